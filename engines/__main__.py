@@ -1,0 +1,19 @@
+"""`python -m engines up --plan-fd N`: what `roundhouse up` turns into. The plan, in JSON, is on that descriptor."""
+
+import argparse
+import os
+import sys
+
+import msgspec
+
+from engines.plan import Plan
+from engines.up import main
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m engines")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("up").add_argument("--plan-fd", type=int, required=True)
+    options = parser.parse_args()
+    with os.fdopen(options.plan_fd, "rb") as file:
+        plan = msgspec.json.decode(file.read(), type=Plan)
+    sys.exit(main(plan))

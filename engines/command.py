@@ -1,0 +1,138 @@
+"""The command line and the environment that start one vLLM OpenAI server.
+
+`python -m vllm.entrypoints.openai.api_server` is what works everywhere: the console script of the CPU build does not.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from engines.spec import EngineSpec, Launch
+
+_KV_CACHE_OPTION = "--kv-cache-memory-bytes"
+_META_PREFIX = "meta-"
+
+
+class NotLaunchedHereError(ValueError):
+    """The configuration does not say how to start this engine."""
+
+
+def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
+    """The command that starts the engine; `python` is the interpreter that vLLM is installed in.
+
+    Nothing is read but the configuration files of local models, to tell whether their vocabularies differ.
+    Raises NotLaunchedHereError for a spec without `launch`.
+    """
+    launch = _launch(spec)
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--model", launch.target, "--served-model-name", spec.served_model]
+    argv += ["--host", spec.host, "--port", str(spec.port)]
+    if spec.max_model_len is not None:
+        argv += ["--max-model-len", str(spec.max_model_len)]
+    if len(launch.gpus) > 1:
+        argv += ["--tensor-parallel-size", str(len(launch.gpus))]
+    if launch.draft is not None:
+        argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.draft))]
+    argv += ["--disable-uvicorn-access-log"]
+    return argv + list(launch.args)
+
+
+def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
+    """What the engine's environment needs on top of the launcher's own; `cpu`: for vLLM's CPU build.
+
+    On a CPU, vLLM binds each engine's threads to cores of its own choice, the same ones for every engine on the
+    machine; several of them then fight for one core. So nothing is bound.
+    Raises NotLaunchedHereError for a spec without `launch`.
+    """
+    launch = _launch(spec)
+    env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if all(is_local(model) for model in (launch.target, launch.draft) if model is not None):
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if cpu:
+        env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        # In whole GiB, touched at once; where it is set, it wins over the option that can say less.
+        if not any(argument.partition("=")[0] == _KV_CACHE_OPTION for argument in launch.args):
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    elif launch.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
+    return env | launch.env
+
+
+def speculative_config(launch: Launch, draft: str) -> dict[str, Any]:
+    """vLLM's `--speculative-config` for a target with this draft."""
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": launch.num_speculative_tokens,
+    }
+    differ = launch.heterogeneous_vocab
+    if differ is None:
+        differ = vocabularies_differ(launch.target, draft)
+    if differ:
+        config["use_heterogeneous_vocab"] = True
+    if len(launch.gpus) > 1:
+        config["draft_tensor_parallel_size"] = len(launch.gpus)
+    return config
+
+
+def vocabularies_differ(target: str, draft: str) -> bool:
+    """Whether a draft needs its tokens translated: by the files of local models, else by the family in the names.
+
+    vLLM takes two models for one vocabulary only if their `vocab_size` is the same; and models of one size, but with
+    other tokens, would never agree. A family is the word and the major version that a name begins with, as in
+    Llama-3.1-8B and Llama-3.2-1B. When a name deceives, `heterogeneous_vocab` in the configuration says how it is.
+    """
+    if is_local(target) and is_local(draft):
+        sizes = (_vocab_size(Path(target)), _vocab_size(Path(draft)))
+        tokens = (_tokens(Path(target)), _tokens(Path(draft)))
+        if None not in sizes and sizes[0] != sizes[1]:
+            return True
+        if None not in tokens:
+            return tokens[0] != tokens[1]
+    return _family(target) != _family(draft)
+
+
+def is_local(model: str) -> bool:
+    """Whether a model is a folder, there already or still to be made, rather than a name on the hub."""
+    return model.startswith(("/", ".", "~")) or Path(model).is_dir()
+
+
+def _launch(spec: EngineSpec) -> Launch:
+    if spec.launch is None:
+        raise NotLaunchedHereError(f"engine {spec.name!r} has no [engine.launch]: it is started elsewhere")
+    return spec.launch
+
+
+def _vocab_size(folder: Path) -> int | None:
+    size = _read(folder / "config.json").get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def _tokens(folder: Path) -> dict[str, int] | None:
+    """Token ids by spelling, added tokens included; None where the folder has no tokenizer.json that says so."""
+    tokenizer = _read(folder / "tokenizer.json")
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict):
+        return None
+    return vocabulary | {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _family(model: str) -> tuple[str, str]:
+    """The word and major version a model's name begins with: ("llama", "3") for meta-llama/Llama-3.1-8B-Instruct."""
+    name = model.rstrip("/").rpartition("/")[2].lower().removeprefix(_META_PREFIX)
+    words = re.split(r"[-_]", name)
+    start = re.match(r"([a-z]*)([\d.]*)", words[0])
+    word, version = start.groups() if start is not None else (words[0], "")
+    if not version and len(words) > 1 and re.fullmatch(r"\d+(\.\d+)?", words[1]):
+        version = words[1]
+    return word, version.partition(".")[0]

@@ -1,0 +1,51 @@
+"""What one engine is and how to start it, as the router's command line hands it over in JSON."""
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start an engine: `[engine.launch]` of the configuration.
+
+    `target` and `draft` are folders or names on the Hugging Face hub; without a draft there is no speculative decoding.
+    `num_speculative_tokens` is how many tokens the draft is ahead in each step. `heterogeneous_vocab` says whether the
+    two have different vocabularies; None leaves that to `engines.command.vocabularies_differ`. `gpus` are indices as in
+    CUDA_VISIBLE_DEVICES, of which the engine takes all. `args` are further options of vLLM's server and win over those
+    written here, as `env` wins over the environment made here.
+    """
+
+    target: str
+    draft: str | None = None
+    num_speculative_tokens: int = 4
+    heterogeneous_vocab: bool | None = None
+    gpus: list[int] = []
+    args: list[str] = []
+    env: dict[str, str] = {}
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of the configuration; unknown fields are passed over, so that the router may say more than is needed.
+
+    `model` is the public name, `served_model` the name that the engine itself goes by, `task` is chat, code or any,
+    `max_model_len` the context in tokens (None: the model's own). Without `launch` somebody else starts the engine.
+    """
+
+    name: str
+    model: str
+    task: str
+    url: str
+    served_model: str
+    max_model_len: int | None = None
+    launch: Launch | None = None
+
+    @property
+    def host(self) -> str:
+        """Where the engine listens; loopback if the URL names no host."""
+        return urlsplit(self.url).hostname or "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        """The port of the URL, or that of its scheme; raises ValueError if it is no port."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,0 +1,244 @@
+"""`roundhouse up`: Redis, engines and router as one process tree in the foreground.
+
+They are started in that order, each when what it needs is ready, and ended in the opposite one. An engine or a Redis
+that ends meanwhile is told of and left to those who watch over engines; without its router the tree has no use.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import httpx
+from rich.console import Console
+
+from engines.launcher import Command, NoProgramError, Program, choose, command
+from engines.plan import Plan
+from engines.process import Child, StartError, how_it_ended
+from engines.redis_server import NoRedisError, find_program, redis_argv
+from engines.spec import EngineSpec
+
+_REDIS_READY: Final = 60.0  # seconds; it may have a file to load
+_ROUTER_READY: Final = 60.0
+
+
+class UpError(Exception):
+    """The tree cannot be started; one line that says why."""
+
+
+async def up(plan: Plan, console: Console) -> int:
+    """Runs the tree until SIGINT or SIGTERM; returns the exit code. `console` is where a person is told of it."""
+    tree = Tree(plan, console)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        with _locked(Path(plan.state)):
+            stopped = asyncio.ensure_future(stop.wait())
+            running = asyncio.ensure_future(tree.run())
+            try:
+                await asyncio.wait([stopped, running], return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    return running.result()
+                console.print("\nstopping …")
+                return 0
+            finally:
+                running.cancel()
+                stopped.cancel()
+                with contextlib.suppress(asyncio.CancelledError, UpError, StartError):
+                    await running
+                await tree.stop()
+    except (UpError, StartError, NoRedisError, NoProgramError) as error:
+        console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True)
+        return 1
+
+
+@contextlib.contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """Holds the state folder, so that two trees cannot share a Redis' data."""
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (state / "up.lock").open("a+")
+    except OSError as error:
+        raise UpError(f"{state}: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UpError(f"`roundhouse up` runs already with {state} (pid {file.read().strip() or '?'})") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+class Tree:
+    """The processes of a plan."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._plan = plan
+        self._console = console
+        self._state = Path(plan.state)
+        self._children: list[Child] = []
+        self._program: Program = "simulator"
+
+    async def run(self) -> int:
+        """Starts everything, and returns only when it cannot go on. Raises UpError, StartError and their like."""
+        self._program = choose(self._plan)
+        self._check_ports()
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            await self._start_redis()
+            launched = [spec for spec in self._plan.engines if spec.launch is not None]
+            commands = {spec.name: command(spec, self._program, self._plan) for spec in launched}
+            await self._start_engines(client, launched, commands)
+            router = await self._start_router(client)
+        self._banner(commands)
+        watchers = [asyncio.ensure_future(self._watch(child)) for child in self._children if child is not router]
+        try:
+            code = await router.ended()
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+        raise UpError(f"the router {how_it_ended(code)}; its log: {router.log}")
+
+    async def stop(self) -> None:
+        """Ends what runs: the router, so that no request comes any more, then the engines, then Redis."""
+        for child in reversed([c for c in self._children if c.name in ("router", "redis")]):
+            if child.name == "router":
+                await child.stop(grace=35.0)
+        await asyncio.gather(*(c.stop() for c in self._children if c.name not in ("router", "redis")))
+        await asyncio.gather(*(c.stop() for c in self._children if c.name == "redis"))
+
+    # -- one after the other ----------------------------------------------------------------------------------------
+
+    def _check_ports(self) -> None:
+        wanted = [("router.port", self._plan.router.host, self._plan.router.port)]
+        wanted += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.launch is not None]
+        for place, host, port in wanted:
+            try:
+                with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+                    pass
+            except OSError as error:
+                raise UpError(f"{place}: {host}:{port}: {error.strerror or error}") from None
+
+    async def _start_redis(self) -> None:
+        if self._plan.redis_socket is None:
+            return
+        path = Path(self._plan.redis_socket)
+        path.unlink(missing_ok=True)  # of an earlier run that was killed; the lock says that nobody uses it
+        argv = redis_argv(find_program("redis-server"), socket=path, folder=self._state)
+        redis = await self._start("redis", Command(argv, {}, _REDIS_READY, ""))
+        await redis.wait_until(lambda: _pings(path), limit=_REDIS_READY, interval=0.05)
+        self._say("redis", "ready")
+
+    async def _start_engines(
+        self, client: httpx.AsyncClient, specs: list[EngineSpec], commands: dict[str, Command]
+    ) -> None:
+        async def start(spec: EngineSpec) -> None:
+            how = commands[spec.name]
+            self._say(spec.name, f"starting ({how.about})")
+            child = await self._start(spec.name, how)
+
+            async def ready() -> bool:
+                return await _answers(client, f"{spec.url}/health")
+
+            await child.wait_until(ready, limit=how.limit, interval=0.1 if self._program == "simulator" else 1.0)
+            self._say(spec.name, "ready")
+
+        async with asyncio.TaskGroup() as group:
+            for spec in specs:
+                group.create_task(start(spec))
+
+    async def _start_router(self, client: httpx.AsyncClient) -> Child:
+        spec = self._plan.router
+        router = await self._start("router", Command(spec.argv, {}, _ROUTER_READY, ""))
+
+        async def ready() -> bool:
+            return await _answers(client, f"{spec.url}/health")
+
+        await router.wait_until(ready, limit=_ROUTER_READY, interval=0.05)
+        return router
+
+    async def _start(self, name: str, how: Command) -> Child:
+        child = Child(name, how.argv, self._state / "logs" / f"{name}.log", how.env)
+        self._children.append(child)
+        await child.start()
+        return child
+
+    async def _watch(self, child: Child) -> None:
+        how = how_it_ended(await child.ended())
+        self._console.print(
+            f"roundhouse: {child.name} {how}; the others go on. Its log: {child.log}",
+            style="bold red", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    # -- told to a person -------------------------------------------------------------------------------------------
+
+    def _say(self, name: str, what: str) -> None:
+        self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True)
+
+    def _banner(self, commands: dict[str, Command]) -> None:
+        plan, url = self._plan, self._plan.router.url
+        messages = '[{"role": "user", "content": "Tell me about the sea."}]'
+        body = f'{{"model": "{plan.example_model}", "messages": {messages}}}'
+        lines = ["", f"Roundhouse serves on {url} (OpenAI's API under {url}/v1)", ""]
+        for spec in plan.engines:
+            what = commands[spec.name].about if spec.name in commands else "started elsewhere"
+            lines.append(f"  {spec.name:<12} {spec.url}  {spec.model}, {spec.task}: {what}")
+        lines += [
+            "",
+            "  ask it twice: the second answer comes from Redis",
+            f"    curl -i {url}/v1/chat/completions -d '{body}'",
+        ]
+        lines += ["  see what it keeps", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
+        lines += ["", f"  logs: {_short(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
+        self._console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+
+    def _redis_cli(self) -> str:
+        if self._plan.redis_socket is None:
+            return "redis-cli -u URL"  # the configuration's own may have a password in it
+        program = "redis-cli" if shutil.which("redis-cli") is not None else _short(Path(find_program("redis-cli")))
+        return f"{program} -s {_short(Path(self._plan.redis_socket))}"
+
+
+def _short(path: Path) -> str:
+    """A path from here, if that is shorter."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+async def _pings(path: Path) -> bool:
+    """Whether a Redis at this socket has loaded its data and answers."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return False
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.readline() == b"+PONG\r\n"
+    except OSError:
+        return False
+    finally:
+        writer.close()
+
+
+async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def main(plan: Plan) -> int:
+    """Runs a plan; returns the exit code."""
+    return asyncio.run(up(plan, Console(file=sys.stdout)))

@@ -1,0 +1,70 @@
+"""Who asks: from a request's headers to the tenant it belongs to."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from router.core.types import DEFAULT_TENANT
+from router.errors import AUTHENTICATION, ApiError
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+Mode = Literal["open", "keys", "header"]
+
+HASHED: Final = "sha256:"
+"""What stands before the hex SHA-256 of a key in the configuration."""
+
+
+def hash_key(key: str) -> str:
+    """How a key is written in the configuration."""
+    return HASHED + hashlib.sha256(key.encode()).hexdigest()
+
+
+class Authenticator:
+    """Finds the tenant of a request.
+
+    - `open`: everybody is the tenant `default`.
+    - `keys`: whoever has a tenant's key, as `Authorization: Bearer`. Keys are known by their SHA-256 alone.
+    - `header`: whom `X-Tenant-ID` names, for routers that only a trusted proxy can reach.
+    - In the last two, a request without a known identity raises ApiError (401), and nothing is looked up for it.
+    - In no other mode than `header` is X-Tenant-ID looked at.
+    """
+
+    def __init__(self, mode: Mode, keys: Mapping[str, str], tenants: Iterable[str]) -> None:
+        """`keys`: from `sha256:…` to the tenant whose key it is; `tenants`: all names there are."""
+        self._mode = mode
+        self._keys = dict(keys)
+        self._tenants = frozenset(tenants)
+
+    def tenant(self, headers: Headers) -> str:
+        """The tenant's name. Raises ApiError."""
+        if self._mode == "open":
+            return DEFAULT_TENANT
+        if self._mode == "header":
+            name = _header(headers, b"x-tenant-id").decode("latin-1")
+            if name in self._tenants:
+                return name
+            raise _unknown("X-Tenant-ID must name a tenant of this router.")
+        scheme, _, key = _header(headers, b"authorization").partition(b" ")
+        if scheme.lower() != b"bearer" or not key:
+            raise _unknown("An API key is needed, as `Authorization: Bearer KEY`.")
+        given = HASHED + hashlib.sha256(key.strip()).hexdigest()
+        found = None
+        for known, tenant in self._keys.items():
+            # All are compared, each in constant time: how long it takes tells nothing of the keys there are.
+            if hmac.compare_digest(known, given):
+                found = tenant
+        if found is None:
+            raise _unknown("The API key is not known here.")
+        return found
+
+
+def _header(headers: Headers, wanted: bytes) -> bytes:
+    """A header's value if it was sent exactly once; two identities are none."""
+    values = [value for name, value in headers if name == wanted]
+    return values[0] if len(values) == 1 else b""
+
+
+def _unknown(message: str) -> ApiError:
+    return ApiError(401, message, kind=AUTHENTICATION, code="invalid_api_key")

@@ -1,0 +1,209 @@
+"""The endpoints that generate: bytes in, bytes out, and the headers that say what was done.
+
+Plain ASGI, because a hit is to cost little more than what the server itself costs.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from router.api.auth import Authenticator
+from router.api.leaving import ClientLeaving, Receive
+from router.core.types import CacheStatus, Endpoint
+from router.errors import ApiError, internal_error
+from router.flow.exchange import Exchange
+from router.flow.flight import Flight
+from router.flow.gateway import Answer, Gateway, Whole
+from router.telemetry import Telemetry
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+RawHeaders = list[tuple[bytes, bytes]]
+
+_JSON: Final = (b"content-type", b"application/json")
+_EVENTS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the events
+)
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class BodyTooLargeError(ApiError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"The body has more than {limit} bytes.", code="body_too_large")
+
+
+class Generate:
+    """One endpoint, as an ASGI application.
+
+    - Every answer, errors included, has `x-request-id`, and what is known of X-Cache, X-Task and X-Engine.
+    - A body over the limit is refused before it is read to its end.
+    - When the client leaves, the work for it is cancelled at once.
+    - No traceback reaches a client.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, telemetry: Telemetry, *, max_body: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._gateway = gateway
+        self._auth = auth
+        self._telemetry = telemetry
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: RawHeaders = scope["headers"]
+        request_id, traceparent = _correlation(headers)
+        exchange = Exchange(
+            endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent
+        )
+        client = ClientLeaving(receive)
+        try:
+            await self._serve(exchange, headers, client, receive, send)
+        except asyncio.CancelledError:
+            if not client.left:
+                raise
+            exchange.outcome = "left"
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        finally:
+            client.stop()
+            self._telemetry.record(exchange, time.perf_counter())
+
+    async def _serve(
+        self, exchange: Exchange, headers: RawHeaders, client: ClientLeaving, receive: Receive, send: Send
+    ) -> None:
+        try:
+            exchange.tenant = self._auth.tenant(headers)
+            body = await read_body(headers, receive, self._max_body)
+            answer = await self._gateway.answer(exchange, body, client)
+        except ApiError as error:
+            client.stop()
+            await self._refuse(exchange, error, send)
+        except ClientLeftError:
+            exchange.outcome = "left"
+        except Exception:
+            # The last line of defence: the server logs it, and the client gets an error without a traceback.
+            client.stop()
+            await self._refuse(exchange, internal_error(), send)
+            raise
+        else:
+            exchange.status = 200
+            await self._send(exchange, answer, client, send)
+
+    async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
+        exchange.status = error.status
+        exchange.outcome = "refused"
+        exchange.error = error.code or error.kind
+        await send_error(error, send, _headers(exchange))
+
+    async def _send(self, exchange: Exchange, answer: Answer, client: ClientLeaving, send: Send) -> None:
+        headers = _headers(exchange)
+        if isinstance(answer, Whole):
+            headers += _EVENTS if answer.stream else (_JSON,)
+            headers.append((b"content-length", b"%d" % len(answer.body)))
+            client.stop()
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})
+        else:
+            await self._stream(answer, [*headers, *_EVENTS], client, send)
+
+    async def _stream(self, flight: Flight, headers: RawHeaders, client: ClientLeaving, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while data := await flight.next():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            client.stop()
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await flight.aclose()
+
+
+class ClientLeftError(Exception):
+    """The client left before its request was complete."""
+
+
+async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
+    """The request's body. Raises ApiError (413) for more than `limit` bytes, ClientLeftError."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise BodyTooLargeError(limit)
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body"):
+        if len(body) > limit:
+            raise BodyTooLargeError(limit)
+        return body
+    parts = [body]
+    size = len(body)
+    while message.get("more_body"):
+        message = await receive()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise BodyTooLargeError(limit)
+    if message["type"] == "http.disconnect":
+        raise ClientLeftError
+    return b"".join(parts)
+
+
+async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:
+    """Sends an error as the whole answer."""
+    body = error.body()
+    headers = [*headers, _JSON, (b"content-length", b"%d" % len(body))]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def request_id(headers: RawHeaders) -> str:
+    """The client's x-request-id if it sent a sane one, else a new one."""
+    return _correlation(headers)[0]
+
+
+def _correlation(headers: RawHeaders) -> tuple[str, str | None]:
+    """The request's id and its traceparent (https://www.w3.org/TR/trace-context/), if it has a sane one."""
+    given = traceparent = None
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            given = value.decode("ascii")
+        elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
+            traceparent = value.decode("ascii")
+    return given or uuid.uuid4().hex, traceparent
+
+
+def _headers(exchange: Exchange) -> RawHeaders:
+    """What an answer says of how it came to be; all values come from the configuration, or have been checked."""
+    headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
+    if exchange.cache is not None:
+        headers.append((b"x-cache", exchange.cache.encode("ascii")))
+        headers.append((b"cache-status", _cache_status(exchange)))
+        if exchange.cache is not CacheStatus.BYPASS and exchange.key is not None:
+            headers.append((b"x-cache-key", exchange.key.encode("ascii")))
+        if exchange.bypass is not None:
+            headers.append((b"x-cache-reason", exchange.bypass.encode("ascii")))
+        if exchange.age is not None:
+            headers.append((b"age", b"%d" % exchange.age))
+    if exchange.task is not None:
+        headers.append((b"x-task", exchange.task.encode("ascii")))
+    if exchange.engine is not None:
+        headers.append((b"x-engine", exchange.engine.encode("ascii")))
+    return headers
+
+
+def _cache_status(exchange: Exchange) -> bytes:
+    """RFC 9211."""
+    if exchange.cache is CacheStatus.HIT:
+        return b"roundhouse; hit; ttl=%d" % (exchange.ttl or 0)
+    if exchange.bypass is not None:
+        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode("ascii")
+    return b"roundhouse; fwd=uri-miss"

@@ -1,0 +1,153 @@
+"""What people and their tools ask about the router itself, and the list of its models."""
+
+import datetime as dt
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from router.api.auth import Authenticator
+from router.errors import ApiError, internal_error, unknown_model
+from router.store.redis import RedisStore
+from router.telemetry import Telemetry
+from router.upstream.catalog import Catalog, Model
+from router.upstream.probe import Probe
+
+_encode = msgspec.json.Encoder().encode
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Ops:
+    """The pages that are not hot: models, health, readiness, version and metrics."""
+
+    def __init__(
+        self, *, catalog: Catalog, store: RedisStore, probe: Probe, telemetry: Telemetry, auth: Authenticator
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._probe = probe
+        self._telemetry = telemetry
+        self._auth = auth
+        self._created = int(dt.datetime.now(dt.UTC).timestamp())
+
+    def routes(self) -> list[Route]:
+        pages: list[tuple[str, Handler]] = [
+            ("/v1/models", self.models),
+            ("/v1/models/{name:path}", self.model),
+            ("/health", self.health),
+            ("/healthz", self.healthz),
+            ("/readyz", self.readyz),
+            ("/version", self.version),
+            ("/metrics", self.metrics),
+        ]
+        return [Route(path, handler, methods=["GET"]) for path, handler in pages]
+
+    async def models(self, request: Request) -> Response:
+        """Models, aliases and `auto`, as OpenAI lists models."""
+        self._auth.tenant(request.scope["headers"])
+        data = [self._shape(name, model) for name, model in self._catalog.names()]
+        return _json({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        self._auth.tenant(request.scope["headers"])
+        wanted = request.path_params["name"]
+        for name, model in self._catalog.names():
+            if name == wanted:
+                return _json(self._shape(name, model))
+        raise unknown_model(wanted)
+
+    def _shape(self, name: str, model: Model | None) -> dict[str, Any]:
+        lengths = [e.max_model_len for e in self._catalog.serving(model.name)] if model is not None else []
+        known = [length for length in lengths if length is not None]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "roundhouse",
+            "root": model.name if model is not None else None,
+            "max_model_len": max(known) if known else None,
+        }
+
+    async def health(self, _: Request) -> Response:
+        """As vLLM has it: an empty 200 while the process serves."""
+        return Response()
+
+    async def version(self, _: Request) -> Response:
+        return _json({"version": version("roundhouse")})
+
+    async def readyz(self, _: Request) -> Response:
+        if self._catalog.ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready: a model has no engine that is up\n", 503, {"retry-after": "1"})
+
+    async def healthz(self, _: Request) -> Response:
+        """Liveness and a summary; 503 where no engine is up, so that nothing but hits can be served."""
+        engines = list(self._catalog.engines.values())
+        usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
+        if not any(engine.up for engine in engines):
+            status = "unhealthy"
+        elif self._store.up and all(engine.up for engine in engines):
+            status = "healthy"
+        else:
+            status = "degraded"
+        checked = self._probe.last_check
+        summary = {
+            "status": status,
+            "circuit_breaker_open": False,
+            "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
+            "last_check": dt.datetime.fromtimestamp(checked, dt.UTC).isoformat() if checked is not None else None,
+            "engines": {
+                engine.name: {
+                    "model": engine.model,
+                    "task": engine.task,
+                    "up": engine.up,
+                    "in_flight": engine.in_flight,
+                    "kv_cache_usage": engine.gauges.kv_cache_usage,
+                    "running": engine.gauges.running,
+                    "waiting": engine.gauges.waiting,
+                }
+                for engine in engines
+            },
+            "redis": "up" if self._store.up else "down",
+        }
+        return _json(summary, 503 if status == "unhealthy" else 200)
+
+    async def metrics(self, _: Request) -> Response:
+        self._telemetry.observe(self._catalog.engines.values(), redis_up=self._store.up)
+        return Response(self._telemetry.page(), media_type=METRICS_TYPE)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(_encode(value), status, media_type="application/json")
+
+
+async def api_error(_: Request, error: Exception) -> Response:
+    """Starlette's handler for our own errors."""
+    assert isinstance(error, ApiError)
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else None
+    return Response(error.body(), error.status, headers, media_type="application/json")
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for its own 404 and 405, in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path}."
+    else:
+        message = f"There is nothing at {request.method} {request.url.path}."
+    shaped = ApiError(
+        error.status_code, message, code="method_not_allowed" if error.status_code == 405 else "not_found"
+    )
+    return Response(shaped.body(), error.status_code, error.headers, media_type="application/json")
+
+
+async def defect(_: Request, __: Exception) -> Response:
+    """Starlette's handler for a defect; the server logs the traceback."""
+    return Response(internal_error().body(), 500, media_type="application/json")

@@ -1,0 +1,141 @@
+"""Where the parts are made and put together; nothing else in the router makes another part."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+import httpx
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from router.api.auth import Authenticator
+from router.api.leaving import Receive
+from router.api.openai import Generate, Scope, Send, request_id, send_error
+from router.api.ops import Ops, api_error, defect, http_error
+from router.core.classify import Classifier
+from router.core.key import Markers
+from router.core.patience import Patience
+from router.core.types import Endpoint
+from router.errors import ApiError
+from router.flow.dispatch import Dispatcher
+from router.flow.gateway import CacheSettings, Gateway
+from router.settings import Settings, tenants
+from router.store.redis import RedisStore
+from router.telemetry import Telemetry
+from router.upstream.catalog import Catalog, Engine, Model
+from router.upstream.client import EngineClient
+from router.upstream.probe import Probe
+from router.upstream.transport import Transport
+
+ALLOW_POST = [(b"allow", b"POST")]
+
+
+def build(
+    settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None, multiprocess: str | None = None
+) -> "Application":
+    """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
+    telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
+    catalog = build_catalog(settings)
+    store = RedisStore(settings.redis_url, timeout=settings.cache.timeout, retry=settings.cache.retry)
+    client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
+    classifier = Classifier.load()
+    auth = Authenticator(
+        settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
+    )
+    limits = settings.timeouts
+    gateway = Gateway(
+        catalog=catalog,
+        store=store,
+        dispatcher=Dispatcher(
+            client,
+            Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            max_entry=settings.cache.max_entry,
+        ),
+        classify=lambda text: classifier.classify(text).task,
+        cache=CacheSettings(
+            settings.cache.ttl, settings.cache.store, Markers(settings.cache.context_open, settings.cache.context_close)
+        ),
+        written=telemetry.written,
+    )
+    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=store.up))
+    ops = Ops(catalog=catalog, store=store, probe=probe, telemetry=telemetry, auth=auth)
+    generate = {
+        endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
+        for endpoint in Endpoint
+    }
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.start())
+            group.create_task(probe.check())
+        probing = asyncio.create_task(probe.run())
+        try:
+            yield
+        finally:
+            probing.cancel()
+            await store.aclose()
+            await client.aclose()
+
+    pages = Starlette(
+        routes=ops.routes(),
+        lifespan=lifespan,
+        exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
+    )
+    return Application(generate, pages)
+
+
+def build_catalog(settings: Settings) -> Catalog:
+    """The models and engines of the configuration; of an engine with several urls, each is one of its own."""
+    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto)) for m in settings.model]
+    engines = []
+    for engine in settings.engine:
+        many = len(engine.addresses) > 1
+        engines += [
+            Engine(
+                name=f"{engine.name}.{number}" if many else engine.name,
+                model=engine.model,
+                task=engine.task,
+                url=url,
+                served_model=engine.served_model or engine.model,
+                max_model_len=engine.max_model_len,
+            )
+            for number, url in enumerate(engine.addresses, 1)
+        ]
+    return Catalog(models, engines)
+
+
+class Application:
+    """The ASGI application: the endpoints that generate are found by one look into a map, the rest by Starlette."""
+
+    def __init__(self, generate: Mapping[str, Generate], pages: Starlette) -> None:
+        self._generate = generate
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            endpoint = self._generate.get(scope["path"])
+            if endpoint is None:
+                await self._pages(scope, receive, _with_request_id(scope, send))
+            elif scope["method"] == "POST":
+                await endpoint(scope, receive, send)
+            else:
+                await self._not_post(scope, send)
+        else:
+            await self._pages(scope, receive, send)
+
+    async def _not_post(self, scope: Scope, send: Send) -> None:
+        error = ApiError(405, f"{scope['method']} is not allowed on {scope['path']}.", code="method_not_allowed")
+        await send_error(error, _with_request_id(scope, send), ALLOW_POST)
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """A send that puts x-request-id on the answer."""
+    header = (b"x-request-id", request_id(scope["headers"]).encode("ascii"))
+
+    async def sending(message: Scope) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), header]
+        await send(message)
+
+    return sending

@@ -1,0 +1,53 @@
+"""Does everything that the configuration names answer? What `roundhouse check` asks."""
+
+import asyncio
+from typing import Any, Final
+
+import httpx
+import msgspec
+import redis.asyncio as aioredis
+import redis.exceptions
+
+from router.settings import Engine, Settings
+
+PATIENCE: Final = 5.0
+"""Seconds for each answer."""
+
+Finding = dict[str, Any]
+"""`what` was asked, whether it is `ok`, and a `note` for a person."""
+
+
+async def check_all(settings: Settings) -> list[Finding]:
+    """Asks Redis and every engine, all at once."""
+    async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as client:
+        engines = [_check_engine(client, engine, url) for engine in settings.engine for url in engine.addresses]
+        return list(await asyncio.gather(_check_redis(settings), *engines))
+
+
+async def _check_redis(settings: Settings) -> Finding:
+    where = "redis (embedded)" if settings.redis_url != settings.cache.url else "redis"
+    client = aioredis.Redis.from_url(
+        settings.redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, decode_responses=True
+    )
+    try:
+        info: dict[str, Any] = await client.info("server")
+    except (TimeoutError, redis.exceptions.RedisError, OSError) as error:
+        return {"what": where, "ok": False, "note": f"does not answer ({type(error).__name__})"}
+    finally:
+        await client.aclose()
+    return {"what": where, "ok": True, "note": f"version {info.get('redis_version', 'unknown')}"}
+
+
+async def _check_engine(client: httpx.AsyncClient, engine: Engine, url: str) -> Finding:
+    what = f"engine {engine.name} at {url}"
+    served = engine.served_model or engine.model
+    try:
+        answer = await client.get(f"{url}/v1/models")
+        names = [model["id"] for model in msgspec.json.decode(answer.content)["data"]]
+    except httpx.HTTPError as error:
+        return {"what": what, "ok": False, "note": f"does not answer ({type(error).__name__})"}
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return {"what": what, "ok": False, "note": f"status {answer.status_code}, and no list of models"}
+    if served not in names:
+        return {"what": what, "ok": False, "note": f"serves {', '.join(names)} and not {served!r} (served_model)"}
+    return {"what": what, "ok": True, "note": f"serves {served}"}

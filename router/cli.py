@@ -1,0 +1,185 @@
+"""The command `roundhouse`. Exit codes: 0 well, 1 failed, 2 wrong use or a configuration that cannot be used."""
+
+import asyncio
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+
+from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load
+
+FAILED = 1
+WRONG_USE = 2
+
+app = typer.Typer(
+    name="roundhouse",
+    help="A cache-aware, OpenAI-compatible router for vLLM engines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[
+    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration file.", show_default=True)
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+
+
+def _say(message: str) -> None:
+    typer.echo(message, err=True)
+
+
+def _fail(message: str, code: int = FAILED) -> NoReturn:
+    _say(f"roundhouse: {message}")
+    raise typer.Exit(code)
+
+
+def _settings(config: Path) -> Settings:
+    try:
+        return load(config)
+    except ConfigurationError as error:
+        _fail(str(error), WRONG_USE)
+
+
+@app.callback(invoke_without_command=True)
+def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the version and stop.")] = False) -> None:
+    if show_version:
+        typer.echo(f"roundhouse {version('roundhouse')}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(config: Config = Path(DEFAULT_PATH)) -> None:
+    """Run the router alone; its engines and its Redis run elsewhere."""
+    settings = _settings(config)
+    from router.serve import listen, run  # what only this command needs would slow the others down
+
+    try:
+        listening = listen(settings)
+    except OSError as error:
+        _fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
+    for line in settings.not_yet():
+        _say(f"roundhouse: {config}: {line}")
+    run(settings, config, listening)
+
+
+@app.command()
+def up(
+    config: Config = Path(DEFAULT_PATH),
+    engines: Annotated[
+        str, typer.Option(help="What to run as engines: auto, vllm or simulator; auto is vLLM where it is installed.")
+    ] = "auto",
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="The interpreter that vLLM is installed in, if it is not this one.")
+    ] = None,
+) -> None:
+    """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
+    settings = _settings(config)
+    if engines not in ("auto", "vllm", "simulator"):
+        _fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", WRONG_USE)
+    for line in settings.not_yet():
+        _say(f"roundhouse: {config}: {line}")
+    # The router's package and the engines' meet over HTTP and Redis, and here over a pipe: neither imports the other.
+    # The plan may hold secrets of `launch.env`, which a file or an argument would show to others.
+    plan, writing = os.pipe()
+    os.write(writing, msgspec.json.encode(_plan(settings, config, engines, vllm_python)))
+    os.close(writing)
+    os.set_inheritable(plan, True)
+    os.execv(sys.executable, [sys.executable, "-m", "engines", "up", "--plan-fd", str(plan)])  # noqa: S606 - no shell
+
+
+def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | None) -> dict[str, Any]:
+    """What `python -m engines up` is to run; engines/plan.py has the other end of it."""
+    from router.settings import EMBEDDED
+
+    return {
+        "state": str(Path(settings.router.state).resolve()),
+        "redis_socket": str(settings.redis_socket) if settings.cache.url == EMBEDDED else None,
+        "redis_url": None if settings.cache.url == EMBEDDED else settings.cache.url,
+        "router": {
+            "host": settings.router.host,
+            "port": settings.router.port,
+            "argv": [sys.executable, "-m", "router", "serve", "--config", str(config.resolve())],
+        },
+        "kind": engines,
+        "vllm_python": str(vllm_python) if vllm_python is not None else None,
+        "engines": [
+            {
+                "name": engine.name,
+                "model": engine.model,
+                "task": engine.task,
+                "url": engine.addresses[0],
+                "served_model": engine.served_model or engine.model,
+                "max_model_len": engine.max_model_len,
+                "launch": msgspec.to_builtins(engine.launch),
+            }
+            for engine in settings.engine
+        ],
+        "example_model": settings.model[0].name,
+    }
+
+
+@app.command()
+def check(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
+    """Read the configuration, connect to everything in it, and say what is wrong."""
+    settings = _settings(config)
+    from router.check import check_all
+
+    findings = asyncio.run(check_all(settings))
+    findings += [{"what": "configuration", "ok": True, "note": line} for line in settings.not_yet()]
+    if as_json:
+        typer.echo(json.dumps({"ok": all(f["ok"] for f in findings), "findings": findings}, indent=2))
+    else:
+        typer.echo(f"ok    {config}: {len(settings.model)} models, {len(settings.engine)} engines")
+        for finding in findings:
+            typer.echo(f"{'ok   ' if finding['ok'] else 'FAIL '} {finding['what']}: {finding['note']}")
+    if not all(finding["ok"] for finding in findings):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def classify(
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; without any, JSON lines with `prompt` from standard input.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether prompts ask for code or for chat, and which words decided it."""
+    from router.core.classify import Classifier
+
+    classifier = Classifier.load()
+    for prompt in prompts if prompts else _prompts_from_stdin():
+        verdict = classifier.classify(prompt)
+        if as_json:
+            typer.echo(json.dumps({"task": verdict.task, "score": round(verdict.score, 4)}))
+        else:
+            why = ", ".join(f"{feature} {weight:+.2f}" for feature, weight in classifier.explain(prompt)[:5])
+            shown = prompt if len(prompt) <= 60 else prompt[:59] + "…"
+            typer.echo(f"{verdict.task:4}  {verdict.score:.2f}  {shown!r}  ({why})")
+
+
+def _prompts_from_stdin() -> list[str]:
+    if sys.stdin.isatty():
+        _say("reading JSON lines with `prompt` from standard input; end with Ctrl-D")
+    prompts = []
+    for number, line in enumerate(sys.stdin, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            _fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', WRONG_USE)
+        prompts.append(prompt)
+    return prompts
+
+
+def main() -> None:
+    """The console script."""
+    app()

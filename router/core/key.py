@@ -1,0 +1,179 @@
+"""From a request to the key of its answer: `rh:1:{tenant}:{model}:{system}:{rag}:{query}`.
+
+Theory. Two requests may share an answer only if an engine would have to see them as the same. So everything is part of
+the key, fields that nobody here has heard of included, except what NOT_PART_OF_THE_ANSWER names with a reason. The
+request is taken apart into three parts, so that a person who lists keys sees which part differs:
+
+- `system`: the text of its system and developer messages;
+- `rag`: its `documents`, and what stands between the context markers in its system and user messages;
+- `query`: all the rest, with a mark at each place that the text of another part took.
+
+The parts are lists and maps of plain values, written as JSON with sorted names, which no other list or map gives, and
+each with its length before it. So no part can flow into another. xxHash finds an entry; the SHA-256 of the same bytes,
+tenant and model included, proves it.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from router.core.request import Request
+from router.core.types import Endpoint
+
+PREFIX: Final = "rh:1:"
+"""How each of our keys begins; the number changes when the same request would get another key."""
+
+NOTHING: Final = "0" * 16
+"""The system or rag part of a request that has none."""
+
+NOT_PART_OF_THE_ANSWER: Final = {
+    "model": "the key has the model's public name, which an alias and `auto` stand for",
+    "stream": "JSON and event stream are two forms of one answer",
+    "stream_options": "they shape the stream; what of them changes its events is added by _stream_shape",
+    "user": "says who asked, to a provider that looks for abuse; engines ignore it",
+    "safety_identifier": "the newer name of `user`",
+    "metadata": "labels for the provider's own listings; engines ignore it",
+    "store": "asks a provider to keep the answer for its own listings; engines ignore it",
+    "service_tier": "how soon, not what",
+    "prompt_cache_key": "a hint where the prompt's prefix may be cached",
+    "prompt_cache_retention": "how long that prefix may be kept",
+    "priority": "vLLM's scheduling order: when, not what",
+    "request_id": "vLLM's name for the request in its own logs",
+}
+"""The request fields that are left out of the key, by name and with the reason."""
+
+_SYSTEM_ROLES: Final = ("system", "developer")
+_SYSTEM: Final = 0  # where a piece of the system part stood
+_RAG: Final = 1  # where a piece of the rag part stood
+
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Markers(msgspec.Struct, frozen=True):
+    """What stands before and after retrieved context in a message's text."""
+
+    open: str = "<context>"
+    close: str = "</context>"
+
+
+class Key(msgspec.Struct, frozen=True):
+    """`text` is the Redis key; `digest` the hex SHA-256 that an entry under it must bear."""
+
+    text: str
+    digest: str
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """A request, taken apart; see the theory above. `question` is the last user message without its context."""
+
+    system: list[Any]
+    rag: list[Any]
+    query: list[Any]
+    question: str
+
+
+def take_apart(request: Request, markers: Markers) -> Parts:
+    """Which text of the request belongs to which part of the key."""
+    system: list[Any] = []
+    rag: list[Any] = []
+    fields = request.fields
+    rest = {name: value for name, value in fields.items() if name not in NOT_PART_OF_THE_ANSWER}
+    question = ""
+    messages: list[Any] = []
+    if request.endpoint is Endpoint.CHAT:
+        del rest["messages"]
+        documents = rest.pop("documents", None)
+        if documents is not None:
+            rag.append(documents)
+        for message in fields["messages"]:
+            role = message["role"]
+            content = message.get("content")
+            if role == "user":
+                pieces, question = _pieces(content, markers, None, rag)
+            elif role in _SYSTEM_ROLES:
+                pieces, _ = _pieces(content, markers, system, rag)
+            else:
+                pieces = content
+            others = {name: value for name, value in message.items() if name not in ("role", "content")}
+            # Whether content was there at all is something that a chat template can see.
+            messages.append([role, pieces, others] if "content" in message else [role, others])
+    else:
+        prompt = fields["prompt"]
+        first = prompt[0] if isinstance(prompt, list) else prompt
+        question = first if isinstance(first, str) else ""
+    if request.stream and (shape := _stream_shape(fields)):
+        rest["stream_options"] = shape
+    return Parts(system, rag, [request.endpoint.value, messages, rest], question)
+
+
+def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
+    """The stream options that change the events themselves, as vLLM's continuous_usage_stats does."""
+    options = fields.get("stream_options") or {}
+    return {name: value for name, value in options.items() if name != "include_usage" and value}
+
+
+def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[Any]) -> tuple[Any, str]:
+    """What remains of a message's content once `system` (unless None) and `rag` have taken theirs; and its text.
+
+    The first item says which form the content had, so that no client can spell what we write for another form.
+    """
+    if isinstance(content, str):
+        pieces, text = _text_pieces(content, markers, system, rag)
+        return ["text", *pieces], text
+    if not isinstance(content, list):
+        return ["none"], ""
+    parts: list[Any] = ["parts"]
+    texts = []
+    for part in content:
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            pieces, text = _text_pieces(part["text"], markers, system, rag)
+            texts.append(text)
+            parts.append([pieces, {name: value for name, value in part.items() if name != "text"}])
+        else:
+            parts.append(part)
+    return parts, "\n".join(texts)
+
+
+def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: list[Any]) -> tuple[list[Any], str]:
+    """Cuts the context out of a text; see _pieces."""
+    pieces: list[Any] = []
+    own: list[str] = []
+    at = 0
+    while (start := text.find(markers.open, at)) >= 0:
+        start += len(markers.open)
+        end = text.find(markers.close, start)
+        if end < 0:
+            break
+        own.append(text[at:start])
+        rag.append(text[start:end])
+        pieces += (_SYSTEM if system is not None else own[-1], _RAG)
+        at = end
+    own.append(text[at:])
+    pieces.append(_SYSTEM if system is not None else own[-1])
+    if system is not None:
+        system += own
+    return pieces, own[0] if len(own) == 1 else "".join(own)
+
+
+def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
+    """The key of the answer that `model` at `revision` gives to `tenant`."""
+    system = _canonical(parts.system) if parts.system else b""
+    rag = _canonical(parts.rag) if parts.rag else b""
+    query = _canonical([revision, *parts.query])
+    digest = hashlib.sha256()
+    for part in (tenant.encode(), model.encode(), system, rag, query):
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    text = ":".join(
+        (
+            "rh:1",
+            tenant,
+            model,
+            xxhash.xxh3_64_hexdigest(system) if system else NOTHING,
+            xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING,
+            xxhash.xxh3_128_hexdigest(query),
+        )
+    )
+    return Key(text, digest.hexdigest())

@@ -1,0 +1,230 @@
+"""What passes through to the client is recorded, and kept only if it is a whole, well-ended answer.
+
+A recorder is fed the bytes of a stream and gives back those that may go on: whole events, unchanged, at once. Two
+things it holds back. The usage event, because the router asks every engine for it and not every client wants it; and
+`[DONE]` and errors, because how a stream ends is for the router to say.
+"""
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from router.core.replay import body_from_events
+from router.core.request import Request
+from router.core.sse import DONE, FrameReader, payload, split
+from router.core.types import Endpoint
+
+MAX_FRAME: Final = 8 * 1024 * 1024
+"""Bytes of one event that may wait for their end; an engine that sends more has gone wrong."""
+
+_NOT_WELL: Final = ("abort", "error")
+"""Finish reasons of vLLM that end a choice before its end."""
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+
+
+class NotKept(StrEnum):
+    """Why an answer is not stored."""
+
+    ERROR = "error"
+    INCOMPLETE = "incomplete"
+    EMPTY = "empty"
+    TOO_LARGE = "too-large"
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer in the form it came in; the other form where there is one. See types.Entry."""
+
+    body: bytes | None
+    frames: bytes | None
+    usage_frame: bytes | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    choices: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_event = msgspec.json.Decoder(_Event).decode
+_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+class StreamRecorder:
+    """One stream, from its first byte to its last.
+
+    - `started`: a token has come; an event with nothing but a role, or a comment, is none.
+    - `failure`: the payload of the error that the engine reported, or what was wrong with what it sent.
+    - `ended`: the engine said `[DONE]`.
+    - `usage`: what the engine said it used, once it did.
+    """
+
+    __slots__ = ("_kept", "_limit", "_reader", "_size", "_usage_frame", "ended", "failure", "started", "usage")
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the most bytes that are kept; a longer stream passes through unrecorded."""
+        self._reader = FrameReader()
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._usage_frame: bytes | None = None
+        self.started = False
+        self.ended = False
+        self.failure: bytes | None = None
+        self.usage: _Usage | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes what came; returns what may go on to the client now, which may be nothing."""
+        frames = self._reader.feed(data)
+        if not frames:
+            if self._reader.pending > MAX_FRAME:
+                self.failure = b"an event was too long"
+            return frames
+        # A quoted name cannot stand inside a JSON string, where its quotes would be escaped.
+        if not self.started or b'"usage"' in frames or b'"error"' in frames or b"[DONE]" in frames:
+            frames = self._sift(frames)
+        self._size += len(frames)
+        if self._size <= self._limit:
+            self._kept.append(frames)
+        else:
+            self._kept.clear()
+        return frames
+
+    def _sift(self, frames: bytes) -> bytes:
+        passed = []
+        for frame in split(frames):
+            data = payload(frame)
+            if self.ended or self.failure is not None:
+                break
+            if data is None:
+                passed.append(frame)
+            elif data == b"[DONE]":
+                self.ended = True
+            elif self._passes(frame, data):
+                passed.append(frame)
+        return b"".join(passed)
+
+    def _passes(self, frame: bytes, data: bytes) -> bool:
+        try:
+            event = _event(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.failure = b"an event was not JSON"
+            return False
+        if event.error is not None:
+            self.failure = data
+            return False
+        if event.usage is not None:
+            self.usage = event.usage
+            if not event.choices:
+                self._usage_frame = frame
+                return False
+        self.started = self.started or any(map(_says_something, event.choices))
+        return True
+
+    def ending(self, *, include_usage: bool) -> bytes:
+        """The last bytes for the client of a stream that ended well."""
+        return (self._usage_frame or b"") + DONE if include_usage else DONE
+
+    @property
+    def whole(self) -> bool:
+        """Whether the stream ended as the engine meant it to end."""
+        return self.ended and self.failure is None and not self._reader.pending
+
+    def recording(self, request: Request) -> Recording | NotKept:
+        """What is to be stored of the stream, or why nothing is."""
+        if self.failure is not None:
+            return NotKept.ERROR
+        if not self.whole:
+            return NotKept.INCOMPLETE
+        if self._size > self._limit:
+            return NotKept.TOO_LARGE
+        frames = b"".join(self._kept)
+        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
+        try:
+            events = _events(b"[%b]" % b",".join(payloads))
+            usage = msgspec.json.decode(payload(self._usage_frame) or b"") if self._usage_frame else None
+            choices = [choice for event in events for choice in event.get("choices", ())]
+            finished = {choice["index"]: choice["finish_reason"] for choice in choices if choice.get("finish_reason")}
+            bad = _verdict(request, list(finished.values()), said=any(map(_says_something, choices)))
+            if bad is None and len({choice["index"] for choice in choices}) > len(finished):
+                bad = NotKept.INCOMPLETE
+            body = body_from_events(request.endpoint, events, usage) if bad is None else None
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+            return NotKept.ERROR  # JSON, but not the events of an answer
+        if bad is not None:
+            return bad
+        used = self.usage or _Usage()
+        return Recording(
+            body=body,
+            frames=frames,
+            usage_frame=self._usage_frame,
+            prompt_tokens=used.prompt_tokens,
+            completion_tokens=used.completion_tokens,
+        )
+
+
+class _Answer(msgspec.Struct):
+    choices: list[dict[str, Any]]
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_answer = msgspec.json.Decoder(_Answer).decode
+
+
+def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    try:
+        answer = _answer(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return NotKept.ERROR
+    if answer.error is not None:
+        return NotKept.ERROR
+    finished = [choice["finish_reason"] for choice in answer.choices if choice.get("finish_reason")]
+    bad = _verdict(request, finished, said=any(map(_says_something, answer.choices)))
+    if bad is not None:
+        return bad
+    if len(body) > limit:
+        return NotKept.TOO_LARGE
+    used = answer.usage or _Usage()
+    return Recording(
+        body=body,
+        frames=None,
+        usage_frame=None,
+        prompt_tokens=used.prompt_tokens,
+        completion_tokens=used.completion_tokens,
+    )
+
+
+def _verdict(request: Request, finished: list[str], *, said: bool) -> NotKept | None:
+    """`finished` has the finish reason of each choice that has one; `said`: any of them says something."""
+    if len(finished) < _expected(request) or any(reason in _NOT_WELL for reason in finished):
+        return NotKept.INCOMPLETE
+    return None if said else NotKept.EMPTY
+
+
+def _expected(request: Request) -> int:
+    """How many choices the answer must have."""
+    n = request.fields.get("n")
+    count = n if isinstance(n, int) else 1
+    if request.endpoint is Endpoint.COMPLETIONS:
+        prompt = request.fields["prompt"]
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            return count * len(prompt)
+    return count
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    """Whether a choice, or an event's piece of one, has any text, call or other content in it."""
+    if choice.get("text") not in _EMPTY:
+        return True
+    part = choice.get("delta") or choice.get("message") or {}
+    return any(name != "role" and value not in _EMPTY for name, value in part.items())

@@ -1,0 +1,65 @@
+"""The values that the parts of the router hand to one another."""
+
+from enum import Enum, StrEnum
+from typing import Final, Literal
+
+import msgspec
+
+Task = Literal["code", "chat"]
+"""What a prompt asks for."""
+
+EngineTask = Literal["code", "chat", "any"]
+"""What an engine's draft is good at; `any` where it has no specialty."""
+
+AUTO: Final = "auto"
+"""The model name that leaves the choice of a model to the task."""
+
+DEFAULT_TENANT: Final = "default"
+"""Whose requests they are where no identity is asked for."""
+
+
+class Endpoint(Enum):
+    """The paths whose answers are cached and routed; the value is the path, here and at the engine."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+class CacheStatus(StrEnum):
+    """The value of X-Cache."""
+
+    HIT = "HIT"
+    MISS = "MISS"
+    BYPASS = "BYPASS"
+
+
+class Bypass(StrEnum):
+    """Why the cache was not asked: the value of X-Cache-Reason beside X-Cache: BYPASS."""
+
+    POLICY = "policy"
+    REDIS_DOWN = "redis-down"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole, well-ended answer, as it is kept.
+
+    - `digest`: hex SHA-256 of the canonical request that it answers.
+    - `body`: the answer as JSON; None where a stream held what JSON has no place for.
+    - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON.
+    - `usage_frame`: the event that told the usage; None where there was none.
+    - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
+    - `generation_ms`: how long the engine took, in milliseconds.
+    """
+
+    digest: str
+    body: bytes | None
+    frames: bytes | None
+    usage_frame: bytes | None
+    model: str
+    engine: str
+    task: Task
+    created: float
+    ttl: float
+    prompt_tokens: int
+    completion_tokens: int
+    generation_ms: int

@@ -1,0 +1,88 @@
+"""Errors in the shape that OpenAI's API gives them, which is the only shape a client of ours ever sees.
+
+Source: https://platform.openai.com/docs/guides/error-codes; vLLM's `ErrorResponse` has the same fields.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+INVALID_REQUEST: Final = "invalid_request_error"
+AUTHENTICATION: Final = "authentication_error"
+NOT_FOUND: Final = "not_found_error"
+UNAVAILABLE: Final = "service_unavailable_error"
+UPSTREAM: Final = "upstream_error"
+INTERNAL: Final = "internal_error"
+
+
+class ApiError(Exception):
+    """A refusal or a failure that is told to the client.
+
+    - `status`: the HTTP status.
+    - `message`: one or two sentences for a person; never a traceback, a secret or an inner address.
+    - `kind`: OpenAI's `type`, one of the constants above.
+    - `param`: the request's field that is at fault, if one is.
+    - `code`: a word for machines, if there is one.
+    - `retry_after`: whole seconds for `Retry-After`; given with every 429 and 503.
+    - `raw`: the body of an engine's own error, which goes on as it stands.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        raw: bytes | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self._raw = raw
+
+    def body(self) -> bytes:
+        """The JSON body of the error's HTTP answer."""
+        return self._raw if self._raw is not None else _encode(self._shape())
+
+    def frame(self) -> bytes:
+        """The event that ends a stream which failed after it had begun; no `[DONE]` follows it."""
+        return b"data: %b\n\n" % _encode(self._shape())
+
+    def _shape(self) -> Mapping[str, Mapping[str, str | None]]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """The client's fault: status 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unknown_model(name: str) -> ApiError:
+    """Status 404, worded as OpenAI words it."""
+    return ApiError(
+        404,
+        f"The model `{name}` does not exist; GET /v1/models lists those that do.",
+        kind=NOT_FOUND,
+        param="model",
+        code="model_not_found",
+    )
+
+
+def unavailable(message: str, *, retry_after: int = 1, code: str | None = None) -> ApiError:
+    """Nobody can take the work at present: status 503, with Retry-After."""
+    return ApiError(503, message, kind=UNAVAILABLE, code=code, retry_after=retry_after)
+
+
+def internal_error() -> ApiError:
+    """A defect of the router: status 500, and nothing of what it was."""
+    return ApiError(500, "The router failed; its log has the details.", kind=INTERNAL, code="internal_error")

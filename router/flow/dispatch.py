@@ -1,0 +1,221 @@
+"""From a plan to an engine at work: the first engine that gives a token has the request.
+
+Nothing has been sent to the client before that, so until then another engine can take over, and nobody notices.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from router.core.patience import Patience
+from router.core.recording import NotKept, Recording, StreamRecorder, record_body
+from router.core.request import Request, for_engine
+from router.errors import UNAVAILABLE, UPSTREAM, ApiError, unavailable
+from router.flow.deadline import Deadline
+from router.flow.exchange import Exchange
+from router.upstream.catalog import Engine
+from router.upstream.client import EngineClient, EngineError, EngineResponse
+
+log = logging.getLogger("roundhouse.dispatch")
+
+T = TypeVar("T")
+
+MAX_ANSWER: Final = 256 << 20
+"""Bytes of a JSON answer that are read; an engine that sends more has gone wrong."""
+
+_MAX_ERROR: Final = 64 << 10
+_CLIENTS_FAULT: Final = (400, 413, 422)  # what these say is for the client; other 4xx are between router and engine
+
+
+class Generation:
+    """An engine at work on a request, of which the first token is there; it is the client's turn to take it.
+
+    - `first`: what the engine has said so far, as it may go on.
+    - `next` gives what comes, and nothing at the end; `recorder` then says what it was.
+    - Once `aclose` has been called, the engine is free and no longer counted as busy with this.
+    """
+
+    __slots__ = ("_deadline", "_patience", "_response", "engine", "first", "recorder")
+
+    def __init__(
+        self,
+        engine: Engine,
+        response: EngineResponse,
+        recorder: StreamRecorder,
+        deadline: Deadline,
+        patience: Patience,
+    ) -> None:
+        self.engine = engine
+        self.recorder = recorder
+        self.first = b""
+        self._response = response
+        self._deadline = deadline
+        self._patience = patience
+
+    async def begin(self, until: float) -> None:
+        """Waits for the first token, at most until that instant. Raises EngineError."""
+        loop = asyncio.get_running_loop()
+        while not self.recorder.started:
+            data = await self._take(until - loop.time())
+            if not data and self.recorder.ended:
+                break  # an answer of no tokens is an answer
+            self.first += data
+
+    async def next(self) -> bytes:
+        """Whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""
+        while not self.recorder.ended:
+            data = await self._take(self._patience.between_tokens)
+            if data:
+                return data
+        return b""
+
+    async def _take(self, seconds: float) -> bytes:
+        recorder = self.recorder
+        if recorder.failure is None:
+            try:
+                chunk = await self._deadline.wait(self._response.next(), seconds)
+            except TimeoutError:
+                raise EngineError("timeout", "the engine took too long") from None
+            if not chunk:
+                raise EngineError("broken-off", "the engine broke its answer off")
+            data = recorder.feed(chunk)
+            if data or recorder.failure is None:
+                return data
+        raise EngineError("error-frame", "the engine reported an error")
+
+    async def aclose(self) -> None:
+        self.engine.in_flight -= 1
+        await self.release()
+
+    async def release(self) -> None:
+        self._deadline.close()
+        await self._response.aclose()
+
+
+class Dispatcher:
+    """Sends requests to engines.
+
+    - The engines of a plan are tried in turn until one answers; each failure is noted in the exchange.
+    - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
+      asked. Any other refusal is the engine's failure.
+    - An engine's count of requests in flight comes down whatever happens.
+    """
+
+    def __init__(self, client: EngineClient, patience: Patience, *, max_entry: int) -> None:
+        self._client = client
+        self._patience = patience
+        self._max_entry = max_entry
+
+    async def stream(self, exchange: Exchange, request: Request, engines: Sequence[Engine]) -> Generation:
+        """A generation whose first token is there. Raises ApiError."""
+
+        async def attempt(engine: Engine) -> Generation:
+            deadline = Deadline(total=self._total(request, engine))
+            until = asyncio.get_running_loop().time() + self._patience.first_token
+            response = await self._ask(exchange, request, engine, deadline)
+            generation = Generation(engine, response, StreamRecorder(self._max_entry), deadline, self._patience)
+            try:
+                await generation.begin(until)
+            except BaseException:
+                await generation.release()
+                raise
+            engine.in_flight += 1  # what _first_that counted ends with this attempt; this is the generation's
+            return generation
+
+        return await self._first_that(attempt, exchange, engines)
+
+    async def whole(
+        self, exchange: Exchange, request: Request, engines: Sequence[Engine]
+    ) -> tuple[bytes, Recording | NotKept]:
+        """A JSON answer, and what is to be kept of it. Raises ApiError."""
+
+        async def attempt(engine: Engine) -> tuple[bytes, Recording | NotKept]:
+            deadline = Deadline(total=self._total(request, engine))
+            response = await self._ask(exchange, request, engine, deadline)
+            async with response:
+                try:
+                    body = await deadline.wait(response.read(MAX_ANSWER), self._total(request, engine))
+                except TimeoutError:
+                    raise EngineError("timeout", "the engine took too long") from None
+                finally:
+                    deadline.close()
+            recording = record_body(request, body, self._max_entry)
+            if recording is NotKept.ERROR:
+                raise EngineError("malformed", "the engine's answer is not one")
+            return body, recording
+
+        return await self._first_that(attempt, exchange, engines)
+
+    def _total(self, request: Request, engine: Engine) -> float:
+        return self._patience.total(request.max_tokens, engine.max_model_len)
+
+    async def _first_that(
+        self, attempt: Callable[[Engine], Awaitable[T]], exchange: Exchange, engines: Sequence[Engine]
+    ) -> T:
+        last = EngineError("none", "there is no engine for it")
+        for engine in engines:
+            exchange.engine = engine.name
+            exchange.dispatched = exchange.dispatched or time.perf_counter()
+            engine.in_flight += 1
+            try:
+                return await attempt(engine)
+            except EngineError as error:
+                last = error
+                exchange.attempts.append((engine.name, error.reason))
+                log.warning("request %s: engine %s: %s (%s)", exchange.request_id, engine.name, error, error.reason)
+                if error.reason == "connect":
+                    engine.up = False  # the probe will say when it is back
+            finally:
+                engine.in_flight -= 1
+        raise _told(last)
+
+    async def _ask(self, exchange: Exchange, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:
+        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's."""
+        # A JSON answer has a head only when it is whole, so that only the total can be its limit.
+        seconds = self._patience.first_token if request.stream else self._total(request, engine)
+        headers = {"x-request-id": exchange.request_id}
+        if exchange.traceparent is not None:
+            headers["traceparent"] = exchange.traceparent
+        try:
+            response = await deadline.wait(
+                self._client.post(engine, request.endpoint, for_engine(request, engine.served_model), headers), seconds
+            )
+            if response.status == 200:
+                return response
+            async with response:
+                body = await deadline.wait(response.read(_MAX_ERROR), self._patience.between_tokens)
+        except TimeoutError:
+            raise EngineError("timeout", "the engine took too long") from None
+        finally:
+            # Whoever waits for the rest of a good answer sets the timer anew.
+            deadline.close()
+        if response.status in _CLIENTS_FAULT and _is_error(body):
+            raise ApiError(response.status, "the engine refused the request", raw=body)
+        raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}")
+
+
+def _is_error(body: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("error"), msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _told(error: EngineError) -> ApiError:
+    """What the client is told when no engine could do it."""
+    match error.reason:
+        case "connect" | "none":
+            return unavailable("No engine for this model can be reached at present.", code="no_engine")
+        case "status-429" | "status-503":
+            return ApiError(
+                503, "The engines of this model take no more work at present.",
+                kind=UNAVAILABLE, code="engines_busy", retry_after=1,
+            )  # fmt: skip
+        case "timeout":
+            return ApiError(504, "The engine did not answer in time.", kind=UPSTREAM, code="engine_timeout")
+        case _:
+            return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code="engine_failed")

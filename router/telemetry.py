@@ -1,0 +1,258 @@
+"""Metrics and log lines, made from the facts of an exchange, in one place and once a request.
+
+The names are those that dashboards of this field use. Tenants and models come from the configuration, so no client
+can make a series.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from router.core.types import CacheStatus
+from router.flow.exchange import Exchange
+from router.upstream.catalog import Engine
+
+log = logging.getLogger("roundhouse.access")
+
+_DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_SPEEDS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
+_GAUGES: Final = (
+    ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
+    ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
+    ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens that the target accepted"),
+    ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens that a step of target and draft yields"),
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class Telemetry:
+    """All metrics of one router process.
+
+    - `record` is called once for every request that reached the API, however it ended.
+    - A gauge whose value is unknown has no sample, rather than 0.
+    """
+
+    def __init__(self, *, log_format: str, multiprocess: str | None = None) -> None:
+        """`multiprocess`: the folder over which the workers of one server share their counts, if there are several."""
+        self._json = log_format == "json"
+        self._multiprocess = multiprocess
+        self.registry = registry = CollectorRegistry()
+        requests = ("tenant", "model", "engine", "task", "status")
+        self._requests = Counter("llm_requests", "Requests by how they ended", requests, registry=registry)
+        by_cache = ("model", "cache")
+        self._duration = Histogram(
+            "llm_request_duration_seconds", "From the first byte of the request to the last of the answer", by_cache,
+            buckets=_DURATIONS, registry=registry,
+        )  # fmt: skip
+        self._first_token = Histogram(
+            "llm_time_to_first_token_seconds", "From the first byte of the request to the first token", by_cache,
+            buckets=_DURATIONS, registry=registry,
+        )  # fmt: skip
+        self._overhead = Histogram(
+            "llm_router_overhead_seconds", "What the router itself took before an engine was asked or the store's "
+            "answer went out", ("cache",), buckets=_OVERHEADS, registry=registry,
+        )  # fmt: skip
+        self._speed = Histogram(
+            "llm_tokens_per_second", "Tokens per second after the first", ("model",), buckets=_SPEEDS, registry=registry
+        )
+        self._tokens = Counter(
+            "llm_tokens", "Tokens read, generated and saved", ("tenant", "model", "kind"), registry=registry
+        )
+        self._cache = Counter(
+            "llm_cache_requests", "Requests by what the cache did", ("tenant", "model", "result"), registry=registry
+        )
+        self._writes = Counter("llm_cache_writes", "Answers by what became of them", ("result",), registry=registry)
+        self._rejected = Counter(
+            "llm_requests_rejected", "Requests refused before an engine", ("reason",), registry=registry
+        )
+        self._retries = Counter(
+            "llm_retries", "Attempts at an engine that failed", ("engine", "reason"), registry=registry
+        )
+        self._in_flight = Gauge(
+            "llm_requests_in_flight", "Requests that an engine works on", ("engine",),
+            multiprocess_mode="livesum", registry=registry,
+        )  # fmt: skip
+        self._up = Gauge(
+            "roundhouse_engine_up", "Whether the engine answers", ("engine",),
+            multiprocess_mode="livemin", registry=registry,
+        )  # fmt: skip
+        self._redis_up = Gauge(
+            "roundhouse_redis_up", "Whether Redis answers", multiprocess_mode="livemin", registry=registry
+        )
+        self._engine_gauges = {
+            field: Gauge(name, help_, ("engine",), multiprocess_mode="livemostrecent", registry=registry)
+            for field, name, help_ in _GAUGES
+        }
+
+    # -- facts come in ----------------------------------------------------------------------------------------------
+
+    def record(self, exchange: Exchange, ended: float) -> None:
+        """Counts and logs an exchange that ended at that instant of time.perf_counter."""
+        model = exchange.model or "unknown"
+        cache = exchange.cache.value if exchange.cache is not None else "NONE"
+        took = ended - exchange.begun
+        self._requests.labels(
+            exchange.tenant, model, exchange.engine or "none", exchange.task or "none", _status(exchange)
+        ).inc()
+        self._duration.labels(model, cache).observe(took)
+        for engine, reason in exchange.attempts:
+            self._retries.labels(engine, reason).inc()
+        if exchange.cache is not None:
+            self._cache.labels(exchange.tenant, model, cache.lower()).inc()
+            before_work = exchange.dispatched if exchange.dispatched is not None else ended
+            self._overhead.labels(cache).observe(before_work - exchange.begun)
+            self._count_tokens(exchange, model, cache, ended)
+        elif exchange.outcome == "refused":
+            self._rejected.labels(exchange.error or "none").inc()
+        if exchange.not_kept is not None:
+            self._writes.labels(exchange.not_kept.value).inc()
+        self._log(exchange, cache, took)
+
+    def _count_tokens(self, exchange: Exchange, model: str, cache: str, ended: float) -> None:
+        tenant = exchange.tenant
+        if exchange.cache is CacheStatus.HIT:
+            self._tokens.labels(tenant, model, "saved").inc(exchange.completion_tokens)
+            self._first_token.labels(model, cache).observe(ended - exchange.begun)
+            return
+        if exchange.first_token is None:
+            return
+        self._tokens.labels(tenant, model, "prompt").inc(exchange.prompt_tokens)
+        self._tokens.labels(tenant, model, "completion").inc(exchange.completion_tokens)
+        self._first_token.labels(model, cache).observe(exchange.first_token - exchange.begun)
+        streamed = ended - exchange.first_token
+        if exchange.stream and streamed > 0 and exchange.completion_tokens > 1:
+            self._speed.labels(model).observe((exchange.completion_tokens - 1) / streamed)
+
+    def written(self, result: str) -> None:
+        """Counts what became of an answer that was handed to the store."""
+        self._writes.labels(result).inc()
+
+    def observe(self, engines: Iterable[Engine], *, redis_up: bool) -> None:
+        """Takes over what the probe found."""
+        self._redis_up.set(redis_up)
+        for engine in engines:
+            self._up.labels(engine.name).set(bool(engine.up))
+            self._in_flight.labels(engine.name).set(engine.in_flight)
+            for field, gauge in self._engine_gauges.items():
+                value = getattr(engine.gauges, field)
+                if value is not None:
+                    gauge.labels(engine.name).set(value)
+                elif self._multiprocess is None and (engine.name,) in _children(gauge):
+                    gauge.remove(engine.name)
+
+    # -- pages and lines come out -----------------------------------------------------------------------------------
+
+    def page(self) -> bytes:
+        """The metrics in Prometheus' text format, summed over the workers."""
+        registry = self.registry
+        if self._multiprocess is not None:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, path=self._multiprocess)  # type: ignore[no-untyped-call]  # it has no types
+        families = list(registry.collect())
+        shown = CollectorRegistry()
+        shown.register(_Families([*families, _hit_ratio(families)]))
+        return generate_latest(shown)
+
+    def _log(self, exchange: Exchange, cache: str, took: float) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
+        facts = {
+            "request": exchange.request_id,
+            "tenant": exchange.tenant,
+            "path": exchange.endpoint.value,
+            "model": exchange.model,
+            "task": exchange.task,
+            "engine": exchange.engine,
+            "cache": cache,
+            "reason": exchange.bypass,
+            "stream": exchange.stream,
+            "status": exchange.status,
+            "outcome": exchange.outcome,
+            "error": exchange.error,
+            "ms": round(took * 1000, 2),
+            "ttft_ms": _ms(exchange.first_token, exchange.begun),
+            "prompt_tokens": exchange.prompt_tokens,
+            "completion_tokens": exchange.completion_tokens,
+            "key": exchange.key,
+        }
+        if self._json:
+            log.info("%s", _encode({"time": _now(), **facts}).decode())
+        else:
+            log.info("%s", " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, False)))
+
+
+class _Families:
+    """Metric families that have been collected already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def _children(gauge: Gauge) -> set[tuple[str, ...]]:
+    return {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
+
+
+def _hit_ratio(families: Iterable[Metric]) -> Metric:
+    """Hits among the requests that were looked up, by model, since the counters began."""
+    hits: dict[str, float] = {}
+    asked: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            if sample.name == "llm_cache_requests_total" and sample.labels["result"] != "bypass":
+                model = sample.labels["model"]
+                asked[model] = asked.get(model, 0) + sample.value
+                hits[model] = hits.get(model, 0) + (sample.value if sample.labels["result"] == "hit" else 0)
+    ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Hits among the requests that were looked up", labels=["model"])
+    for model, count in asked.items():
+        if count:
+            ratio.add_metric([model], hits[model] / count)
+    return ratio
+
+
+def _status(exchange: Exchange) -> str:
+    """The HTTP status, or what happened after a 200 was sent; 499 is nginx's number for a client that left."""
+    if exchange.outcome == "left":
+        return "499"
+    return str(exchange.status) if exchange.outcome != "failed" else "broken"
+
+
+def _ms(instant: float | None, begun: float) -> float | None:
+    return round((instant - begun) * 1000, 2) if instant is not None else None
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
+    """Log lines to standard error: text with a time, or one JSON object a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _JsonLines() if log_format == "json" else logging.Formatter("%(asctime)s %(name)s %(message)s")
+    )
+    root = logging.getLogger("roundhouse")
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(level)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.name == log.name:
+            return message  # is JSON already
+        fields = {"time": _now(), "level": record.levelname.lower(), "logger": record.name, "message": message}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return _encode(fields).decode()

@@ -1,0 +1,112 @@
+"""What this router serves: the models of the configuration, their engines, and what is known of those now."""
+
+from collections.abc import Iterator, Sequence
+
+import httpx
+import msgspec
+
+from router.core.routing import EngineView
+from router.core.types import AUTO, EngineTask, Task
+from router.errors import unknown_model
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice."""
+
+    name: str
+    revision: str
+    aliases: tuple[str, ...] = ()
+    auto: tuple[Task, ...] = ()
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """What an engine's own metrics said last; None is unknown, which is never 0. Shares are 0 to 1."""
+
+    kv_cache_usage: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    prefix_cache_hit_rate: float | None = None
+    spec_acceptance_rate: float | None = None
+    spec_tokens_per_step: float | None = None
+
+
+class Engine:
+    """One engine process and what this router knows of it. `up` is None until it has been asked."""
+
+    __slots__ = (
+        "_pages",
+        "_url",
+        "gauges",
+        "in_flight",
+        "max_model_len",
+        "model",
+        "name",
+        "served_model",
+        "task",
+        "up",
+    )
+
+    def __init__(
+        self, *, name: str, model: str, task: EngineTask, url: str, served_model: str, max_model_len: int | None = None
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.task: EngineTask = task
+        self._url = url
+        self._pages: dict[str, httpx.URL] = {}
+        self.served_model = served_model
+        self.max_model_len = max_model_len
+        self.in_flight = 0
+        self.up: bool | None = None
+        self.gauges = Gauges()
+
+    def at(self, path: str) -> httpx.URL:
+        """The address of one of the engine's pages; there are few of them, and each is parsed once."""
+        page = self._pages.get(path)
+        if page is None:
+            page = self._pages[path] = httpx.URL(self._url + path)
+        return page
+
+    def view(self) -> EngineView:
+        return EngineView(self.name, self.task, self.up, self.in_flight)
+
+
+class Catalog:
+    """All models and engines, by name; built at start-up, and never grown by what clients ask for."""
+
+    def __init__(self, models: Sequence[Model], engines: Sequence[Engine]) -> None:
+        self.models = list(models)
+        self.engines = {engine.name: engine for engine in engines}
+        self._named = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._serving = {model.name: [e for e in engines if e.model == model.name] for model in models}
+
+    def resolve(self, asked: str, task: Task) -> Model:
+        """The model that a client means. Raises ApiError (404) for a name that is none.
+
+        `auto` means, among the models that take part in it for the task, the first that has an engine for exactly
+        this task, else the first; a task that none takes part in goes to a model that takes part in any.
+        """
+        if asked != AUTO:
+            model = self._named.get(asked)
+            if model is None:
+                raise unknown_model(asked)
+            return model
+        willing = [m for m in self.models if task in m.auto] or [m for m in self.models if m.auto]
+        if not willing:
+            raise unknown_model(asked)
+        return next((m for m in willing if any(e.task == task for e in self._serving[m.name])), willing[0])
+
+    def serving(self, model: str) -> Sequence[Engine]:
+        """The engines that have a model."""
+        return self._serving[model]
+
+    def names(self) -> Iterator[tuple[str, Model | None]]:
+        """Every name that a client may ask for, with what it stands for; `auto` stands for none."""
+        yield from self._named.items()
+        if any(model.auto for model in self.models):
+            yield AUTO, None
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one engine of each model is up."""
+        return all(any(engine.up for engine in engines) for engines in self._serving.values())

@@ -1,0 +1,117 @@
+"""Asks every engine now and then how it is: is it up, and what do its own metrics say?"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.upstream.catalog import Catalog, Engine, Gauges
+from router.upstream.client import EngineClient, EngineError
+
+log = logging.getLogger("roundhouse.probe")
+
+MAX_METRICS: Final = 4 << 20
+"""Bytes of an engine's metrics page that are read."""
+
+_NAMES: Final = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",  # until vLLM renamed it
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+)
+
+
+def read_gauges(page: str) -> Gauges:
+    """What a vLLM engine's metrics page says; a metric that is not on it is unknown. Raises ValueError for no page.
+
+    Several engine cores behind one address (data parallel) are summed, and the fullest KV cache counts.
+    """
+    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_NAMES))
+    values: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(wanted + "\n"):
+        for sample in family.samples:
+            values.setdefault(sample.name, []).append(sample.value)
+
+    def total(name: str) -> float | None:
+        return sum(values[name]) if name in values else None
+
+    def ratio(part: float | None, whole: float | None) -> float | None:
+        return part / whole if part is not None and whole else None
+
+    usage = values.get("vllm:kv_cache_usage_perc") or values.get("vllm:gpu_cache_usage_perc")
+    drafts = total("vllm:spec_decode_num_drafts_total")
+    accepted = total("vllm:spec_decode_num_accepted_tokens_total")
+    per_draft = ratio(accepted, drafts)
+    return Gauges(
+        kv_cache_usage=max(usage) if usage else None,
+        running=total("vllm:num_requests_running"),
+        waiting=total("vllm:num_requests_waiting"),
+        prefix_cache_hit_rate=ratio(total("vllm:prefix_cache_hits_total"), total("vllm:prefix_cache_queries_total")),
+        spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
+        # Each step yields the accepted draft tokens and one of the target's own.
+        spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
+    )
+
+
+class Probe:
+    """Keeps the catalog's engines up to date.
+
+    - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
+    - `checked` is called after every round.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        client: EngineClient,
+        *,
+        interval: float = 2.0,
+        timeout: float = 2.0,
+        checked: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`interval` and `timeout` in seconds: between two rounds, and for one engine's answers."""
+        self._catalog = catalog
+        self._client = client
+        self._interval = interval
+        self._timeout = timeout
+        self._checked = checked
+        self.last_check: float | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(self._interval)
+
+    async def check(self) -> None:
+        """One round over all engines, at the same time."""
+        await asyncio.gather(*(self._ask(engine) for engine in self._catalog.engines.values()))
+        self.last_check = time.time()
+        self._checked()
+
+    async def _ask(self, engine: Engine) -> None:
+        up = False
+        gauges = Gauges()
+        try:
+            async with asyncio.timeout(self._timeout):
+                async with await self._client.get(engine, "/health") as health:
+                    await health.read(MAX_METRICS)
+                    up = health.status == 200
+                if up:
+                    async with await self._client.get(engine, "/metrics") as metrics:
+                        page = await metrics.read(MAX_METRICS)
+                        gauges = read_gauges(page.decode("utf-8", "replace"))
+        except (EngineError, TimeoutError, ValueError) as error:
+            log.debug("engine %s: %s", engine.name, error)
+        if up is not engine.up:
+            log.info("engine %s is %s", engine.name, "up" if up else "down")
+        engine.up = up
+        engine.gauges = gauges
