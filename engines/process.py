@@ -92,6 +92,11 @@ class Child:
         self._signal(signal.SIGKILL)  # the rest of its group, or itself
         await self._process.wait()
 
+    def kill(self) -> None:
+        """Ends it, and what it started, at once; whoever waits for its end need not wait any more."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)

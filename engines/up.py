@@ -27,6 +27,7 @@ from engines.spec import EngineSpec
 
 _REDIS_READY: Final = 60.0  # seconds; it may have a file to load
 _ROUTER_READY: Final = 60.0
+_ROUTER_GRACE: Final = 35.0  # it gives its streams 30 seconds
 
 
 class UpError(Exception):
@@ -48,17 +49,29 @@ async def up(plan: Plan, console: Console) -> int:
                 await asyncio.wait([stopped, running], return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     return running.result()
-                console.print("\nstopping …")
+                console.print("\nstopping … (Ctrl-C again to end it at once)")
                 return 0
             finally:
+                stop.clear()
                 running.cancel()
                 stopped.cancel()
                 with contextlib.suppress(asyncio.CancelledError, UpError, StartError):
                     await running
-                await tree.stop()
+                await _stop(tree, again=stop)
     except (UpError, StartError, NoRedisError, NoProgramError) as error:
         console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True)
         return 1
+
+
+async def _stop(tree: "Tree", *, again: asyncio.Event) -> None:
+    """Ends the tree in order; at once, when it is asked to a second time."""
+    stopping = asyncio.ensure_future(tree.stop())
+    hurried = asyncio.ensure_future(again.wait())
+    await asyncio.wait([stopping, hurried], return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if not stopping.done():
+        tree.kill()
+    await stopping
 
 
 @contextlib.contextmanager
@@ -88,7 +101,9 @@ class Tree:
         self._plan = plan
         self._console = console
         self._state = Path(plan.state)
-        self._children: list[Child] = []
+        self._redis: Child | None = None
+        self._engines: list[Child] = []
+        self._router: Child | None = None
         self._program: Program = "simulator"
 
     async def run(self) -> int:
@@ -102,7 +117,8 @@ class Tree:
             await self._start_engines(client, launched, commands)
             router = await self._start_router(client)
         self._banner(commands)
-        watchers = [asyncio.ensure_future(self._watch(child)) for child in self._children if child is not router]
+        watched = [*self._engines, *([self._redis] if self._redis is not None else [])]
+        watchers = [asyncio.ensure_future(self._watch(child)) for child in watched]
         try:
             code = await router.ended()
         finally:
@@ -112,11 +128,17 @@ class Tree:
 
     async def stop(self) -> None:
         """Ends what runs: the router, so that no request comes any more, then the engines, then Redis."""
-        for child in reversed([c for c in self._children if c.name in ("router", "redis")]):
-            if child.name == "router":
-                await child.stop(grace=35.0)
-        await asyncio.gather(*(c.stop() for c in self._children if c.name not in ("router", "redis")))
-        await asyncio.gather(*(c.stop() for c in self._children if c.name == "redis"))
+        if self._router is not None:
+            await self._router.stop(grace=_ROUTER_GRACE)
+        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        if self._redis is not None:
+            await self._redis.stop()
+
+    def kill(self) -> None:
+        """Ends everything at once; whoever waits in `stop` need not wait any more."""
+        for child in (self._router, *self._engines, self._redis):
+            if child is not None:
+                child.kill()
 
     # -- one after the other ----------------------------------------------------------------------------------------
 
@@ -136,8 +158,9 @@ class Tree:
         path = Path(self._plan.redis_socket)
         path.unlink(missing_ok=True)  # of an earlier run that was killed; the lock says that nobody uses it
         argv = redis_argv(find_program("redis-server"), socket=path, folder=self._state)
-        redis = await self._start("redis", Command(argv, {}, _REDIS_READY, ""))
-        await redis.wait_until(lambda: _pings(path), limit=_REDIS_READY, interval=0.05)
+        self._redis = self._child("redis", argv)
+        await self._redis.start()
+        await self._redis.wait_until(lambda: _pings(path), limit=_REDIS_READY, interval=0.05)
         self._say("redis", "ready")
 
     async def _start_engines(
@@ -146,7 +169,9 @@ class Tree:
         async def start(spec: EngineSpec) -> None:
             how = commands[spec.name]
             self._say(spec.name, f"starting ({how.about})")
-            child = await self._start(spec.name, how)
+            child = self._child(spec.name, how.argv, how.env)
+            self._engines.append(child)
+            await child.start()
 
             async def ready() -> bool:
                 return await _answers(client, f"{spec.url}/health")
@@ -160,7 +185,8 @@ class Tree:
 
     async def _start_router(self, client: httpx.AsyncClient) -> Child:
         spec = self._plan.router
-        router = await self._start("router", Command(spec.argv, {}, _ROUTER_READY, ""))
+        self._router = router = self._child("router", spec.argv)
+        await router.start()
 
         async def ready() -> bool:
             return await _answers(client, f"{spec.url}/health")
@@ -168,11 +194,8 @@ class Tree:
         await router.wait_until(ready, limit=_ROUTER_READY, interval=0.05)
         return router
 
-    async def _start(self, name: str, how: Command) -> Child:
-        child = Child(name, how.argv, self._state / "logs" / f"{name}.log", how.env)
-        self._children.append(child)
-        await child.start()
-        return child
+    def _child(self, name: str, argv: list[str], env: dict[str, str] | None = None) -> Child:
+        return Child(name, argv, self._state / "logs" / f"{name}.log", env)
 
     async def _watch(self, child: Child) -> None:
         how = how_it_ended(await child.ended())
@@ -200,6 +223,7 @@ class Tree:
             f"    curl -i {url}/v1/chat/completions -d '{body}'",
         ]
         lines += ["  see what it keeps", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
+        lines += [f"    {self._redis_cli()} HGETALL KEY   (the X-Cache-Key of an answer)"]
         lines += ["", f"  logs: {_short(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
         self._console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
 

@@ -1,0 +1,184 @@
+"""What an exchange with an engine costs: our transport beside httpx's own, at 1, 64 and 256 concurrent exchanges.
+
+    python benchmarks/transport.py [--events 66] [--only ours]
+
+The server is a bare asyncio protocol in a process of its own. CPU is the time of this process alone, user and system,
+so it holds all that a client does: request, httpx, transport, event loop and the kernel's share. Wall is what the
+client of one exchange waits. Outside are the server and the set-up of the client; the opening of connections is inside,
+once each, since it is part of a burst. It takes less than a minute, most of it in httpx's own transport.
+
+- json: a POST with 1.8 KB, answered with 1.2 KB
+- stream: the same POST, answered with 66 SSE events, each in a write of its own; the server spaces them so that about
+  5000 a second come over all streams, which keeps the kernel from joining them and the client from falling behind
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from typing import cast
+
+import httpx
+import uvloop
+
+from router.upstream.transport import Transport
+
+REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 1740 + b'"}]}'
+ANSWER = b'{"choices": [{"message": {"content": "' + b"y" * 1150 + b'"}}]}'
+EVENT = (
+    b'data: {"id": "chatcmpl-0", "object": "chat.completion.chunk", "choices": [{"delta": {"content": "word"}}]}\n\n'
+)
+EVENTS_A_SECOND = 5000
+CONCURRENCY = (1, 64, 256)
+
+
+class Engine(asyncio.Protocol):
+    """Answers /json at once and /stream/{events}/{microseconds between them} with as many writes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self._received = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0 or len(self._received) < end + 4 + len(REQUEST):
+            return
+        path = self._received.split(b" ", 2)[1].decode()
+        self._received.clear()
+        if path == "/json":
+            self._write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
+            return
+        _, _, events, spacing = path.split("/")
+        self._write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self._event(int(events), int(spacing) / 1e6)
+
+    def _event(self, left: int, spacing: float) -> None:
+        if left == 0:
+            self._write(b"0\r\n\r\n")
+        else:
+            self._write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+            asyncio.get_running_loop().call_later(spacing, self._event, left - 1, spacing)
+
+    def _write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+
+def serve(ready: Pipe) -> None:
+    """The server's process; it ends when its parent does."""
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=1024)
+        ready.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    uvloop.run(run())
+
+
+Exchange = Callable[[str], Awaitable[int]]
+
+
+async def drain(chunks: AsyncIterable[bytes]) -> int:
+    return sum([len(chunk) async for chunk in chunks])
+
+
+def through(client: httpx.AsyncClient) -> Exchange:
+    async def exchange(url: str) -> int:
+        async with client.stream("POST", url, content=REQUEST) as response:
+            return await drain(response.aiter_raw())
+
+    return exchange
+
+
+def straight(transport: Transport) -> Exchange:
+    timeout = {"connect": 5.0, "read": 15.0, "write": 15.0, "pool": None}
+
+    async def exchange(url: str) -> int:
+        request = httpx.Request("POST", url, content=REQUEST, extensions={"timeout": timeout})
+        response = await transport.handle_async_request(request)
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        try:
+            return await drain(response.stream)
+        finally:
+            await response.stream.aclose()
+
+    return exchange
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Milliseconds for one exchange: of CPU, and until its end as its client sees it."""
+
+    cpu: float
+    wall: float
+
+
+async def measure(exchange: Exchange, url: str, size: int, concurrency: int, rounds: int) -> Figure:
+    async def one() -> float:
+        started = time.perf_counter()
+        received = await exchange(url)
+        if received != size:
+            raise RuntimeError(f"{received} bytes came of {size}")
+        return time.perf_counter() - started
+
+    walls: list[float] = []
+    started = time.process_time()
+    for _ in range(rounds):
+        walls += await asyncio.gather(*(one() for _ in range(concurrency)))
+    cpu = time.process_time() - started
+    return Figure(cpu * 1000 / len(walls), sum(walls) * 1000 / len(walls))
+
+
+async def compare(base: str, events: int, only: str) -> None:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    cases: list[tuple[str, Callable[[], tuple[Exchange, Callable[[], Awaitable[None]]]]]] = []
+
+    def default() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
+        client = httpx.AsyncClient(timeout=60.0, limits=limits, trust_env=False)
+        return through(client), client.aclose
+
+    def ours() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
+        client = httpx.AsyncClient(timeout=60.0, transport=Transport())
+        return through(client), client.aclose
+
+    def bare() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
+        transport = Transport()
+        return straight(transport), transport.aclose
+
+    cases = [("httpx", default), ("ours in httpx", ours), ("ours", bare)]
+    print(f"{'':16}{'concurrent':>12}{'json CPU':>12}{'stream CPU':>12}{'json wall':>12}{'stream wall':>12}   ms")
+    for concurrency in CONCURRENCY:
+        spacing = max(1000, concurrency * 1_000_000 // EVENTS_A_SECOND)
+        stream = f"{base}/stream/{events}/{spacing}"
+        for name, start in cases:
+            if only not in ("", name):
+                continue
+            exchange, close = start()
+            json = await measure(exchange, f"{base}/json", len(ANSWER), concurrency, max(2, 512 // concurrency))
+            sse = await measure(exchange, stream, events * len(EVENT), concurrency, max(1, 32 // concurrency))
+            await close()
+            figures = (json.cpu, sse.cpu, json.wall, sse.wall)
+            print(f"{name:16}{concurrency:12}" + "".join(f"{figure:12.3f}" for figure in figures))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=66, help="events a stream")
+    parser.add_argument("--only", default="", help="one of: httpx, ours in httpx, ours")
+    options = parser.parse_args()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+    server.start()
+    try:
+        uvloop.run(compare(f"http://127.0.0.1:{ours.recv()}", options.events, options.only))
+    finally:
+        server.terminate()
+        server.join()
+
+
+if __name__ == "__main__":
+    main()

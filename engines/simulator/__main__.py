@@ -1,0 +1,51 @@
+"""The command line: `python -m engines.simulator --model NAME`."""
+
+import argparse
+
+from engines.simulator.server import run
+from engines.simulator.settings import Settings
+
+
+def main() -> None:
+    """Read the options and serve."""
+    parser = argparse.ArgumentParser(prog="python -m engines.simulator", description="Serve as vLLM 0.32 would.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one and says which on stdout")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--served-model-name", nargs="+", default=[])
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--draft", help="name of a draft model; turns speculative decoding on")
+    parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--acceptance", type=float, default=0.7, help="chance of each draft token, 0 to 1")
+    parser.add_argument("--ttft-ms", type=float, default=0.0, help="milliseconds to the first token")
+    parser.add_argument("--tokens-per-second", type=float, default=0.0, help="of each request; 0: as fast as possible")
+    parser.add_argument("--jitter", type=float, default=0.0, help="share by which each wait varies, 0 to 1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--enable-auto-tool-choice", action="store_true")
+    parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
+    options = parser.parse_args()
+    try:
+        settings = Settings(
+            model=options.model,
+            served_names=tuple(options.served_model_name),
+            max_model_len=options.max_model_len,
+            draft=options.draft,
+            num_speculative_tokens=options.num_speculative_tokens,
+            acceptance=options.acceptance,
+            ttft=options.ttft_ms / 1000,
+            tokens_per_second=options.tokens_per_second,
+            jitter=options.jitter,
+            seed=options.seed,
+            kv_blocks=options.kv_blocks,
+            max_num_seqs=options.max_num_seqs,
+            auto_tool_choice=options.enable_auto_tool_choice,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    run(settings, options.host, options.port, options.log_level)
+
+
+if __name__ == "__main__":
+    main()

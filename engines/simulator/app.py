@@ -1,0 +1,101 @@
+"""The routes of a simulated engine, and where its parts are put together."""
+
+import time
+from collections.abc import Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engines.simulator.bodies import models_body
+from engines.simulator.control import control_routes
+from engines.simulator.engine import Engine
+from engines.simulator.faults import Fault, FaultBook
+from engines.simulator.fields import parse
+from engines.simulator.generation import GenerationEndpoint
+from engines.simulator.ledger import Ledger
+from engines.simulator.metrics import EngineCollector, page
+from engines.simulator.prompts import chat_prompt
+from engines.simulator.rejections import Rejection
+from engines.simulator.settings import VLLM_VERSION, Settings
+from engines.simulator.tokens import encode
+
+_VARY = {"Vary": "Origin"}
+
+
+def create_app(settings: Settings) -> Starlette:
+    """One simulated engine as an ASGI app."""
+    engine = Engine(settings, time.monotonic)
+    book, ledger = FaultBook(), Ledger()
+    registry = CollectorRegistry()
+    GCCollector(registry)
+    PlatformCollector(registry)
+    ProcessCollector(registry=registry)
+
+    def kv_fault() -> Fault | None:
+        return book.standing("kv")
+
+    registry.register(
+        EngineCollector(settings, engine.scheduler, engine.speculation, engine.tally, kv_fault, time.time())
+    )
+
+    async def models(_: Request) -> Response:
+        return _json(models_body(settings, int(time.time())))
+
+    async def version(_: Request) -> Response:
+        return _json({"version": VLLM_VERSION})
+
+    async def health(_: Request) -> Response:
+        fault = book.standing("health")
+        return Response(status_code=fault.get("code") if fault else 200, headers=_VARY)
+
+    async def load(_: Request) -> Response:
+        # vLLM counts only with --enable-server-load-tracking; without it, it says 0.
+        return _json({"server_load": 0})
+
+    async def metrics(_: Request) -> Response:
+        content = page(registry, kv_fault())
+        return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
+
+    async def tokenize(request: Request) -> Response:
+        try:
+            body = parse(await request.body())
+        except Rejection as rejection:
+            return _json(rejection.body, rejection.status)
+        if isinstance(messages := body.get("messages"), list):
+            tokens = list(chat_prompt(messages, None, body.get("tools")).tokens)
+        else:
+            tokens = encode(str(body.get("prompt", "")))
+        return _json({"count": len(tokens), "max_model_len": settings.context, "tokens": tokens, "token_strs": None})
+
+    chat = GenerationEndpoint(engine, book, ledger, time.time, chat=True)
+    completion = GenerationEndpoint(engine, book, ledger, time.time, chat=False)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completion, methods=["POST"]),
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/ping", health, methods=["GET", "POST"]),
+            Route("/version", version, methods=["GET"]),
+            Route("/load", load, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            *control_routes(book, ledger),
+        ],
+        exception_handlers={HTTPException: _no_such_place},
+    )
+
+
+def _json(body: Mapping[str, object], status: int = 200) -> Response:
+    return JSONResponse(body, status_code=status, headers=_VARY)
+
+
+async def _no_such_place(_: Request, error: Exception) -> Response:
+    """FastAPI's words for an unknown path or a wrong method; vLLM leaves them as they are."""
+    assert isinstance(error, HTTPException), "registered for this class"
+    headers = {**(error.headers or {}), **_VARY}
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=headers)

@@ -1,0 +1,186 @@
+"""JSON answers in vLLM's shape: all keys, in its order, with its nulls."""
+
+import secrets
+from collections.abc import Iterable
+
+from engines.simulator.answers import Kind
+from engines.simulator.engine import Delta
+from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usage
+from engines.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from engines.simulator.requests import GenerationRequest
+from engines.simulator.settings import Settings
+from engines.simulator.tokens import pieces, token_id
+
+Json = dict[str, object]
+
+
+class Choice:
+    """One answer as far as it has come."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.parts: list[tuple[Kind, int, str]] = []
+        self.reasoning_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Take in one delta of this answer."""
+        self.texts += [token.text for token in delta.tokens]
+        self.parts += [(part.kind, part.call, part.text) for part in delta.parts]
+        self.reasoning_tokens += sum(token.kind is Kind.REASONING for token in delta.tokens)
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def text(self, kind: Kind, call: int = 0) -> str:
+        """What was said in one field."""
+        return "".join(text for found, number, text in self.parts if found is kind and number == call)
+
+    @property
+    def calls(self) -> int:
+        """How many tool calls it made."""
+        return sum(kind is Kind.TOOL_NAME for kind, _, _ in self.parts)
+
+
+def chat_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[Choice], *, finish: bool) -> Json:
+    """The answer of /v1/chat/completions; `finish` False leaves the finish reasons null."""
+    prompt = request.prompts[0].tokens
+    choices = list(choices)
+    return {
+        "id": envelope.id,
+        "object": "chat.completion",
+        "created": envelope.created,
+        "model": envelope.model,
+        "choices": [_chat_choice(request, index, choice, finish=finish) for index, choice in enumerate(choices)],
+        "service_tier": None,
+        "system_fingerprint": envelope.fingerprint,
+        "usage": usage(
+            len(prompt),
+            sum(len(choice.texts) for choice in choices),
+            prompt_tokens_details=None,
+            completion_tokens_details=(
+                {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)} if request.thinking else None
+            ),
+        ),
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt if request.return_token_ids else None,
+        "prompt_text": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _chat_choice(request: GenerationRequest, index: int, choice: Choice, *, finish: bool) -> Json:
+    message: Json = {
+        "role": "assistant",
+        "content": choice.text(Kind.CONTENT),
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if choice.calls:
+        message["tool_calls"] = [
+            {
+                "id": tool_call_id(),
+                "type": "function",
+                "function": {
+                    "name": choice.text(Kind.TOOL_NAME, number),
+                    "arguments": choice.text(Kind.TOOL_ARGUMENTS, number),
+                },
+            }
+            for number in range(choice.calls)
+        ]
+    message["reasoning"] = choice.text(Kind.REASONING) or None
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None if request.logprobs is None else chat_logprobs(choice.texts, request.logprobs),
+        "finish_reason": finish_reason(request, choice.finish_reason) if finish and choice.finish_reason else None,
+        "stop_reason": choice.stop_reason,
+        "token_ids": _ids(choice) if request.return_token_ids else None,
+        "routed_experts": None,
+    }
+
+
+def completion_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[Choice], *, finish: bool) -> Json:
+    """The answer of /v1/completions; `finish` False leaves the finish reasons null."""
+    choices = list(choices)
+    return {
+        "id": envelope.id,
+        "object": "text_completion",
+        "created": envelope.created,
+        "model": envelope.model,
+        "choices": [_completion_choice(request, index, choice, finish=finish) for index, choice in enumerate(choices)],
+        "service_tier": None,
+        "system_fingerprint": envelope.fingerprint,
+        "usage": usage(
+            sum(len(prompt.tokens) for prompt in request.prompts),
+            sum(len(choice.texts) for choice in choices),
+            prompt_tokens_details=None,
+            completion_tokens_details=None,
+        ),
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _completion_choice(request: GenerationRequest, index: int, choice: Choice, *, finish: bool) -> Json:
+    prompt = request.prompts[index // request.n]
+    echoed = pieces(prompt.text) if request.echo else []
+    texts = [] if request.echo_only else choice.texts
+    said = "" if request.echo_only else choice.text(Kind.CONTENT)
+    top = request.logprobs
+    return {
+        "index": index,
+        "text": "".join(echoed) + said,
+        "logprobs": None if top is None else completion_logprobs(echoed, texts, top, 0),
+        "finish_reason": choice.finish_reason if finish else None,
+        "stop_reason": choice.stop_reason,
+        "token_ids": _ids(choice) if request.return_token_ids else None,
+        "prompt_logprobs": prompt_logprobs(echoed, top) if echoed and top is not None else None,
+        "prompt_token_ids": prompt.tokens if request.return_token_ids else None,
+        "routed_experts": None,
+    }
+
+
+def _ids(choice: Choice) -> list[int]:
+    return [token_id(text) for text in choice.texts]
+
+
+def models_body(settings: Settings, created: int) -> Json:
+    """The answer of /v1/models: a card for each name."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": "vllm",
+                "root": settings.model,
+                "parent": None,
+                "max_model_len": settings.context,
+                "permission": [_permission(created)],
+            }
+            for name in settings.names
+        ],
+    }
+
+
+def _permission(created: int) -> Json:
+    return {
+        "id": f"modelperm-{secrets.token_hex(8)}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }

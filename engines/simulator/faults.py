@@ -1,0 +1,236 @@
+"""Faults and other wishes: one vocabulary for the control endpoint (JSON) and for markers in a prompt.
+
+A marker reads `[[sim:stall after=3]]`, the same in JSON `{"fault": "stall", "after": 3}`. `docs/simulator.md` has the
+list.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+_REQUIRED = object()
+_MARKER = re.compile(r"\[\[sim:([a-z_]+)((?:\s+[a-z_0-9]+=[^\s\]]*)*)\s*\]\]")
+
+# For each fault its options with their types and, where they may be left out, their defaults.
+_VOCABULARY: Mapping[str, Mapping[str, tuple[type, object]]] = {
+    "ttft": {"ms": (float, _REQUIRED)},
+    "tps": {"rate": (float, _REQUIRED)},
+    "tokens": {"n": (int, _REQUIRED)},
+    "say": {"text": (str, None), "base64": (str, None)},
+    "chunks": {"bytes": (int, _REQUIRED)},
+    "stall": {"after": (int, 0)},
+    "error": {"after": (int, 0), "message": (str, None)},
+    "drop": {"after": (int, None), "how": (str, "reset")},
+    "exit": {"after": (int, 0), "code": (int, 1)},
+    "no_done": {},
+    "no_finish": {},
+    "malformed": {},
+    "status": {"code": (int, _REQUIRED), "retry_after": (str, None), "message": (str, None)},
+    "kv": {"usage": (float, None), "metric": (str, "new")},
+    "health": {"code": (int, 503)},
+}
+STANDING = frozenset({"kv", "health"})
+"""Faults of the engine and not of one request: they hold until they are cleared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One wish with all its options; those left out have their defaults."""
+
+    kind: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def get(self, option: str) -> Any:
+        """The value of an option; None where it was left out and has no default."""
+        return dict(self.options).get(option)
+
+
+def make(kind: str, given: Mapping[str, object]) -> Fault:
+    """A fault of the vocabulary.
+
+    Raises ValueError that names what is not in it.
+    """
+    known = _VOCABULARY.get(kind)
+    if known is None:
+        raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_VOCABULARY)}")
+    if extra := given.keys() - known.keys():
+        raise ValueError(f"fault {kind!r} has no option {', '.join(sorted(extra))}")
+    options = []
+    for name, (kind_of_value, default) in known.items():
+        if name in given:
+            try:
+                options.append((name, kind_of_value(given[name])))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"option {name!r} of fault {kind!r} is no {kind_of_value.__name__}") from error
+        elif default is _REQUIRED:
+            raise ValueError(f"fault {kind!r} needs option {name!r}")
+        else:
+            options.append((name, default))
+    return Fault(kind, tuple(options))
+
+
+def markers(text: str) -> list[Fault]:
+    """The faults that a prompt asks for; values are URL-quoted.
+
+    Raises ValueError where a marker is not in the vocabulary.
+    """
+    return [
+        make(match[1], {name: unquote(value) for name, value in (word.split("=", 1) for word in match[2].split())})
+        for match in _MARKER.finditer(text)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the faults of one generation amount to."""
+
+    ttft: float | None = None
+    """Seconds to the first token."""
+    rate: float | None = None
+    length: int | None = None
+    exact: str | None = None
+    chunk_bytes: int | None = None
+    stall_after: int | None = None
+    error_after: int | None = None
+    error_message: str | None = None
+    drop_before_headers: bool = False
+    drop_after: int | None = None
+    drop_reset: bool = True
+    exit_after: int | None = None
+    exit_code: int = 1
+    done: bool = True
+    finish: bool = True
+    malformed: bool = False
+    status: int | None = None
+    status_message: str | None = None
+    retry_after: str | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether something happens after a number of tokens, so that tokens have to come one by one."""
+        points = (self.stall_after, self.error_after, self.drop_after, self.exit_after)
+        return any(point is not None for point in points)
+
+
+def script(faults: Iterable[Fault]) -> Script:
+    """Put the faults of one generation together; of two of a kind the later wins.
+
+    Raises ValueError where an option's value makes no sense.
+    """
+    plan: dict[str, Any] = {}
+    for fault in faults:
+        plan.update(_effect(fault))
+    return Script(**plan)
+
+
+def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
+    match fault.kind:
+        case "ttft":
+            yield "ttft", fault.get("ms") / 1000
+        case "tps":
+            yield "rate", fault.get("rate")
+        case "tokens":
+            yield "length", fault.get("n")
+        case "say":
+            yield "exact", _said(fault)
+        case "chunks":
+            yield "chunk_bytes", max(1, fault.get("bytes"))
+        case "stall":
+            yield "stall_after", fault.get("after")
+        case "error":
+            yield "error_after", fault.get("after")
+            yield "error_message", fault.get("message")
+        case "drop":
+            if fault.get("how") not in ("reset", "close"):
+                raise ValueError("option 'how' of fault 'drop' is 'reset' or 'close'")
+            yield "drop_reset", fault.get("how") == "reset"
+            yield "drop_before_headers", fault.get("after") is None
+            yield "drop_after", fault.get("after")
+        case "exit":
+            yield "exit_after", fault.get("after")
+            yield "exit_code", fault.get("code")
+        case "no_done":
+            yield "done", False
+        case "no_finish":
+            yield "finish", False
+        case "malformed":
+            yield "malformed", True
+        case "status":
+            yield "status", fault.get("code")
+            yield "status_message", fault.get("message")
+            yield "retry_after", fault.get("retry_after")
+
+
+def _said(fault: Fault) -> str:
+    if (encoded := fault.get("base64")) is not None:
+        try:
+            return base64.b64decode(encoded, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise ValueError("option 'base64' of fault 'say' is no base64 of UTF-8 text") from error
+    return fault.get("text") or ""
+
+
+@dataclass(slots=True)
+class _Entry:
+    fault: Fault
+    times: int | None
+    match: str
+
+
+@dataclass(slots=True)
+class FaultBook:
+    """The faults that are set through the control endpoint, in the order in which they were set."""
+
+    _entries: list[_Entry] = field(default_factory=list)
+
+    def add(self, wish: Mapping[str, object]) -> None:
+        """Set one fault: its name as `fault`, its options, and optionally `times` and `match`.
+
+        `times` is for how many generations it holds (default: until cleared), `match` a text that their prompt has in
+        it.
+
+        Raises ValueError where the wish is not in the vocabulary.
+        """
+        options = {name: value for name, value in wish.items() if name not in ("fault", "times", "match")}
+        fault = make(str(wish.get("fault")), options)
+        script([fault])
+        times = wish.get("times")
+        if times is not None and (not isinstance(times, int) or times < 1):
+            raise ValueError("'times' is a whole number from 1")
+        self._entries.append(_Entry(fault, times, str(wish.get("match", ""))))
+
+    def clear(self) -> None:
+        """Forget all faults."""
+        self._entries.clear()
+
+    def take(self, prompt: str) -> list[Fault]:
+        """The faults for one generation with this prompt; those that hold for a number of times count down."""
+        taken = []
+        for entry in list(self._entries):
+            if entry.fault.kind in STANDING or entry.match not in prompt:
+                continue
+            taken.append(entry.fault)
+            if entry.times is not None:
+                entry.times -= 1
+                if entry.times == 0:
+                    self._entries.remove(entry)
+        return taken
+
+    def standing(self, kind: str) -> Fault | None:
+        """The fault of the engine itself that was set last, if any."""
+        return next((entry.fault for entry in reversed(self._entries) if entry.fault.kind == kind), None)
+
+    def stand(self, fault: Fault) -> None:
+        """Set a fault of the engine that came by a marker."""
+        self._entries.append(_Entry(fault, None, ""))
+
+    def listing(self) -> list[dict[str, object]]:
+        """The faults that are set, as they could be set again."""
+        return [
+            {"fault": entry.fault.kind, **dict(entry.fault.options), "times": entry.times, "match": entry.match}
+            for entry in self._entries
+        ]

@@ -1,0 +1,132 @@
+"""KV blocks as vLLM's block pool keeps them: shared by prefix while used, cached while nobody needs the room.
+
+Theory of operation. A block holds `BLOCK_SIZE` tokens. A full block has a hash of its tokens and of all before it, so
+equal prefixes have equal hashes. A hashed block that no sequence uses stays *idle*: it counts as free, and the one idle
+for longest is given away first. One block is never handed out, as in vLLM.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from xxhash import xxh3_64_intdigest
+
+from engines.simulator.settings import BLOCK_SIZE
+
+
+def block_hash(before: int, tokens: Items[int]) -> int:
+    """The hash of a full block after the block with hash `before` (for the first block, a salt)."""
+    return xxh3_64_intdigest(array("Q", [before]).tobytes() + array("q", tokens).tobytes())
+
+
+def block_hashes(salt: int, tokens: Items[int]) -> list[int]:
+    """Hashes of the full blocks of a prompt, first to last."""
+    hashes, before = [], salt
+    for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        before = block_hash(before, tokens[start : start + BLOCK_SIZE])
+        hashes.append(before)
+    return hashes
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks of one sequence: `hashed` ones in order, and a number of others that are still private to it."""
+
+    hashed: list[int] = field(default_factory=list)
+    private: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many blocks it holds."""
+        return len(self.hashed) + self.private
+
+
+class BlockPool:
+    """All blocks of one engine.
+
+    - The number of used blocks is the number of distinct blocks that sequences hold.
+    - A prompt hits the longest run of its first blocks that are cached, but never its last token.
+    - Nothing is handed out that is not free; idle blocks go in the order in which they became idle.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._total = blocks - 1
+        self._references: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._private = 0
+
+    @property
+    def used(self) -> int:
+        """Blocks that sequences hold."""
+        return len(self._references) + self._private
+
+    @property
+    def usage(self) -> float:
+        """Share of used blocks, 0 to 1."""
+        return self.used / self._total
+
+    def start(self, hashes: Items[int], length: int) -> tuple[Blocks, int] | None:
+        """Blocks for a prompt of `length` tokens and the number of its tokens that were cached; None where none fit."""
+        hits = 0
+        for value in hashes[: (length - 1) // BLOCK_SIZE]:
+            if value not in self._references and value not in self._idle:
+                break
+            hits += 1
+        fresh = -(-length // BLOCK_SIZE) - hits
+        revived = sum(value in self._idle for value in hashes[:hits])
+        if self.used + fresh + revived > self._total:
+            return None
+        for value in hashes[:hits]:
+            self._hold(value)
+        blocks = Blocks(list(hashes[:hits]))
+        for value in hashes[hits:]:
+            self._make_room()
+            if value in self._references or value in self._idle:
+                # The same content computed again is a block of its own without the hash, as in vLLM.
+                self._private += 1
+                blocks.private += 1
+            else:
+                self._references[value] = 1
+                blocks.hashed.append(value)
+        for _ in range(fresh - (len(hashes) - hits)):
+            self._make_room()
+            self._private += 1
+            blocks.private += 1
+        return blocks, hits * BLOCK_SIZE
+
+    def extend(self, blocks: Blocks) -> bool:
+        """One more block for a sequence; False where none is free."""
+        if self.used >= self._total:
+            return False
+        self._make_room()
+        self._private += 1
+        blocks.private += 1
+        return True
+
+    def seal(self, blocks: Blocks, value: int) -> None:
+        """A private block is full now and can be shared from here on."""
+        if value in self._references or value in self._idle:
+            return
+        self._private -= 1
+        blocks.private -= 1
+        self._references[value] = 1
+        blocks.hashed.append(value)
+
+    def release(self, blocks: Blocks) -> None:
+        """A sequence is done; its last blocks become idle first, since they are the least likely to be shared."""
+        for value in reversed(blocks.hashed):
+            self._references[value] -= 1
+            if self._references[value] == 0:
+                del self._references[value]
+                self._idle[value] = None
+        self._private -= blocks.private
+        blocks.hashed, blocks.private = [], 0
+
+    def _hold(self, value: int) -> None:
+        self._idle.pop(value, None)
+        self._references[value] = self._references.get(value, 0) + 1
+
+    def _make_room(self) -> None:
+        if self.used + len(self._idle) >= self._total and self._idle:
+            self._idle.popitem(last=False)

@@ -1,0 +1,214 @@
+"""The Prometheus page of an engine, with vLLM's names, labels, types and help texts."""
+
+import re
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engines.simulator.faults import Fault
+from engines.simulator.scheduler import Scheduler
+from engines.simulator.settings import BLOCK_SIZE, Settings
+from engines.simulator.speculation import Speculation
+from engines.simulator.tally import Tally
+
+_HISTOGRAMS = {
+    "request_prompt_tokens": "Number of prefill tokens processed.",
+    "request_generation_tokens": "Number of generation tokens processed.",
+    "iteration_tokens_total": "Histogram of number of tokens per engine_step.",
+    "request_max_num_generation_tokens": "Histogram of maximum number of requested generation tokens.",
+    "request_params_n": "Histogram of the n request parameter.",
+    "request_params_max_tokens": "Histogram of the max_tokens request parameter.",
+    "time_to_first_token_seconds": "Histogram of time to first token in seconds.",
+    "inter_token_latency_seconds": "Histogram of inter-token latency in seconds.",
+    "request_time_per_output_token_seconds": "Histogram of time_per_output_token_seconds per request.",
+    "e2e_request_latency_seconds": "Histogram of e2e request latency in seconds.",
+    "request_queue_time_seconds": "Histogram of time spent in WAITING phase for request.",
+    "request_inference_time_seconds": "Histogram of time spent in RUNNING phase for request.",
+    "request_prefill_time_seconds": "Histogram of time spent in PREFILL phase for request.",
+    "request_decode_time_seconds": "Histogram of time spent in DECODE phase for request.",
+    "request_num_preemptions": "Histogram of the number of times a request was preempted.",
+    "request_prefill_kv_computed_tokens": (
+        "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
+    ),
+}
+_KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re.MULTILINE)
+
+
+class EngineCollector(Collector):
+    """Reads an engine's counts whenever Prometheus scrapes it.
+
+    `kv_fault` gives the fault that forces the KV usage, if one is set; `started` is the Unix time of the start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scheduler: Scheduler,
+        speculation: Speculation,
+        tally: Tally,
+        kv_fault: Callable[[], Fault | None],
+        started: float,
+    ) -> None:
+        self._settings = settings
+        self._scheduler = scheduler
+        self._speculation = speculation
+        self._tally = tally
+        self._kv_fault = kv_fault
+        self._started = started
+        self._labels = {"model_name": settings.names[0], "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics in vLLM's order."""
+        if self._speculation.enabled:
+            yield from self._speculating()
+        yield from self._scheduling()
+        yield from self._caching()
+        yield from self._tokens()
+        for name, text in _HISTOGRAMS.items():
+            yield self._histogram(name, text)
+        yield self._cache_config()
+
+    def _scheduling(self) -> Iterator[Metric]:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        yield self._gauge("num_requests_running", "Number of requests in model execution batches.", running)
+        yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", waiting)
+        text = (
+            "Number of waiting requests by reason. Reason labels: 'capacity' = waiting for scheduling capacity; "
+            "'deferred' = deferred by transient constraints (LoRA budget, KV transfer, blocked status). "
+            "Sum of all reasons equals vllm:num_requests_waiting."
+        )
+        reasons = {"capacity": float(waiting), "deferred": 0.0}
+        yield self._gauges("num_requests_waiting_by_reason", text, "reason", reasons)
+        text = (
+            "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
+            "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
+        )
+        states = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
+        yield self._gauges("engine_sleep_state", text, "sleep_state", states)
+        fault = self._kv_fault()
+        forced = fault.get("usage") if fault else None
+        usage = self._scheduler.pool.usage if forced is None else forced
+        yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
+
+    def _caching(self) -> Iterator[Metric]:
+        counts = self._scheduler.counts
+        text = "Prefix cache queries, in terms of number of queried tokens."
+        yield self._counter("prefix_cache_queries", text, counts.prefix_queries)
+        text = "Prefix cache hits, in terms of number of cached tokens."
+        yield self._counter("prefix_cache_hits", text, counts.prefix_hits)
+        cross = "from KV connector cross-instance cache sharing, in terms of number of"
+        yield self._counter(
+            "external_prefix_cache_queries", f"External prefix cache queries {cross} queried tokens.", 0
+        )
+        yield self._counter("external_prefix_cache_hits", f"External prefix cache hits {cross} cached tokens.", 0)
+        yield self._counter("mm_cache_queries", "Multi-modal cache queries, in terms of number of queried items.", 0)
+        yield self._counter("mm_cache_hits", "Multi-modal cache hits, in terms of number of cached items.", 0)
+        text = "Cumulative number of preemption from the engine."
+        yield self._counter("num_preemptions", text, counts.preemptions)
+
+    def _tokens(self) -> Iterator[Metric]:
+        tally = self._tally
+        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", tally.prompt_tokens)
+        computed = tally.prompt_tokens - tally.cached_tokens
+        sources = {"local_compute": computed, "local_cache_hit": tally.cached_tokens, "external_kv_transfer": 0}
+        yield self._counters("prompt_tokens_by_source", "Number of prompt tokens by source.", "source", sources)
+        text = "Number of cached prompt tokens (local + external)."
+        yield self._counter("prompt_tokens_cached", text, tally.cached_tokens)
+        text = (
+            "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to "
+            "DRAM), disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; "
+            "sums to vllm:prefix_cache_hits + vllm:external_prefix_cache_hits."
+        )
+        tiers = {
+            "device": self._scheduler.counts.prefix_hits,
+            "host": 0,
+            "p2p": 0,
+            "disk": 0,
+            "external_unspecified": 0,
+        }
+        yield self._counters("prompt_tokens_cached_by_source", text, "source", tiers)
+        yield self._counter("generation_tokens", "Number of generation tokens processed.", tally.generation_tokens)
+        text = "Count of successfully processed requests."
+        yield self._counters("request_success", text, "finished_reason", tally.finished)
+        yield self._admission_rejections()
+
+    def _admission_rejections(self) -> Metric:
+        """vLLM's queue limits, which are off by default; without the label of the engine."""
+        text = "Number of admission attempts rejected by a queue limit, by reason."
+        family = CounterMetricFamily("vllm:admission_rejections", text, labels=["model_name", "reason"])
+        for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            family.add_metric([self._labels["model_name"], reason], 0, created=self._started)
+        return family
+
+    def _speculating(self) -> Iterator[Metric]:
+        counts = self._speculation.counts
+        yield self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.", counts.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Number of draft tokens.", counts.draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.", counts.accepted)
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position."
+        positions = {str(position): count for position, count in enumerate(counts.accepted_at)}
+        yield self._counters(name, text, "position", positions)
+
+    def _cache_config(self) -> Metric:
+        blocks = self._settings.kv_blocks
+        labels = {
+            "block_size": str(BLOCK_SIZE),
+            "cache_dtype": "auto",
+            "enable_prefix_caching": "True",
+            "engine": "0",
+            "gpu_memory_utilization": "0.92",
+            "kv_cache_max_concurrency": str(self._settings.kv_tokens / self._settings.context),
+            "kv_cache_size_tokens": str(self._settings.kv_tokens),
+            "num_cpu_blocks": "None",
+            "num_gpu_blocks": str(blocks),
+            "num_gpu_blocks_override": "None",
+            "prefix_caching_hash_algo": "sha256",
+            "sliding_window": "None",
+        }
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=list(labels)
+        )
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _gauges(self, name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), key], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value, created=self._started)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), key], value, created=self._started)
+        return family
+
+    def _histogram(self, name: str, text: str) -> Metric:
+        histogram = self._tally.histograms[name]
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
+        family.add_sample(f"vllm:{name}_created", self._labels, self._started)
+        return family
+
+
+def page(registry: CollectorRegistry, kv_fault: Fault | None) -> bytes:
+    """The text of /metrics; a `kv` fault may drop the usage or give it the name it had before vLLM 0.10."""
+    text = generate_latest(registry)
+    metric = kv_fault.get("metric") if kv_fault else "new"
+    if metric == "missing":
+        return _KV_LINE.sub(b"", text)
+    if metric == "old":
+        return text.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+    return text

@@ -1,0 +1,64 @@
+"""Prompts as an engine sees them: one text and its tokens, made by a chat template of the simulator's own."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.simulator.tokens import encode
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`asked` is the part that decides whether code is wanted: the last user message, or the whole prompt."""
+
+    text: str
+    tokens: tuple[int, ...]
+    asked: str
+
+
+def chat_prompt(
+    messages: Sequence[dict[str, Any]],
+    documents: Sequence[dict[str, Any]] | None,
+    tools: Sequence[dict[str, Any]] | None,
+) -> Prompt:
+    """Render a conversation; documents and tools come first, as most templates have it."""
+    parts = [f"<|document|>\n{json.dumps(document, ensure_ascii=False)}\n" for document in documents or ()]
+    parts += [f"<|tool|>\n{json.dumps(tool, ensure_ascii=False)}\n" for tool in tools or ()]
+    asked = ""
+    for message in messages:
+        content = _content(message.get("content"))
+        parts.append(f"<|{message['role']}|>\n{content}\n")
+        if message.get("tool_calls"):
+            parts.append(json.dumps(message["tool_calls"], ensure_ascii=False) + "\n")
+        if message["role"] == "user":
+            asked = content
+    text = "".join(parts)
+    return Prompt(text, tuple(encode(text + "<|assistant|>\n")), asked)
+
+
+def completion_prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
+    """The prompts of a completion: a text, token ids, or a list of either."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]
+    return tuple(_completion_prompt(item) for item in prompt)
+
+
+def _completion_prompt(prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(prompt, tuple(encode(prompt)), prompt)
+    text = "".join(f"<{number}>" for number in prompt)
+    return Prompt(text, tuple(prompt), text)
+
+
+def _content(content: object) -> str:
+    """The text of a message; parts that are no text are named."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(
+            str(part.get("text", f"<{part.get('type')}>")) if isinstance(part, dict) else str(part) for part in content
+        )
+    return str(content)

@@ -1,0 +1,79 @@
+"""How vLLM says no: the bodies of its errors, word for word."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_LONGEST_INPUT = 200
+
+ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not a failure of ours
+    """A request that is answered with an error; `status` is also the `code` of the body."""
+
+    status: int
+    message: str
+    kind: str = "BadRequestError"
+    param: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The error object in the order of vLLM's keys."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+
+def refused(message: str, param: str | None = None, value: object = None) -> Rejection:
+    """A value that vLLM's own checks refuse; it appends what and how much to the message."""
+    extras = ([f"parameter={param}"] if param is not None else []) + ([f"value={value}"] if value is not None else [])
+    return Rejection(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
+
+
+def invalid(*problems: Mapping[str, object]) -> Rejection:
+    """A body of the wrong shape; each problem has pydantic's `type`, `loc`, `msg` and `input`."""
+    label = "error" if len(problems) == 1 else "errors"
+    lines = "".join(f"\n  {_shown(problem)!r}" for problem in problems[:10])
+    more = f"\n  ...and {len(problems) - 10} more {label}" if len(problems) > 10 else ""
+    message = f"{len(problems)} validation {label}:{lines}{more}"
+    return Rejection(400, message, kind="Bad Request", param=str(problems[0]["loc"]))
+
+
+def wrong_media_type() -> Rejection:
+    """Anything but `application/json`."""
+    message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+    return Rejection(400, message, kind="Bad Request")
+
+
+def unknown_model(model: str, names: tuple[str, ...]) -> Rejection:
+    """A model that this engine does not serve."""
+    message = f"The model `{model}` does not exist. Valid aliases: {', '.join(names)}."
+    return Rejection(404, message, kind="NotFoundError", param="model")
+
+
+def prompt_too_long(context: int) -> Rejection:
+    """A prompt longer than the context; vLLM stops counting one token past it."""
+    counted = context + 1
+    message = (
+        f"This model's maximum context length is {context} tokens. However, your prompt contains at least {counted} "
+        "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+        "input prompt."
+    )
+    return refused(message, "input_tokens", counted)
+
+
+def engine_failed(message: str = ENGINE_DEAD) -> Rejection:
+    """The engine core died, or one generation failed inside it."""
+    return Rejection(500, message, kind="InternalServerError")
+
+
+def _shown(problem: Mapping[str, object]) -> dict[str, object]:
+    return {key: _summary(value) if key == "input" else value for key, value in problem.items()}
+
+
+def _summary(value: object) -> object:
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_INPUT else value[:_LONGEST_INPUT] + "...[truncated]"
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return str(value)

@@ -1,0 +1,264 @@
+"""A request for a generation, checked in vLLM's order: first what it refuses outright, then types, then values."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from engines.simulator import fields
+from engines.simulator.checks import check_before_types, check_model, check_values
+from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
+from engines.simulator.rejections import Rejection, invalid, prompt_too_long, refused
+from engines.simulator.settings import Settings
+
+_SAMPLING = {
+    "model": "text",
+    "frequency_penalty": "number",
+    "logit_bias": "object",
+    "max_tokens": "integer",
+    "n": "integer",
+    "presence_penalty": "number",
+    "response_format": "object",
+    "seed": "integer",
+    "stop": "stop",
+    "stream": "boolean",
+    "stream_options": "object",
+    "temperature": "number",
+    "top_p": "number",
+    "top_k": "integer",
+    "min_p": "number",
+    "repetition_penalty": "number",
+    "min_tokens": "integer",
+    "ignore_eos": "boolean",
+    "include_stop_str_in_output": "boolean",
+    "cache_salt": "text",
+    "return_token_ids": "boolean",
+}
+CHAT_FIELDS = {
+    "messages": "messages",
+    **_SAMPLING,
+    "logprobs": "boolean",
+    "top_logprobs": "integer",
+    "max_completion_tokens": "integer",
+    "tools": "objects",
+    "documents": "objects",
+    "chat_template_kwargs": "object",
+    "include_reasoning": "boolean",
+    "echo": "boolean",
+}
+COMPLETION_FIELDS = {"prompt": "prompt", **_SAMPLING, "echo": "boolean", "logprobs": "integer", "suffix": "text"}
+
+# What decides what is said. Not max_tokens, stop or stream: they decide how much of it is seen, and how.
+_VOICE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "suffix",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One accepted request; `limits` holds the most tokens that each prompt's answers may have."""
+
+    chat: bool
+    prompts: tuple[Prompt, ...]
+    limits: tuple[int, ...]
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    stop: tuple[str, ...]
+    keep_stop: bool
+    min_tokens: int
+    ignore_eos: bool
+    logprobs: int | None
+    """Alternatives to show beside each token; None for no logprobs at all."""
+    echo: bool
+    echo_only: bool
+    """A completion with `max_tokens` 0 and `echo`: the prompt is all that is returned."""
+    return_token_ids: bool
+    thinking: bool
+    calls: tuple[tuple[str, object], ...]
+    """Names and argument schemas of the tools to call."""
+    named_call: bool
+    json_schema: object | None
+    voice: int
+    """Hash of the model and of what else decides what is said, but for the prompt."""
+    salt: int
+    """Where the prefix cache is divided (`cache_salt`)."""
+
+    @property
+    def text(self) -> str:
+        """All that the client wrote, for markers."""
+        return "\n".join(prompt.text for prompt in self.prompts)
+
+
+def chat_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+    """Read a body of /v1/chat/completions.
+
+    Raises Rejection as vLLM would answer.
+    """
+    check_before_types(body, chat=True)
+    body = fields.coerce(body, CHAT_FIELDS, required=("messages",))
+    check_model(body, settings)
+    if not body["messages"]:
+        raise refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    prompt = chat_prompt(body["messages"], body.get("documents"), body.get("tools"))
+    calls, named = _calls(body, settings)
+    top = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    kwargs = body.get("chat_template_kwargs") or {}
+    return _request(
+        body,
+        settings,
+        (prompt,),
+        name,
+        body.get(name),
+        top,
+        chat=True,
+        calls=calls,
+        named=named,
+        thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
+    )
+
+
+def completion_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+    """Read a body of /v1/completions.
+
+    Raises Rejection as vLLM would answer.
+    """
+    check_before_types(body, chat=False)
+    body = fields.coerce(body, COMPLETION_FIELDS)
+    check_model(body, settings)
+    prompts = completion_prompts(body["prompt"])
+    if not prompts:
+        raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
+    return _request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
+
+
+def _calls(body: fields.Body, settings: Settings) -> tuple[tuple[tuple[str, object], ...], bool]:
+    """The tools to call and whether the client named the one."""
+    tools = body.get("tools")
+    choice = body.get("tool_choice", "auto" if tools else "none")
+    if choice is None or choice == "none":
+        return (), False
+    if not tools:
+        raise refused("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    functions = dict(_function(at, tool) for at, tool in enumerate(tools))
+    if isinstance(choice, dict):
+        named = choice.get("function")
+        name = named.get("name") if isinstance(named, dict) else None
+        if isinstance(name, str) and name in functions:
+            return ((name, functions[name]),), True
+        raise refused("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+    if choice == "auto" and not settings.auto_tool_choice:
+        raise Rejection(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    if choice not in ("auto", "required"):
+        message = (
+            f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.'
+        )
+        raise refused(message, "tool_choice")
+    return (next(iter(functions.items())),), False
+
+
+def _function(at: int, tool: dict[str, Any]) -> tuple[str, object]:
+    """Name and argument schema of a tool."""
+    where = f"body.tools.{at}.function"
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise invalid({"type": "missing", "loc": where, "msg": "Field required", "input": tool})
+    if not isinstance(name := function.get("name"), str):
+        message = "Input should be a valid string"
+        raise invalid({"type": "string_type", "loc": f"{where}.name", "msg": message, "input": name})
+    return name, function.get("parameters")
+
+
+def _request(
+    body: fields.Body,
+    settings: Settings,
+    prompts: tuple[Prompt, ...],
+    limit_name: str,
+    limit: int | None,
+    logprobs: int | None,
+    *,
+    chat: bool,
+    calls: tuple[tuple[str, object], ...] = (),
+    named: bool = False,
+    thinking: bool = False,
+) -> GenerationRequest:
+    echo = bool(body.get("echo"))
+    echo_only = echo and limit == 0 and not chat
+    check_values(body, settings, limit_name, limit, logprobs, echo_only=echo_only)
+    limits = []
+    for prompt in prompts:
+        left = settings.context - len(prompt.tokens)
+        if left < 0:
+            raise prompt_too_long(settings.context)
+        if left == 0 and not echo_only:
+            raise refused("max_tokens must be at least 1, got 0.", "max_tokens", 0)
+        limits.append(1 if echo_only else left if limit is None else min(limit, left))
+    options = fields.coerce(
+        body.get("stream_options") or {}, {"include_usage": "boolean", "continuous_usage_stats": "boolean"}
+    )
+    usage = bool(options.get("include_usage"))
+    return GenerationRequest(
+        chat=chat,
+        prompts=prompts,
+        limits=tuple(limits),
+        n=body.get("n") or 1,
+        stream=bool(body.get("stream")),
+        include_usage=usage,
+        continuous_usage=usage and bool(options.get("continuous_usage_stats")),
+        stop=tuple(body.get("stop") or ()),
+        keep_stop=bool(body.get("include_stop_str_in_output")),
+        min_tokens=body.get("min_tokens") or 0,
+        ignore_eos=bool(body.get("ignore_eos")),
+        logprobs=logprobs,
+        echo=echo and not chat,
+        echo_only=echo_only,
+        return_token_ids=bool(body.get("return_token_ids")),
+        thinking=thinking,
+        calls=calls,
+        named_call=named,
+        json_schema=_json_schema(body),
+        voice=_voice(body, settings),
+        salt=xxh3_64_intdigest((body.get("cache_salt") or "").encode()),
+    )
+
+
+def _json_schema(body: fields.Body) -> object | None:
+    wanted: dict[str, Any] = body.get("response_format") or {}
+    match wanted.get("type"):
+        case None | "text":
+            return None
+        case "json_object":
+            return {"type": "object", "properties": {"answer": {"type": "string"}}}
+        case "json_schema":
+            if not isinstance(schema := wanted.get("json_schema"), dict):
+                raise refused(
+                    "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
+                    "response_format",
+                )
+            return schema.get("schema") or {}
+    message = "Input should be 'text', 'json_object' or 'json_schema'"
+    where = {"loc": "body.response_format.type", "input": wanted.get("type")}
+    raise invalid({"type": "literal_error", "loc": where["loc"], "msg": message, "input": where["input"]})
+
+
+def _voice(body: fields.Body, settings: Settings) -> int:
+    said = {name: body[name] for name in _VOICE if body.get(name) is not None}
+    text = json.dumps([settings.model, settings.seed, said], sort_keys=True)
+    return xxh3_64_intdigest(text.encode())

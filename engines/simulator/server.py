@@ -1,0 +1,74 @@
+"""A simulated engine in its own process: uvicorn, with the connection within reach of faults."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from engines.simulator.app import create_app
+from engines.simulator.settings import Settings
+from engines.simulator.wire import TRANSPORT
+
+READY = "simulator ready at "
+"""What the line on stdout begins with once the server accepts connections; its URL follows."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """Passes the connection's transport on to the app."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]  # ASGI leaves the value open
+
+
+class _Server(Server):
+    """Says on stdout when it is ready, and ends with exit code 0 on SIGTERM and SIGINT."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        super().__init__(config)
+        self._url = url
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """uvicorn would raise the signal again when it is done; vLLM ends well."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, and say so."""
+        await super().startup(sockets)
+        sys.stdout.write(f"{READY}{self._url}\n")
+        sys.stdout.flush()
+
+    def _stop(self) -> None:
+        # As vLLM without --shutdown-timeout: what is being generated is given up. Requests end as when a client leaves.
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self.should_exit = self.force_exit = True
+
+
+def run(settings: Settings, host: str, port: int, log_level: str) -> None:
+    """Serve until a signal comes; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        name = f"[{host}]" if ":" in host else host
+        config = Config(
+            create_app(settings),
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            loop="uvloop",
+            log_level=log_level,
+            access_log=log_level in ("debug", "trace"),
+            backlog=4096,
+        )
+        _Server(config, f"http://{name}:{listener.getsockname()[1]}").run(sockets=[listener])

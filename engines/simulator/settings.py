@@ -1,0 +1,63 @@
+"""What one simulated engine is: its model, its pace and its size."""
+
+from dataclasses import dataclass, replace
+
+from xxhash import xxh32_hexdigest
+
+VLLM_VERSION = "0.32.0"
+BLOCK_SIZE = 16
+"""Tokens in one KV block (vLLM's `--block-size`; its default on a GPU)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration of one simulated engine; the names follow vLLM's options where it has them.
+
+    Raises ValueError where the model length does not fit into the KV cache, as vLLM refuses to start then.
+    """
+
+    model: str
+    served_names: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    draft: str | None = None
+    num_speculative_tokens: int = 4
+    acceptance: float = 0.7
+    """Chance that one more draft token of a step is accepted, given that all before it were."""
+    ttft: float = 0.0
+    """Seconds to the first token."""
+    tokens_per_second: float = 0.0
+    """Steps a second of each request; 0 is as fast as possible. A draft adds its accepted tokens to a step."""
+    jitter: float = 0.0
+    """Share (0 to 1) by which each wait varies at random, up or down."""
+    seed: int = 0
+    kv_blocks: int = 4096
+    max_num_seqs: int = 256
+    auto_tool_choice: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kv_blocks < 2:
+            raise ValueError("a KV cache needs at least 2 blocks, since vLLM keeps one for itself")
+        if self.max_model_len is not None and self.max_model_len > self.kv_tokens:
+            raise ValueError(
+                f"max_model_len={self.max_model_len} does not fit into {self.kv_blocks} blocks of {BLOCK_SIZE}"
+            )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into the KV cache; one block is never handed out."""
+        return (self.kv_blocks - 1) * BLOCK_SIZE
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return min(8192, self.kv_tokens) if self.max_model_len is None else self.max_model_len
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which the model is served; the first is the one that answers carry."""
+        return self.served_names or (self.model,)
+
+    @property
+    def fingerprint(self) -> str:
+        """`system_fingerprint`, which in vLLM is a hash of the engine's configuration."""
+        return f"vllm-{VLLM_VERSION}-{xxh32_hexdigest(repr(replace(self, served_names=())).encode())}"

@@ -1,0 +1,43 @@
+"""Speculative decoding as the counters show it: how many draft tokens each step had accepted."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+from engines.simulator.settings import Settings
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Totals since the start; `accepted_at[i]` counts the steps whose draft token `i` was accepted."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+
+class Speculation:
+    """The draft of one engine. It decides how many tokens come with a step, never which."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._depth = settings.num_speculative_tokens if settings.draft else 0
+        self._acceptance = settings.acceptance
+        self.counts = SpeculationCounts(accepted_at=[0] * self._depth)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a draft."""
+        return self._depth > 0
+
+    def step(self, rng: Random) -> int:
+        """Tokens that one step of one sequence yields: one of the target's own, and those accepted before it."""
+        if not self._depth:
+            return 1
+        accepted = 0
+        while accepted < self._depth and rng.random() < self._acceptance:
+            self.counts.accepted_at[accepted] += 1
+            accepted += 1
+        self.counts.drafts += 1
+        self.counts.draft_tokens += self._depth
+        self.counts.accepted += accepted
+        return accepted + 1

@@ -1,0 +1,138 @@
+"""What an engine counts while it works: plain numbers, made into metrics only when somebody asks."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
+                640, 2560)  # fmt: skip
+_BETWEEN_TOKENS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_STEP_TOKENS = tuple(2**power for power in (0, *range(3, 15)))
+_CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+
+
+class Histogram:
+    """Observations by upper bound, as Prometheus counts them."""
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.sum = 0.0
+        self._counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Add one observation."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Upper bounds as labels with the number of observations up to each."""
+        total, result = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
+            total += count
+            result.append(("+Inf" if bound == float("inf") else str(float(bound)), float(total)))
+        return result
+
+
+def token_bounds(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, ... up to `most`, which vLLM uses for counts of tokens."""
+    bounds = (mantissa * 10**power for power in range(len(str(most))) for mantissa in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= most)
+
+
+def _histograms(context: int) -> dict[str, Histogram]:
+    tokens = token_bounds(context)
+    bounds: dict[str, tuple[float, ...]] = {
+        "request_prompt_tokens": tokens,
+        "request_generation_tokens": tokens,
+        "iteration_tokens_total": _STEP_TOKENS,
+        "request_max_num_generation_tokens": tokens,
+        "request_params_n": _CHOICES,
+        "request_params_max_tokens": tokens,
+        "time_to_first_token_seconds": _FIRST_TOKEN,
+        "inter_token_latency_seconds": _BETWEEN_TOKENS,
+        "request_time_per_output_token_seconds": _BETWEEN_TOKENS,
+        "e2e_request_latency_seconds": _LATENCY,
+        "request_queue_time_seconds": _LATENCY,
+        "request_inference_time_seconds": _LATENCY,
+        "request_prefill_time_seconds": _LATENCY,
+        "request_decode_time_seconds": _LATENCY,
+        "request_num_preemptions": _PREEMPTIONS,
+        "request_prefill_kv_computed_tokens": tokens,
+    }
+    return {name: Histogram(values) for name, values in bounds.items()}
+
+
+@dataclass(slots=True)
+class Times:
+    """Moments of one sequence in seconds of one clock; 0 where it has not come yet."""
+
+    arrived: float
+    admitted: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+class Tally:
+    """The counts of one engine since its start."""
+
+    def __init__(self, context: int) -> None:
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.histograms = _histograms(context)
+
+    def step(self, times: Times, now: float, generated: int, prompt: int, cached: int) -> None:
+        """One step of one sequence yielded `generated` tokens; the first one also computes its prompt."""
+        self.generation_tokens += generated
+        self.histograms["iteration_tokens_total"].observe(generated + prompt - cached)
+        if times.first:
+            self.histograms["inter_token_latency_seconds"].observe(now - times.last)
+        else:
+            times.first = now
+            self.prompt_tokens += prompt
+            self.cached_tokens += cached
+            self.histograms["time_to_first_token_seconds"].observe(now - times.arrived)
+        times.last = now
+
+    def finish(self, reason: str, times: Times, now: float, done: "Done") -> None:
+        """One sequence ended for `reason`, one of FINISH_REASONS."""
+        self.finished[reason] += 1
+        admitted = times.admitted or now
+        first = times.first or now
+        last = times.last or now
+        observations = {
+            "request_prompt_tokens": done.prompt,
+            "request_generation_tokens": done.generated,
+            "request_time_per_output_token_seconds": (last - first) / max(1, done.generated - 1),
+            "e2e_request_latency_seconds": now - times.arrived,
+            "request_queue_time_seconds": admitted - times.arrived,
+            "request_inference_time_seconds": last - admitted,
+            "request_prefill_time_seconds": first - admitted,
+            "request_decode_time_seconds": last - first,
+            "request_num_preemptions": done.preemptions,
+            "request_prefill_kv_computed_tokens": done.prompt - done.cached,
+            "request_params_max_tokens": done.limit,
+        }
+        for name, value in observations.items():
+            self.histograms[name].observe(max(0, value))
+
+    def request(self, n: int, most: int) -> None:
+        """A request with `n` answers ended; the longest had `most` tokens."""
+        self.histograms["request_params_n"].observe(n)
+        self.histograms["request_max_num_generation_tokens"].observe(most)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Sizes of one finished sequence, in tokens."""
+
+    prompt: int
+    cached: int
+    generated: int
+    limit: int
+    preemptions: int

@@ -1,0 +1,73 @@
+"""`python -m engines.tiny make`: the command line; run by the Python that vLLM is installed in."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engines.tiny.folder import ForeignFolderError, finished, only_maker, replacing
+from engines.tiny.libraries import MissingLibraryError, load_libraries
+from engines.tiny.making import make_models
+from engines.tiny.plan import VERSION
+from engines.tiny.progress import progress
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit status: 0 well, 1 failed (2, wrong use, comes from argparse)."""
+    options = _parser().parse_args(arguments)
+    try:
+        summary = make(options.out, options.force, options.seconds, options.threads)
+    except (MissingLibraryError, ForeignFolderError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; nothing was left behind\n")
+        return 1
+    if options.json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+    elif summary["made"]:
+        sys.stdout.write(f"{options.out}: {len(summary['models'])} models in {summary['seconds']:.0f} s\n")
+    else:
+        sys.stdout.write(f"{options.out}: already made\n")
+    return 0
+
+
+def make(out: Path, force: bool, limit_s: float | None, threads: int | None) -> dict[str, Any]:
+    """Make the models into `out` unless this version of them is there; gives what --json prints."""
+    started = time.monotonic()
+    models: list[dict[str, Any]] = []
+    with only_maker(out):
+        making = force or not finished(out, VERSION)
+        if making:
+            with progress(sys.stderr) as stage, replacing(out, VERSION) as folder:
+                libraries = load_libraries(threads)
+                models = [asdict(made) for made in make_models(libraries, folder, stage, limit_s)]
+    seconds = round(time.monotonic() - started, 1)
+    return {"out": str(out), "version": VERSION, "made": making, "seconds": seconds, "models": models}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engines.tiny", description="Small models for real vLLM engines.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("make", help="train the five models from text at hand")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make, one model a subfolder")
+    command.add_argument("--seconds", type=_positive, metavar="N", help="train for at most about N seconds in all")
+    command.add_argument("--threads", type=int, metavar="N", help="threads to compute with (default: torch's choice)")
+    command.add_argument("--force", action="store_true", help="make them anew even if they are there")
+    command.add_argument("--json", action="store_true", help="print what was made as JSON")
+    return parser
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The shapes of the five models, in the terms of the architectures that vLLM knows."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engines.tiny.libraries import Libraries
+from engines.tiny.vocabulary import Vocabulary
+
+CONTEXT = 4096
+"""Positions of every model, in tokens."""
+
+HEAD_SIZE = 32
+"""vLLM's attention on a CPU takes no smaller heads."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model: which architecture (`Llama`, `Qwen2`, `Mistral`), how wide and how deep."""
+
+    architecture: str
+    vocabulary: Vocabulary
+    hidden: int
+    layers: int
+
+    @property
+    def heads(self) -> int:
+        """Query heads; half as many hold keys and values, as in the models these stand for."""
+        return self.hidden // HEAD_SIZE
+
+
+def build(libraries: Libraries, shape: Shape, tokenizer: Any, seed: int) -> Any:
+    """A model of this shape with random weights, the same for the same seed."""
+    libraries.torch.manual_seed(seed)
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in shape.vocabulary.ends]
+    config = getattr(libraries.transformers, f"{shape.architecture}Config")(
+        vocab_size=shape.vocabulary.size,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.hidden * 3,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=max(1, shape.heads // 2),
+        max_position_embeddings=CONTEXT,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=ends if len(ends) > 1 else ends[0],
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    model = getattr(libraries.transformers, f"{shape.architecture}ForCausalLM")(config)
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.generation_config.pad_token_id = config.pad_token_id
+    return model

@@ -1,0 +1,117 @@
+"""Drafts made from their targets, also across two vocabularies.
+
+vLLM hands a draft its target's tokens. Where the vocabularies differ, it translates each token by its spelling, puts
+the draft's unknown token where there is no such spelling, and lets the draft choose among shared tokens only
+(token-level intersection; Timor et al., "Accelerating LLM inference with lossless speculative decoding algorithms for
+heterogeneous vocabularies", 2025). A draft is trained here in just that position. With one vocabulary for both the
+translation is the identity, and nothing else changes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.tiny.libraries import Libraries
+
+_ANSWER_TOKENS = 72
+_SMALLEST_GROUP = 4
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt and what was answered to it, in the target's tokens; the first `prompt` of them are the prompt."""
+
+    tokens: list[int]
+    prompt: int
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Between two vocabularies, as index tensors.
+
+    `to_draft[t]` is what the draft reads for the target's token t; `shared_target[i]` and `shared_draft[i]` are the
+    target's and the draft's id of the i-th shared token.
+    """
+
+    to_draft: Any
+    shared_target: Any
+    shared_draft: Any
+
+
+def translate(libraries: Libraries, target_tokenizer: Any, draft_tokenizer: Any) -> Translation:
+    """Pair the tokens of two tokenizers by their spelling."""
+    torch = libraries.torch
+    target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    shared = sorted(target.keys() & draft.keys(), key=target.__getitem__)
+    unknown = draft_tokenizer.unk_token_id
+    to_draft = torch.full((len(target),), draft_tokenizer.eos_token_id if unknown is None else unknown)
+    shared_target = torch.tensor([target[token] for token in shared])
+    shared_draft = torch.tensor([draft[token] for token in shared])
+    to_draft[shared_target] = shared_draft
+    return Translation(to_draft, shared_target, shared_draft)
+
+
+def inherit(libraries: Libraries, target: Any, draft: Any, translation: Translation) -> None:
+    """Start the draft as the first layers of its target: every weight of the same name, embeddings token by token."""
+    torch = libraries.torch
+    given = target.state_dict()
+    with torch.no_grad():
+        for name, weight in draft.state_dict().items():
+            if name in ("model.embed_tokens.weight", "lm_head.weight"):
+                weight[translation.shared_draft] = given[name][translation.shared_target]
+            elif name in given and given[name].shape == weight.shape:
+                weight.copy_(given[name])
+
+
+def distillation_loss(libraries: Libraries, target: Any, draft: Any, translation: Translation) -> Callable[[Any], Any]:
+    """How far the draft is from its target on rows of the target's tokens: forward KL over the shared tokens."""
+    torch = libraries.torch
+    functional = torch.nn.functional
+
+    def loss_of(rows: Any) -> Any:
+        with torch.no_grad():
+            wanted = functional.log_softmax(target(input_ids=rows).logits[..., translation.shared_target], dim=-1)
+        said = draft(input_ids=translation.to_draft[rows]).logits[..., translation.shared_draft]
+        said = functional.log_softmax(said, dim=-1)
+        return functional.kl_div(said.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
+
+    return loss_of
+
+
+def answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]]) -> Iterator[Answer]:
+    """What the target answers at temperature 0, each answer up to where it ends.
+
+    Prompts of one length are answered together, so that none needs padding; rare lengths are left out.
+    """
+    torch = libraries.torch
+    groups: dict[int, list[Sequence[int]]] = {}
+    for prompt in dict.fromkeys(map(tuple, prompts)):
+        groups.setdefault(len(prompt), []).append(prompt)
+    ends = target.generation_config.eos_token_id
+    stops = set(ends) if isinstance(ends, list) else {ends}
+    for length, group in sorted(groups.items()):
+        if len(group) < _SMALLEST_GROUP:
+            continue
+        asked = torch.tensor(group)
+        said = target.generate(
+            asked, attention_mask=torch.ones_like(asked), max_new_tokens=_ANSWER_TOKENS, do_sample=False
+        )
+        for row in said.tolist():
+            end = next((at for at in range(length, len(row)) if row[at] in stops), len(row) - 1)
+            yield Answer(row[: end + 1], length)
+
+
+def foreseen(libraries: Libraries, draft: Any, translation: Translation, held_out: Sequence[Answer]) -> float:
+    """The part of the answers' tokens (0 to 1) that the draft would have said too, each from the tokens before it.
+
+    About what vLLM counts as the acceptance of first draft tokens at temperature 0.
+    """
+    torch = libraries.torch
+    right = total = 0
+    with torch.no_grad():
+        for answer in held_out:
+            logits = draft(input_ids=translation.to_draft[torch.tensor([answer.tokens[:-1]])]).logits[0]
+            said = translation.shared_target[logits[:, translation.shared_draft].argmax(-1)]
+            agreed = (said == torch.tensor(answer.tokens[1:]))[answer.prompt - 1 :]
+            right, total = right + int(agreed.sum()), total + agreed.numel()
+    return right / total if total else 0.0

@@ -1,0 +1,132 @@
+"""Tokenizers trained on the spot, each with the special tokens and the chat template of its family.
+
+All are byte-level BPE: whatever a client sends can be encoded. Their vocabularies differ in size, in the order of their
+tokens and in how text is cut before it is merged, as those of the families they stand for do; so tokens of one mean
+nothing to a model of another, and vLLM has to be told to go by their spelling (`use_heterogeneous_vocab`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from engines.tiny.libraries import Libraries
+
+_TEXT = "(message['content'] if message['content'] is string else '')"
+_DOCUMENTS = (
+    "{%- set context = namespace(text='') -%}"
+    "{%- for document in documents or [] -%}"
+    "{%- set context.text = context.text + '\\n' + (document['title'] or '') + ': ' + (document['text'] or '') -%}"
+    "{%- endfor -%}"
+)
+
+_LLAMA_TEMPLATE = (
+    _DOCUMENTS + "{{- bos_token -}}"
+    "{%- if context.text -%}"
+    "{{- '<|start_header_id|>system<|end_header_id|>' + context.text + '<|eot_id|>' -}}"
+    "{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>' + " + _TEXT + " + '<|eot_id|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>' -}}{%- endif -%}"
+)
+_QWEN_TEMPLATE = (
+    _DOCUMENTS + "{%- if context.text -%}{{- '<|im_start|>system' + context.text + '<|im_end|>' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + " + _TEXT + " + '<|im_end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+_MISTRAL_TEMPLATE = (
+    _DOCUMENTS + "{{- bos_token -}}"
+    "{%- if context.text -%}{{- '[SYSTEM]' + context.text + '[/SYSTEM]' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'assistant' -%}{{- " + _TEXT + " + eos_token -}}"
+    "{%- elif message['role'] in ('system', 'developer') -%}{{- '[SYSTEM]' + " + _TEXT + " + '[/SYSTEM]' -}}"
+    "{%- else -%}{{- '[INST]' + " + _TEXT + " + '[/INST]' -}}{%- endif -%}"
+    "{%- endfor -%}"
+)
+
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN_CUT = _LLAMA_CUT.replace(r"\p{N}{1,3}", r"\p{N}")
+_MISTRAL_CUT = r"[^\r\n\p{L}\p{N}]?\p{Lu}*\p{Ll}+|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What makes a family's tokenizer its own.
+
+    `size` counts all tokens, `cut` is the pattern that text is split by before bytes are merged, `ends` are the special
+    tokens that end an answer, the first of them a turn's own; `unknown` is what a draft reads in place of a token that
+    its vocabulary lacks.
+    """
+
+    family: str
+    size: int
+    cut: str
+    special: tuple[str, ...]
+    begins: str | None
+    ends: tuple[str, ...]
+    unknown: str | None
+    chat_template: str
+
+
+LLAMA = Vocabulary(
+    family="llama",
+    size=1536,
+    cut=_LLAMA_CUT,
+    special=("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    begins="<|begin_of_text|>",
+    ends=("<|eot_id|>", "<|end_of_text|>"),
+    unknown=None,
+    chat_template=_LLAMA_TEMPLATE,
+)
+QWEN = Vocabulary(
+    family="qwen",
+    size=2048,
+    cut=_QWEN_CUT,
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    begins=None,
+    ends=("<|im_end|>", "<|endoftext|>"),
+    unknown="<|endoftext|>",
+    chat_template=_QWEN_TEMPLATE,
+)
+MISTRAL = Vocabulary(
+    family="mistral",
+    size=1280,
+    cut=_MISTRAL_CUT,
+    special=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+    begins="<s>",
+    ends=("</s>",),
+    unknown="<unk>",
+    chat_template=_MISTRAL_TEMPLATE,
+)
+
+
+def train_tokenizer(libraries: Libraries, vocabulary: Vocabulary, texts: Iterable[str]) -> Any:
+    """A `PreTrainedTokenizerFast` of exactly `vocabulary.size` tokens, learned from `texts`; the same each time."""
+    kit = libraries.tokenizers
+    tokenizer = kit.Tokenizer(kit.models.BPE())
+    tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
+        [
+            kit.pre_tokenizers.Split(kit.Regex(vocabulary.cut), behavior="isolated"),
+            kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = kit.decoders.ByteLevel()
+    trainer = kit.trainers.BpeTrainer(
+        vocab_size=vocabulary.size,
+        special_tokens=list(vocabulary.special),
+        initial_alphabet=sorted(kit.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return libraries.transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=vocabulary.begins,
+        eos_token=vocabulary.ends[0],
+        pad_token=vocabulary.ends[-1],
+        unk_token=vocabulary.unknown,
+        chat_template=vocabulary.chat_template,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,66 @@
+"""The models that `make run ENGINES=vllm` makes, read by the libraries that will read them."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_tree import PROJECT
+
+from engines.tiny.plan import MODELS
+
+pytestmark = pytest.mark.vllm
+
+READ = """
+import json, sys
+from transformers import AutoConfig, AutoTokenizer
+seen = {}
+for folder in sys.argv[1:]:
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    again = tokenizer.decode(tokenizer.encode("naïve 🚂\\n\\tx == 'y'"), skip_special_tokens=True)
+    seen[folder] = [config.architectures, config.vocab_size, len(tokenizer), again]
+print(json.dumps(seen))
+"""
+
+SPREAD = """
+import json, torch
+from engines.tiny.worker_extension import expand_batch_to_tokens
+spread = expand_batch_to_tokens(torch.tensor([0.5, 0.0, 0.25]), torch.tensor([2, 3, 3]), 3, 0, 1)
+print(json.dumps([spread.tolist(), str(spread.dtype)]))
+"""
+
+NO_DRAFT_TOKENS = """
+import json, torch
+from engines.tiny.worker_extension import sparing_the_empty
+apply = sparing_the_empty(lambda logits, k, p: logits + k.max())
+nothing = torch.empty((0, 4))
+same = apply(nothing, torch.empty(0), None) is nothing
+print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).tolist()]))
+"""
+
+
+def in_vllms_environment(program: str, *arguments: str) -> Any:
+    """What a program prints as JSON in its last line, run where vLLM is installed."""
+    argv = [os.environ["ROUNDHOUSE_VLLM_PYTHON"], "-c", program, *arguments]
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(argv, capture_output=True, text=True, cwd=PROJECT, env=env, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_transformers_reads_every_model_and_its_tokenizer_keeps_every_character() -> None:
+    folders = {str(Path(os.environ["ROUNDHOUSE_MODELS"], plan.name)): plan for plan in MODELS}
+    for folder, (architectures, vocabulary, tokens, again) in in_vllms_environment(READ, *folders).items():
+        assert architectures == [f"{folders[folder].shape.architecture}ForCausalLM"]
+        assert vocabulary == tokens
+        assert again == "naïve 🚂\n\tx == 'y'"
+
+
+def test_sampling_options_reach_every_draft_token_of_their_request() -> None:
+    assert in_vllms_environment(SPREAD) == [[0.5, 0.5, 1.0], "torch.float32"]
+
+
+def test_a_step_without_draft_tokens_needs_no_largest_k() -> None:
+    assert in_vllms_environment(NO_DRAFT_TOKENS) == [True, [[3.0]]]

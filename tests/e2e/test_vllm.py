@@ -1,0 +1,181 @@
+"""Real vLLM engines with real drafts, behind the router, behind the command line that a user types.
+
+The tests are in the order in which they must run: the last one kills an engine.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from vllm_tree import Tree
+
+pytestmark = pytest.mark.vllm
+
+CODE = "Write a Python function that reverses a string and returns it."
+CHAT = "Tell me a story about the sea and an old lighthouse."
+
+ENGINES = ("llama-chat", "llama-code", "mistral")
+
+
+def body(prompt: str, *, model: str = "llama", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "You answer briefly."}, {"role": "user", "content": prompt}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48, **more}
+
+
+def ask(tree: Tree, request: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{tree.url}/v1/chat/completions", json=request, timeout=120)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream that ended well."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def joined(chunks: list[dict[str, Any]]) -> str:
+    return "".join(c["delta"].get("content") or "" for chunk in chunks for c in chunk["choices"])
+
+
+def text(response: httpx.Response) -> str:
+    content: str = response.json()["choices"][0]["message"]["content"]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("prompt", "model", "task", "engine"),
+    [
+        (CODE, "llama", "code", "llama-code"),
+        (CHAT, "llama", "chat", "llama-chat"),
+        (CODE, "auto", "code", "llama-code"),
+        (CHAT, "auto", "chat", "llama-chat"),
+        (CHAT, "mistral", "chat", "mistral"),
+        (CODE, "mistral", "code", "mistral"),
+    ],
+)
+def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_then_comes_from_redis(
+    tree: Tree, prompt: str, model: str, task: str, engine: str
+) -> None:
+    request = body(f"{prompt} ({model}, please)", model=model)
+    first = ask(tree, request)
+    assert first.status_code == 200, first.text
+    told = {name: first.headers[name] for name in ("x-cache", "x-task", "x-engine")}
+    assert told == {"x-cache": "MISS", "x-task": task, "x-engine": engine}
+    second = ask(tree, request)
+    assert second.headers["x-cache"] == "HIT"
+    assert int(second.headers["age"]) >= 0
+    assert second.content == first.content
+    assert text(first)
+
+
+def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: Tree) -> None:
+    streamed = ask(tree, body(CHAT, seed=1, stream=True, stream_options={"include_usage": True}))
+    assert streamed.headers["x-cache"] == "MISS"
+    chunks = events(streamed)
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+    plain = ask(tree, body(CHAT, seed=1))
+    assert plain.headers["x-cache"] == "HIT"
+    assert text(plain) == joined(chunks)
+    assert plain.json()["usage"] == chunks[-1]["usage"]
+
+
+def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: Tree) -> None:
+    plain = ask(tree, body(CODE, seed=2))
+    assert plain.headers["x-cache"] == "MISS"
+    streamed = ask(tree, body(CODE, seed=2, stream=True))
+    assert streamed.headers["x-cache"] == "HIT"
+    chunks = events(streamed)
+    assert joined(chunks) == text(plain)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: Tree) -> None:
+    key = ask(tree, body(CHAT, seed=3)).headers["x-cache-key"]
+    assert key in tree.redis("--scan", "--pattern", "rh:1:default:*")
+    fields = tree.redis("HGETALL", key)
+    entry = dict(zip(fields[::2], fields[1::2], strict=True))
+    assert entry["model"] == "llama"
+    assert entry["engine"] == "llama-chat"
+    assert json.loads(entry["body"])["choices"][0]["finish_reason"]
+    assert 0 < int(tree.redis("TTL", key)[0]) <= 24 * 3600
+
+
+def test_openai_python_streams_through_the_router(tree: Tree) -> None:
+    with openai.OpenAI(base_url=f"{tree.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        stream = client.chat.completions.create(
+            model="auto", messages=[{"role": "user", "content": CHAT}], max_tokens=24, stream=True
+        )
+        pieces = [choice.delta.content or "" for chunk in stream for choice in chunk.choices]
+    assert len(pieces) > 2
+    assert "".join(pieces)
+
+
+def test_completions_are_routed_and_cached_too(tree: Tree) -> None:
+    request = {"model": "llama", "prompt": "def reverse(text):\n", "max_tokens": 16, "temperature": 0}
+    url = f"{tree.url}/v1/completions"
+    first, second = (httpx.post(url, json=request, timeout=120) for _ in range(2))
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
+    assert first.headers["x-engine"] == "llama-code"
+    assert second.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
+
+
+def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: Tree) -> None:
+    refused = ask(tree, body(CHAT, max_tokens=10**6))
+    assert refused.status_code == 400
+    assert "max_tokens" in refused.json()["error"]["message"]
+    assert refused.headers["x-cache"] == "MISS"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_draft_of_each_engine_guesses_some_tokens_right(tree: Tree, engine: str) -> None:
+    model = "mistral" if engine == "mistral" else "llama"
+    prompt = CODE if engine == "llama-code" else CHAT
+    assert ask(tree, body(prompt, model=model, seed=4, max_tokens=64)).headers["x-engine"] == engine
+    assert tree.metric(engine, "vllm:spec_decode_num_drafts_total") > 0
+    assert tree.metric(engine, "vllm:spec_decode_num_accepted_tokens_total") > 0
+
+
+def test_the_router_shows_its_engines_and_their_speculation(tree: Tree) -> None:
+    health = httpx.get(f"{tree.url}/healthz").json()
+    assert health["status"] == "healthy"
+    assert set(health["engines"]) == set(ENGINES)
+    page = httpx.get(f"{tree.url}/metrics").text
+    for engine in ENGINES:
+        assert f'roundhouse_engine_up{{engine="{engine}"}} 1.0' in page
+        assert f'vllm_spec_acceptance_rate{{engine="{engine}"}}' in page
+    assert httpx.get(f"{tree.url}/readyz").status_code == 200
+
+
+def frames(response: httpx.Response) -> Iterator[str]:
+    rest = ""
+    for piece in response.iter_text():
+        *whole, rest = (rest + piece).split("\n\n")
+        yield from whole
+    assert rest == ""
+
+
+def test_an_engine_killed_in_mid_stream_leaves_an_error_and_nothing_stored_and_the_others_serve(tree: Tree) -> None:
+    request = body("Go on for as long as you can.", max_tokens=3000, ignore_eos=True, stream=True)
+    seen = []
+    with httpx.stream("POST", f"{tree.url}/v1/chat/completions", json=request, timeout=120) as response:
+        assert response.headers["x-engine"] == "llama-chat"
+        key = response.headers["x-cache-key"]
+        for frame in frames(response):
+            seen.append(frame)
+            if len(seen) == 5:
+                tree.kill("llama-chat")
+    assert len(seen) > 5
+    assert json.loads(seen[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
+    assert "data: [DONE]" not in seen
+    assert tree.redis("EXISTS", key) == ["0"]
+
+    other = ask(tree, body(f"{CHAT} Once more.", model="mistral"))
+    assert (other.status_code, other.headers["x-engine"]) == (200, "mistral")
+    # The model's other engine takes over what the dead one would have had.
+    instead = ask(tree, body(f"{CHAT} And again."))
+    assert (instead.status_code, instead.headers["x-engine"]) == (200, "llama-code")
+    # What had been answered before is still there.
+    assert ask(tree, body(CHAT, seed=3)).headers["x-cache"] == "HIT"

@@ -1,0 +1,63 @@
+"""HTTP as bytes: one request on one connection, and the response with its chunks as they were sent."""
+
+import asyncio
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A response; `chunks` are the HTTP chunks of a chunked one, else its body. `whole` tells whether it ended well."""
+
+    status: int
+    headers: dict[str, str]
+    chunks: list[bytes]
+    whole: bool
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+
+async def exchange(url: str, method: str, path: str, body: str = "", **headers: str) -> Exchange:
+    """Send one request and read until the server closes.
+
+    Raises ConnectionResetError where it resets the connection before a response.
+    """
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        content = body.encode()
+        given = {"host": "sim", "connection": "close", "content-length": str(len(content)), **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+        received = bytearray()
+        try:
+            while data := await reader.read(65536):
+                received += data
+        except ConnectionResetError:
+            if not received:
+                raise
+        return _parse(bytes(received))
+    finally:
+        writer.close()
+
+
+def _parse(received: bytes) -> Exchange:
+    if not received:
+        raise EOFError("closed without a response")
+    head, _, body = received.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    status = int(first.split()[1])
+    if headers.get("transfer-encoding") != "chunked":
+        return Exchange(status, headers, [body], len(body) == int(headers["content-length"]))
+    chunks: list[bytes] = []
+    at = 0
+    while (end := body.find(b"\r\n", at)) >= 0:
+        length = int(body[at:end], 16)
+        if length == 0:
+            return Exchange(status, headers, chunks, whole=True)
+        chunks.append(body[end + 2 : end + 2 + length])
+        at = end + 2 + length + 2
+    return Exchange(status, headers, chunks, whole=False)

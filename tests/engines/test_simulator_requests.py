@@ -1,0 +1,89 @@
+"""Requests are read or refused, whatever they hold; nothing else happens."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.simulator.fields import parse
+from engines.simulator.rejections import Rejection
+from engines.simulator.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    GenerationRequest,
+    chat_request,
+    completion_request,
+)
+from engines.simulator.settings import Settings
+
+SETTINGS = Settings(model="m", auto_tool_choice=True)
+MESSAGES = [{"role": "user", "content": "x"}]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*CHAT_FIELDS, *COMPLETION_FIELDS, "tool_choice"])
+TOOLS = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"type": JSON, "function": st.fixed_dictionaries({}, optional={"name": JSON}) | JSON}
+    ),
+    max_size=2,
+)
+
+
+def outcome(read: Callable[[], object]) -> object:
+    """What was read, or how it was refused."""
+    try:
+        return read()
+    except Rejection as rejection:
+        return rejection
+
+
+def refused_well(found: object) -> bool:
+    return isinstance(found, Rejection) and found.status in (400, 404) and bool(json.dumps(found.body))
+
+
+@given(st.dictionaries(NAMES, JSON, max_size=4), st.booleans())
+def test_any_json_object_is_read_or_refused(body: dict[str, object], chat: bool) -> None:
+    read = chat_request if chat else completion_request
+    found = outcome(lambda: read({"messages": MESSAGES, "prompt": "x", **body}, SETTINGS))
+    if isinstance(found, GenerationRequest):
+        assert found.prompts
+        assert all(limit >= 1 for limit in found.limits)
+    else:
+        assert refused_well(found)
+
+
+@given(TOOLS, JSON | st.just("required") | st.just("auto") | st.fixed_dictionaries({"function": JSON}))
+def test_any_tools_are_read_or_refused(tools: list[object], choice: object) -> None:
+    found = outcome(lambda: chat_request({"messages": MESSAGES, "tools": tools, "tool_choice": choice}, SETTINGS))
+    assert isinstance(found, GenerationRequest) or refused_well(found)
+
+
+@given(st.binary(max_size=30))
+def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
+    found = outcome(lambda: parse(raw))
+    assert isinstance(found, dict) or refused_well(found)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON), max_size=3))
+def test_any_messages_are_read_or_refused(messages: list[object]) -> None:
+    found = outcome(lambda: chat_request({"messages": messages}, SETTINGS))
+    assert isinstance(found, GenerationRequest) or refused_well(found)
+
+
+def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() -> None:
+    voices = {
+        chat_request({"messages": MESSAGES, **more}, SETTINGS).voice
+        for more in ({}, {"max_tokens": 5}, {"stop": "x"}, {"stream": True}, {"user": "u"}, {"n": 2})
+    }
+    assert len(voices) == 1
+
+
+@pytest.mark.parametrize("more", [{"temperature": 0}, {"seed": 1}, {"top_p": 0.5}, {"logit_bias": {"5": 1}}])
+def test_parameters_that_change_an_answer_change_what_is_said(more: dict[str, object]) -> None:
+    plain, changed = ({"messages": MESSAGES, **fields} for fields in ({}, more))
+    assert chat_request(plain, SETTINGS).voice != chat_request(changed, SETTINGS).voice

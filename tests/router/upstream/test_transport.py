@@ -1,0 +1,274 @@
+"""The promises of the transport about one exchange; each test is named for one."""
+
+import asyncio
+import gzip
+import socket
+
+import httpx
+import pytest
+from transport_rig import OK, STREAM, answer, chunks, exchange, on_both_loops, post, rig
+
+PIECE = 256 * 1024  # what either event loop reads at once
+
+
+@on_both_loops
+async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_object() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
+        stream = chunks(await asked)
+        assert await anext(stream) == b"abcdef"
+        peer.say(b"1\r\ng\r\n1\r\nh\r\n0\r\n\r\n")
+        assert await anext(stream) == b"gh"
+        assert transport.idle == 1
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+@on_both_loops
+async def test_the_stream_does_not_decode() -> None:
+    packed = gzip.compress(b"hello")
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
+        response = await asked
+        assert b"".join([part async for part in chunks(response)]) == packed
+
+
+@on_both_loops
+async def test_the_response_tells_its_version_status_and_headers() -> None:
+    async with rig() as (transport, server):
+        request = post(server)
+        asked = asyncio.create_task(transport.handle_async_request(request))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\nX-a: 2\r\nContent-Length: 0\r\n\r\n")
+        response = await asked
+        assert response.status_code == 429
+        assert response.extensions["http_version"] == b"HTTP/1.0"
+        assert response.headers.raw == [(b"X-A", b"1"), (b"X-a", b"2"), (b"Content-Length", b"0")]
+        assert response.request is request
+        await response.aclose()
+
+
+@on_both_loops
+async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        assert (transport.in_use, transport.idle) == (0, 1)
+        asked = asyncio.create_task(answer(transport, post(server)))
+        await peer.request()
+        peer.say(OK)
+        assert await asked == b"ok"
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_complete_response_that_is_closed_unread_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(OK)
+        response = await asked
+        assert transport.in_use == 1
+        await response.aclose()
+        await response.aclose()
+        assert (transport.in_use, transport.idle) == (0, 1)
+
+
+@on_both_loops
+async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        response = await asked
+        async for part in chunks(response):
+            assert part == b"a"
+            break
+        await response.aclose()
+        assert await peer.left()
+        assert (transport.in_use, transport.idle) == (0, 0)
+        with pytest.raises(httpx.StreamClosed):
+            await anext(chunks(response))
+
+
+@on_both_loops
+async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert (transport.in_use, transport.idle) == (0, 0)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_without_closing_the_response() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        stream = chunks(await asked)
+        assert await anext(stream) == b"a"
+        waits = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # one turn, so that it has begun to wait
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert (transport.in_use, transport.idle) == (0, 0)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_cancelling_while_connecting_leaks_nothing() -> None:
+    async with rig() as (transport, server):
+        # The server does not speak TLS, so that the handshake never ends.
+        request = httpx.Request("GET", server.url.replace("http:", "https:"))
+        asked = asyncio.create_task(transport.handle_async_request(request))
+        peer = await server.peer()
+        await peer.reader.readexactly(1)
+        assert transport.in_use == 1
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert transport.in_use == 0
+        await peer.left()
+
+
+class Spy:
+    """Stands before a socket's transport and tells when reading pauses and goes on."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.paused = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+        self.paused.set()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+        self.resumed.set()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+
+@on_both_loops
+async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> None:
+    high_water, total = 64 * 1024, 24 * 1024 * 1024
+    async with rig(high_water=high_water) as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        response = await asked
+        (connection,) = transport._busy
+        assert connection._transport is not None
+        spy = Spy(connection._transport)
+        connection._transport = spy  # type: ignore[assignment]  # it passes on all that it does not watch
+        peer.say(bytes(total))
+        stream = chunks(response)
+        received = 0
+        while received < total // 2:
+            await spy.paused.wait()
+            spy.paused.clear()
+            part = await anext(stream)
+            assert high_water < len(part) <= high_water + PIECE
+            assert spy.resumed.is_set()
+            received += len(part)
+        async for part in stream:
+            received += len(part)
+        assert received == total
+        assert transport.idle == 1
+
+
+@on_both_loops
+async def test_two_tasks_cannot_read_one_response() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM)
+        stream = chunks(await asked)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already reading"):
+            await anext(stream)
+        with pytest.raises(httpx.StreamClosed):
+            await first
+
+
+@on_both_loops
+async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM)
+        response = await asked
+        reads = asyncio.ensure_future(anext(chunks(response)))
+        await asyncio.sleep(0)
+        await response.aclose()
+        with pytest.raises(httpx.StreamClosed):
+            await reads
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_small_writes_are_not_delayed() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        peer = await server.peer()
+        await peer.request()
+        (connection,) = transport._busy
+        assert connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        peer.say(OK)
+        await (await asked).aread()
+
+
+@on_both_loops
+async def test_httpx_takes_it_as_its_transport() -> None:
+    async with rig() as (transport, server):
+        client = httpx.AsyncClient(transport=transport)
+        asked = asyncio.create_task(client.post(server.url, json={"a": 1}))
+        peer = await server.peer()
+        assert (await peer.request()).endswith(b'{"a":1}')
+        peer.say(OK)
+        assert (await asked).text == "ok"
+        await client.aclose()
+
+
+@on_both_loops
+async def test_closing_the_transport_ends_exchanges_with_an_error_and_leaves_no_socket() -> None:
+    async with rig() as (transport, server):
+        idle = await exchange(transport, server)
+        asked = [asyncio.create_task(transport.handle_async_request(post(server))) for _ in range(2)]
+        waiting = await server.peer()
+        await waiting.request()
+        await idle.request()
+        await transport.aclose()
+        for task in asked:
+            with pytest.raises(httpx.ReadError) as caught:
+                await task
+            assert caught.value.request.url == server.url
+        assert (transport.in_use, transport.idle, len(transport._open)) == (0, 0, 0)
+        assert await waiting.left()
+        with pytest.raises(RuntimeError):
+            await transport.handle_async_request(post(server))

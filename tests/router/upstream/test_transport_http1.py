@@ -1,0 +1,243 @@
+"""HTTP/1.1 without sockets: what requests look like, and that it does not matter where a response is cut."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.upstream.http1 import CHUNKED, ResponseReader, encode_body, encode_head
+
+MAX_HEAD = 512
+
+
+@dataclass(frozen=True)
+class Read:
+    """All that a reader says of a response."""
+
+    status: int
+    version: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    done: bool
+    reusable: bool
+    malformed: bool
+
+
+def read(pieces: list[bytes], *, bodiless: bool = False, end: bool = False) -> Read:
+    reader = ResponseReader(max_head=MAX_HEAD)
+    reader.begin(bodiless=bodiless)
+    body = b""
+    for piece in pieces:
+        reader.feed(piece)
+        body += reader.take()
+    if end:
+        reader.end()
+    return Read(
+        reader.status,
+        reader.http_version,
+        reader.headers,
+        body,
+        reader.done,
+        reader.reusable,
+        reader.malformed is not None,
+    )
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[start:stop] for start, stop in pairwise(edges) if stop > start]
+
+
+RESPONSES = {
+    "length": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabc",
+    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n",
+    "trailers": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: 1\r\nX-U: 2\r\n\r\n",
+    "until the end": b"HTTP/1.1 200 OK\r\n\r\nabc",
+    "old": b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+    "close": b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
+    "interim": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+    "no content": b"HTTP/1.1 204 No Content\r\nContent-Length: 3\r\n\r\n",
+    "not modified": b"HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\n\r\n",
+    "garbage after": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx",
+    "odd garbage after": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc\0\0\0",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "bad chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\nx\r\n",
+    "switch": b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nabc",
+    "large head": b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * MAX_HEAD + b"\r\nContent-Length: 3\r\n\r\nabc",
+    "large body": b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + bytes(2000),
+    "endless hints": b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100,
+    "cut short": b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabc",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", RESPONSES.values(), ids=RESPONSES.keys())
+@given(places=st.lists(st.integers(0, 4000), max_size=30), bodiless=st.booleans(), end=st.booleans())
+def test_a_response_is_the_same_wherever_it_is_cut(data: bytes, places: list[int], bodiless: bool, end: bool) -> None:
+    whole = read([data] if data else [], bodiless=bodiless, end=end)
+    assert read(cut(data, places), bodiless=bodiless, end=end) == whole
+
+
+@pytest.mark.parametrize("data", RESPONSES.values(), ids=RESPONSES.keys())
+def test_a_response_is_the_same_byte_by_byte(data: bytes) -> None:
+    assert read([data[i : i + 1] for i in range(len(data))], end=True) == read([data] if data else [], end=True)
+
+
+TOKENS = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=8).map(lambda name: b"x-" + name.encode())
+VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size=12).map(str.encode)
+
+
+@given(
+    status=st.integers(200, 599).filter(lambda status: status not in (204, 304)),
+    headers=st.lists(st.tuples(TOKENS, VALUES), max_size=4),
+    parts=st.lists(st.binary(min_size=1, max_size=40), max_size=6),
+    chunked=st.booleans(),
+    places=st.lists(st.integers(0, 1000), max_size=20),
+)
+def test_what_a_server_wrote_is_what_is_read(
+    status: int, headers: list[tuple[bytes, bytes]], parts: list[bytes], chunked: bool, places: list[int]
+) -> None:
+    body = b"".join(parts)
+    if chunked:
+        framing = (b"Transfer-Encoding", b"chunked")
+        payload = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    else:
+        framing = (b"Content-Length", b"%d" % len(body))
+        payload = body
+    fields = [*headers, framing]
+    data = b"HTTP/1.1 %d \r\n" % status + b"".join(b"%b: %b\r\n" % field for field in fields) + b"\r\n" + payload
+    expected = Read(status, b"HTTP/1.1", fields, body, done=True, reusable=True, malformed=False)
+    assert read(cut(data, places)) == expected
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+def test_no_bytes_break_the_reader(pieces: list[bytes]) -> None:
+    outcome = read(pieces, end=True)
+    assert not (outcome.malformed and outcome.reusable)
+
+
+def test_interim_responses_are_skipped() -> None:
+    outcome = read([RESPONSES["interim"]])
+    assert (outcome.status, outcome.headers, outcome.body) == (200, [(b"Content-Length", b"3")], b"abc")
+    assert outcome.reusable
+
+
+@pytest.mark.parametrize("name", ["no content", "not modified"])
+def test_some_statuses_have_no_body_whatever_their_headers_say(name: str) -> None:
+    outcome = read([RESPONSES[name]])
+    assert (outcome.body, outcome.done, outcome.reusable) == (b"", True, True)
+
+
+def test_an_answer_to_head_has_no_body_whatever_its_headers_say() -> None:
+    outcome = read([b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n"], bodiless=True)
+    assert (outcome.status, outcome.body, outcome.done) == (200, b"", True)
+
+
+def test_trailers_are_tolerated_and_not_taken_for_headers() -> None:
+    outcome = read([RESPONSES["trailers"]])
+    assert (outcome.headers, outcome.body, outcome.reusable) == ([(b"Transfer-Encoding", b"chunked")], b"abc", True)
+
+
+@pytest.mark.parametrize("name", ["garbage after", "odd garbage after", "close", "old"])
+def test_a_response_can_be_whole_and_its_connection_not_fit_for_another(name: str) -> None:
+    outcome = read([RESPONSES[name]])
+    assert (outcome.body, outcome.done, outcome.reusable, outcome.malformed) == (b"abc", True, False, False)
+
+
+def test_a_body_without_a_length_is_whole_only_when_the_connection_ends() -> None:
+    assert not read([RESPONSES["until the end"]]).done
+    assert read([RESPONSES["until the end"]], end=True).done
+    assert not read([RESPONSES["cut short"]], end=True).done
+    assert not read([b"HTTP/1.1 200 OK\r\n"], end=True).done
+
+
+@pytest.mark.parametrize("name", ["two lengths", "bad chunk", "switch", "large head", "endless hints"])
+def test_what_cannot_be_trusted_is_malformed(name: str) -> None:
+    outcome = read([RESPONSES[name]], end=True)
+    assert (outcome.malformed, outcome.done) == (True, False)
+
+
+def test_a_head_is_taken_up_to_the_limit_and_not_a_byte_beyond() -> None:
+    empty = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: \r\n\r\n"
+    for size, fits in ((MAX_HEAD, True), (MAX_HEAD + 1, False)):
+        head = empty.replace(b"X: ", b"X: " + b"a" * (size - len(empty)))
+        assert len(head) == size
+        assert read([head]).done is fits
+
+
+def test_endless_trailers_are_refused() -> None:
+    reader = ResponseReader(max_head=MAX_HEAD)
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+    for _ in range(100):
+        reader.feed(b"X-Trailer: aaaaaaaa\r\n")
+    assert reader.malformed is not None
+
+
+def test_chunk_heads_that_come_alone_are_no_excess_however_many_they_are() -> None:
+    reader = ResponseReader(max_head=MAX_HEAD)
+    reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(MAX_HEAD):
+        reader.feed(b"1\r\n")
+        reader.feed(b"a\r\n")
+    assert reader.malformed is None
+    assert reader.take() == b"a" * MAX_HEAD
+
+
+def test_one_reader_reads_one_response_after_the_other() -> None:
+    reader = ResponseReader(max_head=MAX_HEAD)
+    for body in (b"abc", b"defg", b""):
+        reader.begin(bodiless=False)
+        assert reader.untouched
+        reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        assert (reader.take(), reader.reusable, reader.untouched) == (body, True, False)
+
+
+def test_a_request_head_is_what_was_given() -> None:
+    head, length = encode_head("POST", b"/v1?x=1", [(b"Host", b"h"), (b"X-a", b""), (b"content-LENGTH", b"12")])
+    assert head == b"POST /v1?x=1 HTTP/1.1\r\nHost: h\r\nX-a: \r\ncontent-LENGTH: 12\r\n\r\n"
+    assert length == 12
+    assert encode_head("GET", b"/", [])[1] == 0
+    assert encode_head("POST", b"/", [(b"Transfer-Encoding", b"Chunked")])[1] == CHUNKED
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        ("GET", b"/", [(b"x", b"a\r\nevil: 1")]),
+        ("GET", b"/", [(b"x", b"a\nevil: 1")]),
+        ("GET", b"/", [(b"x", b"a\rb")]),
+        ("GET", b"/", [(b"x", b"a\0b")]),
+        ("GET", b"/", [(b"x\r\nevil", b"1")]),
+        ("GET", b"/", [(b"x: a\r\nevil", b"1")]),
+        ("GET", b"/", [(b"x", b"\r\n")]),
+        ("GET", b"/", [(b"", b"1")]),
+        ("GET", b"/", [(b"x y", b"1")]),
+        ("GET", b"/", [(b"transfer-encoding ", b"chunked")]),
+        ("GET", b"/a b", []),
+        ("GET", b"/ HTTP/1.1\r\nevil: 1\r\nx: ", []),
+        ("GET", b"", []),
+        ("GET /x HTTP/1.1\r\nevil: 1\r\n", b"/", []),
+        ("G\xc9T", b"/", []),
+        ("POST", b"/", [(b"Content-Length", b"1"), (b"Transfer-Encoding", b"chunked")]),
+        ("POST", b"/", [(b"Content-Length", b"1"), (b"Content-Length", b"1")]),
+        ("POST", b"/", [(b"Content-Length", b"+1")]),
+        ("POST", b"/", [(b"Transfer-Encoding", b"gzip")]),
+    ],
+)
+def test_a_head_that_could_be_read_as_another_is_refused(
+    method: str, target: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    with pytest.raises(httpx.LocalProtocolError):
+        encode_head(method, target, headers)
+
+
+def test_a_body_in_memory_is_framed_as_its_head_says() -> None:
+    assert encode_body(b"abc", 3) == b"abc"
+    assert encode_body(b"abc", CHUNKED) == b"3\r\nabc\r\n0\r\n\r\n"
+    assert encode_body(b"", CHUNKED) == b"0\r\n\r\n"
+    with pytest.raises(httpx.LocalProtocolError):
+        encode_body(b"abc", 2)
