@@ -9,9 +9,9 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from router.access_log import set_up_logging
 from router.app import Application, build
 from router.settings import Settings, load
-from router.telemetry import set_up_logging
 
 CONFIG: Final = "ROUNDHOUSE_CONFIG"
 MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"

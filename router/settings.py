@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import asdict
 
 from router.core.key import Markers
 from router.core.policy import Store
@@ -41,6 +42,9 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 class ConfigurationError(Exception):
     """The configuration cannot be used; the message is one line that names the place."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class Seconds(float):
@@ -224,10 +228,11 @@ def _fill(value: Any, environment: Mapping[str, str], place: str) -> Any:
 
     def replace(match: re.Match[str]) -> str:
         name, default = match.groups()
-        found = environment.get(name) or default
+        # As a shell does it, the default also stands in for what is empty.
+        found = environment.get(name) or (environment.get(name) if default is None else default)
         if found is None:
             raise ConfigurationError(f"{place}: the environment has no {name}")
-        return str(found)
+        return found
 
     return _VARIABLE.sub(replace, value)
 
@@ -240,7 +245,10 @@ def _from_text(kind: type[Any], value: Any) -> Any:
     if match is None or match[2] not in units:
         example = "10s" if kind is Seconds else "4MiB"
         raise ValueError(f'expected a number and a unit, one of {", ".join(units)}, as in "{example}", got {value!r}')
-    return kind(float(match[1]) * units[match[2]])
+    amount = float(match[1]) * units[match[2]]
+    if amount > 1e12:  # seconds or bytes; clocks and Redis can count so far
+        raise ValueError(f"{value!r} is too much")
+    return kind(amount)
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -252,6 +260,7 @@ def _problems(settings: Settings) -> list[str]:
         *_model_problems(settings),
         *_engine_problems(settings),
         *_cache_problems(settings.cache),
+        *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *_auth_problems(settings),
     ]
 

@@ -1,13 +1,10 @@
-"""Metrics and log lines, made from the facts of an exchange, in one place and once a request.
+"""Metrics, made from the facts of an exchange, in one place and once a request.
 
 The names are those that dashboards of this field use. Tenants and models come from the configuration, so no client
 can make a series.
 """
 
-import logging
-import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -15,11 +12,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from router.access_log import AccessLog
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
 from router.upstream.catalog import Engine
-
-log = logging.getLogger("roundhouse.access")
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -30,7 +26,6 @@ _GAUGES: Final = (
     ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens that the target accepted"),
     ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens that a step of target and draft yields"),
 )
-_encode = msgspec.json.Encoder().encode
 
 
 class Telemetry:
@@ -42,7 +37,9 @@ class Telemetry:
 
     def __init__(self, *, log_format: str, multiprocess: str | None = None) -> None:
         """`multiprocess`: the folder over which the workers of one server share their counts, if there are several."""
-        self._json = log_format == "json"
+        self._access_log = AccessLog(log_format)
+        # What is counted for one kind of exchange, found by one look; a kind is made of the configuration's names.
+        self._series: dict[tuple[object, ...], _Series] = {}
         self._multiprocess = multiprocess
         self.registry = registry = CollectorRegistry()
         requests = ("tenant", "model", "engine", "task", "status")
@@ -96,40 +93,61 @@ class Telemetry:
 
     def record(self, exchange: Exchange, ended: float) -> None:
         """Counts and logs an exchange that ended at that instant of time.perf_counter."""
-        model = exchange.model or "unknown"
-        cache = exchange.cache.value if exchange.cache is not None else "NONE"
-        took = ended - exchange.begun
-        self._requests.labels(
-            exchange.tenant, model, exchange.engine or "none", exchange.task or "none", _status(exchange)
-        ).inc()
-        self._duration.labels(model, cache).observe(took)
+        if exchange.cache is None:
+            self._count_refused(exchange, ended)
+        else:
+            series = self._find_series(exchange)
+            series.count()
+            series.took(ended - exchange.begun)
+            series.looked_up()
+            series.overhead((exchange.dispatched or ended) - exchange.begun)
+            self._count_tokens(exchange, series, ended)
         for engine, reason in exchange.attempts:
             self._retries.labels(engine, reason).inc()
-        if exchange.cache is not None:
-            self._cache.labels(exchange.tenant, model, cache.lower()).inc()
-            before_work = exchange.dispatched if exchange.dispatched is not None else ended
-            self._overhead.labels(cache).observe(before_work - exchange.begun)
-            self._count_tokens(exchange, model, cache, ended)
-        elif exchange.outcome == "refused":
-            self._rejected.labels(exchange.error or "none").inc()
         if exchange.not_kept is not None:
             self._writes.labels(exchange.not_kept.value).inc()
-        self._log(exchange, cache, took)
+        self._access_log.write(exchange, ended)
 
-    def _count_tokens(self, exchange: Exchange, model: str, cache: str, ended: float) -> None:
-        tenant = exchange.tenant
+    def _count_refused(self, exchange: Exchange, ended: float) -> None:
+        """An exchange that did not get as far as the cache."""
+        model, engine, task = exchange.model or "unknown", exchange.engine or "none", exchange.task or "none"
+        self._requests.labels(exchange.tenant, model, engine, task, _status(exchange)).inc()
+        self._duration.labels(model, "NONE").observe(ended - exchange.begun)
+        if exchange.outcome == "refused":
+            self._rejected.labels(exchange.error or "none").inc()
+
+    def _count_tokens(self, exchange: Exchange, series: "_Series", ended: float) -> None:
         if exchange.cache is CacheStatus.HIT:
-            self._tokens.labels(tenant, model, "saved").inc(exchange.completion_tokens)
-            self._first_token.labels(model, cache).observe(ended - exchange.begun)
-            return
-        if exchange.first_token is None:
-            return
-        self._tokens.labels(tenant, model, "prompt").inc(exchange.prompt_tokens)
-        self._tokens.labels(tenant, model, "completion").inc(exchange.completion_tokens)
-        self._first_token.labels(model, cache).observe(exchange.first_token - exchange.begun)
-        streamed = ended - exchange.first_token
-        if exchange.stream and streamed > 0 and exchange.completion_tokens > 1:
-            self._speed.labels(model).observe((exchange.completion_tokens - 1) / streamed)
+            series.saved(exchange.completion_tokens)
+            series.first_token(ended - exchange.begun)
+        elif exchange.first_token is not None:
+            series.prompt(exchange.prompt_tokens)
+            series.completion(exchange.completion_tokens)
+            series.first_token(exchange.first_token - exchange.begun)
+            streamed = ended - exchange.first_token
+            if exchange.stream and streamed > 0 and exchange.completion_tokens > 1:
+                series.speed((exchange.completion_tokens - 1) / streamed)
+
+    def _find_series(self, exchange: Exchange) -> "_Series":
+        assert exchange.cache is not None
+        status = _status(exchange)
+        kind = (exchange.tenant, exchange.model, exchange.engine, exchange.task, exchange.cache, status)
+        series = self._series.get(kind)
+        if series is None:
+            tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache.value
+            engine, task = exchange.engine or "none", exchange.task or "none"
+            series = self._series[kind] = _Series(
+                count=self._requests.labels(tenant, model, engine, task, status).inc,
+                took=self._duration.labels(model, cache).observe,
+                looked_up=self._cache.labels(tenant, model, cache.lower()).inc,
+                overhead=self._overhead.labels(cache).observe,
+                first_token=self._first_token.labels(model, cache).observe,
+                speed=self._speed.labels(model).observe,
+                prompt=self._tokens.labels(tenant, model, "prompt").inc,
+                completion=self._tokens.labels(tenant, model, "completion").inc,
+                saved=self._tokens.labels(tenant, model, "saved").inc,
+            )
+        return series
 
     def written(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
@@ -161,32 +179,19 @@ class Telemetry:
         shown.register(_Families([*families, _hit_ratio(families)]))
         return generate_latest(shown)
 
-    def _log(self, exchange: Exchange, cache: str, took: float) -> None:
-        if not log.isEnabledFor(logging.INFO):
-            return
-        facts = {
-            "request": exchange.request_id,
-            "tenant": exchange.tenant,
-            "path": exchange.endpoint.value,
-            "model": exchange.model,
-            "task": exchange.task,
-            "engine": exchange.engine,
-            "cache": cache,
-            "reason": exchange.bypass,
-            "stream": exchange.stream,
-            "status": exchange.status,
-            "outcome": exchange.outcome,
-            "error": exchange.error,
-            "ms": round(took * 1000, 2),
-            "ttft_ms": _ms(exchange.first_token, exchange.begun),
-            "prompt_tokens": exchange.prompt_tokens,
-            "completion_tokens": exchange.completion_tokens,
-            "key": exchange.key,
-        }
-        if self._json:
-            log.info("%s", _encode({"time": _now(), **facts}).decode())
-        else:
-            log.info("%s", " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, False)))
+
+class _Series(msgspec.Struct, frozen=True):
+    """What counts one kind of exchange: the methods of its series, with the labels found once."""
+
+    count: Callable[[], None]
+    took: Callable[[float], None]
+    looked_up: Callable[[], None]
+    overhead: Callable[[float], None]
+    first_token: Callable[[float], None]
+    speed: Callable[[float], None]
+    prompt: Callable[[float], None]
+    completion: Callable[[float], None]
+    saved: Callable[[float], None]
 
 
 class _Families:
@@ -225,34 +230,3 @@ def _status(exchange: Exchange) -> str:
     if exchange.outcome == "left":
         return "499"
     return str(exchange.status) if exchange.outcome != "failed" else "broken"
-
-
-def _ms(instant: float | None, begun: float) -> float | None:
-    return round((instant - begun) * 1000, 2) if instant is not None else None
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
-    """Log lines to standard error: text with a time, or one JSON object a line."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _JsonLines() if log_format == "json" else logging.Formatter("%(asctime)s %(name)s %(message)s")
-    )
-    root = logging.getLogger("roundhouse")
-    root.handlers = [handler]
-    root.propagate = False
-    root.setLevel(level)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        if record.name == log.name:
-            return message  # is JSON already
-        fields = {"time": _now(), "level": record.levelname.lower(), "logger": record.name, "message": message}
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return _encode(fields).decode()

@@ -134,22 +134,18 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLargeError(limit)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message["type"] == "http.request" and not message.get("more_body"):
-        if len(body) > limit:
-            raise BodyTooLargeError(limit)
-        return body
-    parts = [body]
-    size = len(body)
-    while message.get("more_body"):
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > limit:
             raise BodyTooLargeError(limit)
-    if message["type"] == "http.disconnect":
-        raise ClientLeftError
+        more = message.get("more_body", False)
     return b"".join(parts)
 
 

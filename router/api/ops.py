@@ -131,7 +131,9 @@ def _json(value: Any, status: int = 200) -> Response:
 async def api_error(_: Request, error: Exception) -> Response:
     """Starlette's handler for our own errors."""
     assert isinstance(error, ApiError)
-    headers = {"retry-after": str(error.retry_after)} if error.retry_after is not None else None
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     return Response(error.body(), error.status, headers, media_type="application/json")
 
 

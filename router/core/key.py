@@ -21,6 +21,7 @@ import xxhash
 
 from router.core.request import Request
 from router.core.types import Endpoint
+from router.errors import bad_request
 
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
@@ -111,7 +112,11 @@ def take_apart(request: Request, markers: Markers) -> Parts:
 def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
     """The stream options that change the events themselves, as vLLM's continuous_usage_stats does."""
     options = fields.get("stream_options") or {}
-    return {name: value for name, value in options.items() if name != "include_usage" and value}
+    return {
+        name: value
+        for name, value in options.items()
+        if name != "include_usage" and value is not None and value is not False
+    }
 
 
 def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[Any]) -> tuple[Any, str]:
@@ -158,10 +163,13 @@ def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: lis
 
 
 def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
-    """The key of the answer that `model` at `revision` gives to `tenant`."""
-    system = _canonical(parts.system) if parts.system else b""
-    rag = _canonical(parts.rag) if parts.rag else b""
-    query = _canonical([revision, *parts.query])
+    """The key of the answer that `model` at `revision` gives to `tenant`. Raises ApiError for what is too deep."""
+    try:
+        system = _canonical(parts.system) if parts.system else b""
+        rag = _canonical(parts.rag) if parts.rag else b""
+        query = _canonical([revision, *parts.query])
+    except RecursionError:  # a part may lie deeper here than it lay in the body
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     digest = hashlib.sha256()
     for part in (tenant.encode(), model.encode(), system, rag, query):
         digest.update(b"%d:" % len(part))

@@ -82,7 +82,12 @@ class StreamRecorder:
         self.usage: _Usage | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what came; returns what may go on to the client now, which may be nothing."""
+        """Takes what came; returns what may go on to the client now, which may be nothing.
+
+        Nothing counts that comes after the end, whether it was a good one or not.
+        """
+        if self.ended or self.failure is not None:
+            return b""
         frames = self._reader.feed(data)
         if not frames:
             if self._reader.pending > MAX_FRAME:
@@ -115,7 +120,7 @@ class StreamRecorder:
     def _passes(self, frame: bytes, data: bytes) -> bool:
         try:
             event = _event(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.failure = b"an event was not JSON"
             return False
         if event.error is not None:
@@ -136,7 +141,7 @@ class StreamRecorder:
     @property
     def whole(self) -> bool:
         """Whether the stream ended as the engine meant it to end."""
-        return self.ended and self.failure is None and not self._reader.pending
+        return self.ended and self.failure is None
 
     def recording(self, request: Request) -> Recording | NotKept:
         """What is to be stored of the stream, or why nothing is."""
@@ -153,11 +158,10 @@ class StreamRecorder:
             usage = msgspec.json.decode(payload(self._usage_frame) or b"") if self._usage_frame else None
             choices = [choice for event in events for choice in event.get("choices", ())]
             finished = {choice["index"]: choice["finish_reason"] for choice in choices if choice.get("finish_reason")}
-            bad = _verdict(request, list(finished.values()), said=any(map(_says_something, choices)))
-            if bad is None and len({choice["index"] for choice in choices}) > len(finished):
-                bad = NotKept.INCOMPLETE
+            count = len({choice["index"] for choice in choices})
+            bad = _verdict(request, list(finished.values()), count, said=any(map(_says_something, choices)))
             body = body_from_events(request.endpoint, events, usage) if bad is None else None
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
         if bad is not None:
             return bad
@@ -184,12 +188,12 @@ def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKep
     """What is to be stored of a JSON answer with status 200, or why nothing is."""
     try:
         answer = _answer(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NotKept.ERROR
     if answer.error is not None:
         return NotKept.ERROR
     finished = [choice["finish_reason"] for choice in answer.choices if choice.get("finish_reason")]
-    bad = _verdict(request, finished, said=any(map(_says_something, answer.choices)))
+    bad = _verdict(request, finished, len(answer.choices), said=any(map(_says_something, answer.choices)))
     if bad is not None:
         return bad
     if len(body) > limit:
@@ -204,9 +208,9 @@ def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKep
     )
 
 
-def _verdict(request: Request, finished: list[str], *, said: bool) -> NotKept | None:
-    """`finished` has the finish reason of each choice that has one; `said`: any of them says something."""
-    if len(finished) < _expected(request) or any(reason in _NOT_WELL for reason in finished):
+def _verdict(request: Request, finished: list[Any], count: int, *, said: bool) -> NotKept | None:
+    """`finished` has the finish reason of each choice that has one, of `count`; `said`: any says something."""
+    if len(finished) < max(count, _expected(request)) or any(reason in _NOT_WELL for reason in finished):
         return NotKept.INCOMPLETE
     return None if said else NotKept.EMPTY
 
@@ -226,5 +230,5 @@ def _says_something(choice: dict[str, Any]) -> bool:
     """Whether a choice, or an event's piece of one, has any text, call or other content in it."""
     if choice.get("text") not in _EMPTY:
         return True
-    part = choice.get("delta") or choice.get("message") or {}
-    return any(name != "role" and value not in _EMPTY for name, value in part.items())
+    part = choice.get("delta") or choice.get("message")
+    return isinstance(part, dict) and any(name != "role" and value not in _EMPTY for name, value in part.items())

@@ -41,7 +41,7 @@ def replay(entry: Entry, request: Request) -> bytes | None:
         return entry.frames + (usage or b"") + DONE
     try:
         return frames_from_body(request.endpoint, entry.body or b"", include_usage=request.include_usage)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -63,7 +63,7 @@ def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | N
                     for choice in value:
                         _join_choice(choices.setdefault(choice["index"], {}), choice)
                 elif name == "usage":
-                    if not event["choices"]:
+                    if not event.get("choices"):
                         top[name] = value
                 else:
                     _join(top, name, value)
@@ -90,7 +90,7 @@ def _join(into: Json, name: str, value: Any) -> None:
 def _join_choice(into: Json, choice: Json) -> None:
     for name, value in choice.items():
         if name == "delta":
-            _join_delta(into.setdefault(name, {}), value)
+            _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
             _join_lists(into, name, value)
         else:
@@ -100,7 +100,7 @@ def _join_choice(into: Json, choice: Json) -> None:
 def _join_delta(into: Json, delta: Json) -> None:
     for name, value in delta.items():
         if name == "tool_calls" and value is not None:
-            calls = into.setdefault(name, {})
+            calls = into[name] = into.get(name) or {}
             for call in value:
                 _join_call(calls.setdefault(call["index"], {}), call)
         elif name == "function_call" and value is not None:
@@ -112,8 +112,9 @@ def _join_delta(into: Json, delta: Json) -> None:
 
 def _join_call(into: Json, call: Json) -> None:
     for name, value in call.items():
-        if name == "function":
-            _join_all(into.setdefault(name, {}), value)
+        if name == "function" and value is not None:
+            into[name] = into.get(name) or {}
+            _join_all(into[name], value)
         elif name != "index":
             _join(into, name, value)
 

@@ -42,17 +42,19 @@ class FrameReader:
 
 
 def split(frames: bytes) -> list[bytes]:
-    """Whole events, one by one, each with the empty line that ends it."""
+    """Whole events, one by one, each with the empty line that ends it; joined, they are what they were."""
     if b"\r" not in frames:
-        return [part + b"\n\n" for part in frames.split(b"\n\n")[:-1]]
-    parts: list[bytes] = []
+        *events, rest = frames.split(b"\n\n")
+        parts = [event + b"\n\n" for event in events]
+        return [*parts, rest] if rest else parts
+    parts = []
     lines: list[bytes] = []
     for line in frames.splitlines(keepends=True):
         lines.append(line)
         if line in (b"\n", b"\r\n"):
             parts.append(b"".join(lines))
             lines = []
-    return parts
+    return [*parts, b"".join(lines)] if lines else parts
 
 
 def payload(frame: bytes) -> bytes | None:

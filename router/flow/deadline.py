@@ -30,18 +30,24 @@ class Deadline:
         """What is waited for, if it comes within so many seconds and before the last moment of all."""
         self._due = min(self._loop.time() + seconds, self._last)
         self._task = task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        if self._timer is not None and self._timer.when() > self._due:
+            self.close()  # it was set for a longer wait, as that for the first token is
         if self._timer is None:
             self._timer = self._loop.call_at(self._due, self._ring)
         try:
             return await for_it
         except asyncio.CancelledError:
             # Somebody else may have cancelled the task at the same time; then that is what has happened.
-            if self._rung and task is not None and task.uncancel() == 0:
+            if self._rung and task.cancelling() == before + 1:
                 raise TimeoutError from None
             raise
         finally:
             self._due = inf
-            self._rung = False
+            if self._rung:  # whatever became of our cancellation, it must not count against the task any longer
+                self._rung = False
+                task.uncancel()
 
     def close(self) -> None:
         if self._timer is not None:

@@ -12,6 +12,7 @@ then on lookups fail at once, without waiting, until a probe in the background h
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any, Final, Literal, cast
 
 import redis.asyncio as aioredis
@@ -34,6 +35,7 @@ _FIELDS: Final = (
     "digest", "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms",
     "body", "frames", "usage_frame",
 )  # fmt: skip
+_TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 
 
@@ -84,10 +86,10 @@ class RedisStore:
         """Writes what waits to be written, and closes the connections."""
         if self._worker is not None:
             await self._worker
-        if self._probe is not None:
+        while self._probe is not None and not self._probe.done():
             self._probe.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probe
+            # redis-py loses a cancellation that comes while it gives up a connection, so it may have to be said again.
+            await asyncio.wait([self._probe], timeout=0.1)
         await self._client.aclose()
         await self._prober.aclose()
 
@@ -160,9 +162,13 @@ class RedisStore:
                     batch.hset(key, mapping=_to_fields(entry))
                     batch.pexpire(key, max(1, int(entry.ttl * 1000)))
                 replies = await batch.execute(raise_on_error=False)
+        except redis.exceptions.ResponseError as error:
+            # It answers, so it is not down; out of memory or read-only, it still gives what it has.
+            log.warning("%d entries could not be written: %s", len(writes), error)
+            results: list[WriteResult] = ["failed"] * len(writes)
         except _FAULTS as error:
             self._go_down(error)
-            results: list[WriteResult] = ["failed"] * len(writes)
+            results = ["failed"] * len(writes)
         else:
             results = [
                 "failed" if any(isinstance(reply, Exception) for reply in replies[i : i + 3]) else "stored"
@@ -182,7 +188,7 @@ class RedisStore:
         try:
             async with self._client.pipeline(transaction=False) as batch:
                 for key, _ in lookups:
-                    batch.hmget(key, _FIELDS)
+                    batch.hgetall(key)  # to name the fields would cost more here than to get them all
                 replies: list[Any] = await batch.execute(raise_on_error=False)
         except _FAULTS as error:
             self._go_down(error)
@@ -249,27 +255,28 @@ def _to_fields(entry: Entry) -> Any:  # redis-py's type for it names every kind 
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _to_entry(values: list[bytes | None]) -> Entry | None:
+def _to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
     """None for what is not there, and for what is there and is no entry."""
-    digest, model, engine, task, created, ttl, prompt, completion, generation, body, frames, usage_frame = values
-    if digest is None or (body is None and frames is None):
+    if not fields:
         return None
-    if model is None or engine is None or task not in (b"code", b"chat"):
+    body, frames = fields.get(b"body"), fields.get(b"frames")
+    task = _TASKS.get(fields.get(b"task", b""))
+    if task is None or (body is None and frames is None):
         return None
     try:
         return Entry(
-            digest=digest.decode("ascii"),
+            digest=fields[b"digest"].decode("ascii"),
             body=body,
             frames=frames,
-            usage_frame=usage_frame,
-            model=model.decode(),
-            engine=engine.decode(),
-            task=cast(Task, task.decode()),
-            created=float(created or b""),
-            ttl=float(ttl or b""),
-            prompt_tokens=int(prompt or b""),
-            completion_tokens=int(completion or b""),
-            generation_ms=int(generation or b""),
+            usage_frame=fields.get(b"usage_frame"),
+            model=fields[b"model"].decode("ascii"),
+            engine=fields[b"engine"].decode("ascii"),
+            task=task,
+            created=float(fields[b"created"]),
+            ttl=float(fields[b"ttl"]),
+            prompt_tokens=int(fields[b"prompt_tokens"]),
+            completion_tokens=int(fields[b"completion_tokens"]),
+            generation_ms=int(fields[b"generation_ms"]),
         )
-    except ValueError:
+    except (KeyError, ValueError):
         return None

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,7 +39,8 @@ def read_gauges(page: str) -> Gauges:
     values: dict[str, list[float]] = {}
     for family in text_string_to_metric_families(wanted + "\n"):
         for sample in family.samples:
-            values.setdefault(sample.name, []).append(sample.value)
+            if isfinite(sample.value):  # NaN is how an exporter says that it does not know
+                values.setdefault(sample.name, []).append(sample.value)
 
     def total(name: str) -> float | None:
         return sum(values[name]) if name in values else None
