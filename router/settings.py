@@ -211,8 +211,7 @@ def parse(text: str, environment: Mapping[str, str]) -> Settings:
         what, _, place = str(error).partition(" - at `")
         path = place.removesuffix("`").removeprefix("$").removeprefix(".")
         raise ConfigurationError(f"{path or 'top level'}: {what[0].lower()}{what[1:]}") from None
-    problems = _problems(settings)
-    if problems:
+    if problems := _problems(settings):
         raise ConfigurationError("; ".join(problems))
     return settings
 

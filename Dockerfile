@@ -1,0 +1,25 @@
+# The router, without engines and without Redis. The configuration is mounted at /etc/roundhouse/roundhouse.toml; it
+# must say host = "0.0.0.0", since a container's loopback is reached from nowhere else.
+
+FROM python:3.12-slim AS build
+WORKDIR /src
+RUN python -m venv /opt/roundhouse
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY router router
+COPY engines engines
+RUN /opt/roundhouse/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+
+FROM python:3.12-slim
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin roundhouse
+COPY --from=build /opt/roundhouse /opt/roundhouse
+ENV PATH=/opt/roundhouse/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER roundhouse
+EXPOSE 8080
+
+# Only where router.port is 8080. Unhealthy is a router of which no engine answers.
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s CMD ["python", "-c", "import http.client; \
+router = http.client.HTTPConnection('127.0.0.1', 8080, timeout=4); \
+router.request('GET', '/healthz'); \
+raise SystemExit(router.getresponse().status != 200)"]
+
+ENTRYPOINT ["roundhouse", "serve", "--config", "/etc/roundhouse/roundhouse.toml"]

@@ -1,0 +1,139 @@
+"""The part of the compose specification that docker-compose.yml uses, as types that refuse everything else.
+
+Source: https://github.com/compose-spec/compose-spec/blob/main/spec.md.
+"""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+Duration = Annotated[str, Meta(pattern=r"^(\d+(us|ms|s|m|h))+$")]
+Size = Annotated[str, Meta(pattern=r"^\d+[kmg]b?$")]
+Published = Annotated[str, Meta(pattern=r"^[^:]*(\$\{[^}]*\})?:.*:\d+$")]
+Mount = Annotated[str, Meta(pattern=r"^(\./)?[\w./-]+:/[\w./-]+(:ro)?$")]
+Command = Annotated[list[str], Meta(min_length=1)]
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table without room for typing errors."""
+
+
+class HealthCheck(Strict, frozen=True):
+    test: Annotated[list[str], Meta(min_length=2)]
+    interval: Duration
+    timeout: Duration
+    retries: Annotated[int, Meta(ge=1)]
+    start_period: Duration
+
+
+class Condition(Strict, frozen=True):
+    condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
+
+
+class Device(Strict, frozen=True):
+    driver: Literal["nvidia"]
+    device_ids: Annotated[list[str], Meta(min_length=1)]
+    capabilities: list[Literal["gpu"]]
+
+
+class Reservations(Strict, frozen=True):
+    devices: list[Device]
+
+
+class Resources(Strict, frozen=True):
+    reservations: Reservations
+
+
+class Deploy(Strict, frozen=True):
+    resources: Resources
+
+
+class Logging(Strict, frozen=True):
+    driver: Literal["json-file"]
+    options: dict[str, str]
+
+
+class Service(Strict, frozen=True):
+    image: Annotated[str, Meta(pattern=r"^[a-z0-9./-]+:[\w.-]+$")]
+    networks: Annotated[list[str], Meta(min_length=1)]
+    healthcheck: HealthCheck
+    restart: Literal["no", "always", "on-failure", "unless-stopped"]
+    logging: Logging
+    build: str | None = None
+    entrypoint: Command | None = None
+    command: list[str] = []
+    environment: dict[str, str] = {}
+    volumes: list[Mount] = []
+    ports: list[Published] = []
+    expose: list[str] = []
+    depends_on: dict[str, Condition] = {}
+    deploy: Deploy | None = None
+    shm_size: Size | None = None
+    stop_grace_period: Duration | None = None
+    read_only: bool = False
+    tmpfs: list[str] = []
+    cap_drop: list[Literal["ALL"]] = []
+    security_opt: list[Literal["no-new-privileges:true"]] = []
+
+
+class Network(Strict, frozen=True):
+    internal: bool = False
+
+
+class Volume(Strict, frozen=True):
+    pass
+
+
+class Compose(Strict, frozen=True):
+    name: str
+    services: dict[str, Service]
+    networks: dict[str, Network]
+    volumes: dict[str, Volume]
+
+
+class _NoKeyTwice(yaml.SafeLoader):
+    """YAML in which no key is given twice in one map; what a merge (`<<`) brings may be overridden."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        own = [key.value for key, _ in node.value]
+        # A map that is an anchor has been merged into already when it is met for the second time.
+        if len(set(own)) < len(own) and id(node) not in self._merged:
+            raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
+        self._merged.add(id(node))
+        return super().construct_mapping(node, deep)
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._merged: set[int] = set()
+
+
+def load_compose(text: str) -> Compose:
+    """Reads a compose file. Raises msgspec.ValidationError and yaml.YAMLError."""
+    raw: dict[str, Any] = yaml.load(text, Loader=_NoKeyTwice)
+    # Extensions are for anchors; what they hold counts where it is merged in.
+    return msgspec.convert({key: value for key, value in raw.items() if not key.startswith("x-")}, Compose)
+
+
+def options(argv: list[str]) -> dict[str, str | None]:
+    """The options of a command line, given as `--name=value`, `--name value` or `--name` alone."""
+    found: dict[str, str | None] = {}
+    last = ""
+    for argument in argv:
+        if argument.startswith("--"):
+            last, given, value = argument.partition("=")
+            assert last not in found, f"{last} is given twice"
+            found[last] = value if given else None
+        else:
+            assert last, f"{argument} belongs to no option"
+            assert found[last] is None, f"{argument} belongs to no option"
+            found[last] = argument
+    return found
+
+
+def host_of(url: str) -> tuple[str | None, int | None]:
+    """The host and port of a URL."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.port

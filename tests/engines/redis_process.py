@@ -1,0 +1,75 @@
+"""A real Redis for tests: to read, to freeze and to kill."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as aioredis
+from waiting import eventually
+
+from engines.redis_server import find_program
+
+
+class RedisServer:
+    """A redis-server of its own on a Unix socket; `stop` and `start` bring it back, empty, at the same place."""
+
+    def __init__(self, *options: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rh-"))  # a socket's path must be short
+        self.socket = self.folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        self._process = self._spawn()
+        await eventually(self._pings)
+
+    async def command(self, *words: str) -> None:
+        """Sends it a command. Raises redis.exceptions.ResponseError."""
+        client: Any = aioredis.Redis.from_url(self.url)
+        await client.execute_command(*words)
+        await client.aclose()
+
+    def freeze(self) -> None:
+        """Connections are accepted by the kernel, and nobody answers."""
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self.socket.unlink(missing_ok=True)
+            self._process = None
+
+    def remove(self) -> None:
+        """Ends it, and leaves nothing behind."""
+        self.kill()
+        shutil.rmtree(self.folder)
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        argv = [find_program("redis-server"), "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        argv += ["--dir", str(self.folder), "--appendonly", "no", *self._options]
+        return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+
+    def _send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    async def _pings(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        except OSError:
+            return False
+        writer.write(b"PING\r\n")
+        answer = await reader.readline()
+        writer.close()
+        return answer == b"+PONG\r\n"

@@ -1,0 +1,63 @@
+"""An engine that says its lines, byte for byte."""
+
+import asyncio
+
+
+class ScriptedEngine:
+    """An HTTP server that answers every POST with the same pieces, an HTTP chunk each, and then ends or holds still.
+
+    - `heads` and `bodies` are what it was sent.
+    - `left` is set when a client has closed the connection while the engine held still.
+    """
+
+    def __init__(self, *pieces: bytes, hold: bool = False, content_type: str = "text/event-stream") -> None:
+        self.pieces = pieces
+        self.hold = hold
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.left = asyncio.Event()
+        self.url = ""
+        self._type = content_type.encode()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next((int(v) for k, v in _headers(head) if k == b"content-length"), 0)
+                body = await reader.readexactly(length)
+                if head.startswith(b"POST"):
+                    self.heads.append(head)
+                    self.bodies.append(body)
+                    await self._answer(reader, writer)
+                else:
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # the client has left
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % self._type)
+        for piece in self.pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(0)
+        if self.hold:
+            await reader.read()
+            self.left.set()
+            raise ConnectionResetError
+        writer.write(b"0\r\n\r\n")
+
+
+def _headers(head: bytes) -> list[tuple[bytes, bytes]]:
+    lines = [line.partition(b":") for line in head.lower().split(b"\r\n")[1:]]
+    return [(name.strip(), value.strip()) for name, _, value in lines]

@@ -1,0 +1,38 @@
+"""Waiting for what happens, instead of sleeping."""
+
+import asyncio
+import inspect
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+PATIENCE = 15.0
+"""Seconds after which what a test waits for is taken not to come."""
+
+
+async def eventually(condition: Callable[[], Awaitable[Any] | Any], within: float = PATIENCE) -> Any:
+    """What a condition gives once that is true of it. Raises TimeoutError."""
+    async with asyncio.timeout(within):
+        while True:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.005)
+
+
+async def read_until(stream: AsyncIterator[bytes], enough: Callable[[bytes], bool]) -> bytes:
+    """What has come once it is enough. The caller holds the stream, which would be closed if nobody did."""
+    got = b""
+    while not enough(got):
+        got += await anext(stream)
+    return got
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

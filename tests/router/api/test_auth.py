@@ -1,0 +1,107 @@
+"""A tenant comes from its API key, or from a trusted proxy, and never from what a client would like."""
+
+import hashlib
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.api.auth import Authenticator, Headers, hash_key
+from router.errors import ApiError
+
+KEYS: Final = {"acme-key": "acme", "acme-second": "acme", "other-key": "other"}
+TENANTS: Final = ("acme", "other", "third")
+
+
+def authenticator(mode: str) -> Authenticator:
+    return Authenticator(mode, {hash_key(key): tenant for key, tenant in KEYS.items()}, TENANTS)  # type: ignore[arg-type]  # a test may say any
+
+
+def bearer(value: bytes) -> Headers:
+    return [(b"host", b"x"), (b"authorization", value)]
+
+
+def refused(mode: str, headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        authenticator(mode).tenant(headers)
+    assert caught.value.status == 401
+    assert caught.value.code == "invalid_api_key"
+
+
+def test_a_key_is_written_as_its_sha_256() -> None:
+    assert hash_key("é") == "sha256:" + hashlib.sha256("é".encode()).hexdigest()
+
+
+def test_where_the_door_is_open_everybody_is_the_default_tenant() -> None:
+    for headers in ([], bearer(b"Bearer other-key"), bearer(b"nonsense"), [(b"x-tenant-id", b"acme")]):
+        assert authenticator("open").tenant(headers) == "default"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_belongs_to_its_tenant(key: str) -> None:
+    assert authenticator("keys").tenant(bearer(b"Bearer " + key.encode())) == KEYS[key]
+
+
+@pytest.mark.parametrize(
+    "value", [b"bearer acme-key", b"BEARER acme-key", b"Bearer  acme-key ", b"Bearer\x20acme-key\t"]
+)
+def test_the_scheme_is_known_in_any_case_and_with_any_space(value: bytes) -> None:
+    assert authenticator("keys").tenant(bearer(value)) == "acme"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        bearer(b""),
+        bearer(b"Bearer"),
+        bearer(b"Bearer "),
+        bearer(b"Bearer nobody"),
+        bearer(b"Bearer ACME-KEY"),
+        bearer(b"Bearer acme-key x"),
+        bearer(b"Bearer acme"),
+        bearer(b"acme-key"),
+        bearer(b"Basic acme-key"),
+        bearer(b"Bearer \xff\x00"),
+        bearer(b"Bearer " + hash_key("acme-key").encode()),
+        [(b"x-api-key", b"acme-key")],
+        [(b"x-tenant-id", b"acme")],
+    ],
+)
+def test_no_identity_where_one_is_demanded_is_refused(headers: Headers) -> None:
+    refused("keys", headers)
+
+
+def test_two_identities_are_none() -> None:
+    refused("keys", [*bearer(b"Bearer acme-key"), *bearer(b"Bearer other-key")])
+    refused("keys", [*bearer(b"Bearer acme-key"), *bearer(b"Bearer acme-key")])
+    refused("header", [(b"x-tenant-id", b"acme"), (b"x-tenant-id", b"other")])
+
+
+def test_a_client_with_a_key_cannot_name_another_tenant() -> None:
+    headers = [*bearer(b"Bearer acme-key"), (b"x-tenant-id", b"other")]
+    assert authenticator("keys").tenant(headers) == "acme"
+
+
+def test_a_trusted_proxy_names_the_tenant() -> None:
+    for name in TENANTS:
+        assert authenticator("header").tenant([(b"x-tenant-id", name.encode())]) == name
+
+
+@pytest.mark.parametrize("value", [b"", b"nobody", b"ACME", b" acme", b"acme,other", b"\xff", b"default"])
+def test_a_proxy_can_only_name_a_tenant_that_there_is(value: bytes) -> None:
+    refused("header", [(b"x-tenant-id", value)])
+    refused("header", bearer(b"Bearer acme-key"))
+
+
+def test_a_refusal_tells_nothing_of_the_key_that_was_sent() -> None:
+    with pytest.raises(ApiError) as caught:
+        authenticator("keys").tenant(bearer(b"Bearer hunter2"))
+    assert b"hunter2" not in caught.value.body()
+
+
+@given(st.binary(max_size=40), st.sampled_from(["keys", "header"]))
+def test_no_header_raises_anything_but_a_refusal(value: bytes, mode: str) -> None:
+    refused(mode, [(b"authorization", value), (b"authorization", value)])
+    refused(mode, [(b"authorization", b"Bearer " + value), (b"x-tenant-id", b"!" + value)])

@@ -1,0 +1,28 @@
+"""Configurations, good and bad, for the tests of the settings."""
+
+from typing import Final
+
+import pytest
+
+from router.settings import ConfigurationError, Settings, parse
+
+MODEL: Final = '[[model]]\nname = "llama"\n'
+ENGINE: Final = '[[engine]]\nname = "one"\nmodel = "llama"\nurl = "http://127.0.0.1:8001"\n'
+LEAST: Final = MODEL + ENGINE
+"""A configuration that is complete; tables can be put before it."""
+
+HASH: Final = "sha256:" + "0123456789abcdef" * 4
+OTHER_HASH: Final = "sha256:" + "f" * 64
+
+
+def read(text: str, **environment: str) -> Settings:
+    return parse(text, environment)
+
+
+def mistake(text: str, **environment: str) -> str:
+    """What is said of a configuration that cannot be used."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse(text, environment)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message

@@ -1,0 +1,270 @@
+"""docker-compose.yml, the Dockerfile and the configuration in them: right by schema, and at one with the rest."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from compose_file import Compose, Service, host_of, load_compose, options
+
+from engines.command import vllm_argv
+from engines.spec import EngineSpec
+from router.settings import Engine, Settings, load
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = ROOT / "docker-compose.yml"
+INSIDE = ROOT / "deploy" / "roundhouse.compose.toml"
+ENGINES = ("llama-chat", "llama-code", "mistral")
+OURS_TO_SAY = {"--host", "--port"}  # a container has addresses of its own
+
+
+@pytest.fixture(scope="module")
+def compose() -> Compose:
+    return load_compose(COMPOSE.read_text())
+
+
+@pytest.fixture(scope="module")
+def inside() -> Settings:
+    return load(INSIDE, {})
+
+
+@pytest.fixture(scope="module")
+def outside() -> Settings:
+    return load(ROOT / "roundhouse.toml", {})
+
+
+def engine(settings: Settings, name: str) -> Engine:
+    return next(engine for engine in settings.engine if engine.name == name)
+
+
+# -- the model of the file itself --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("restart: unless-stopped", "restrat: unless-stopped"),
+        ("interval: 5s", "interval: 5 seconds"),
+        ("redis: { condition: service_healthy }", "redis: { condition: healthy }"),
+        ("capabilities: [gpu]", "capabilities: [gpus]"),
+        ("internal: true", "internal: yes please"),
+        ("volumes:\n      - answers:/data", "volumes:\n      - answers:data"),
+        ('- "${ROUNDHOUSE_BIND', '- 8080 # "${ROUNDHOUSE_BIND'),
+    ],
+)
+def test_a_typing_error_in_the_compose_file_is_found(right: str, wrong: str) -> None:
+    text = COMPOSE.read_text()
+    assert right in text
+    with pytest.raises(msgspec.ValidationError):
+        load_compose(text.replace(right, wrong, 1))
+
+
+def test_a_key_that_is_given_twice_is_found() -> None:
+    with pytest.raises(yaml.YAMLError, match="twice"):
+        load_compose(COMPOSE.read_text() + "\nname: another\n")
+
+
+def test_everything_a_service_names_is_defined_and_everything_defined_is_used(compose: Compose) -> None:
+    services = compose.services.values()
+    assert {name for service in services for name in service.networks} == set(compose.networks)
+    named = {v.partition(":")[0] for service in services for v in service.volumes if not v.startswith(".")}
+    assert named == set(compose.volumes)
+    assert {needed for service in services for needed in service.depends_on} <= set(compose.services)
+    for service in services:
+        for volume in service.volumes:
+            if volume.startswith("."):
+                assert (ROOT / volume.split(":")[0]).is_file()
+
+
+def test_docker_compose_itself_takes_the_file() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed here; the other tests check what it would")
+    done = subprocess.run(
+        [docker, "compose", "-f", str(COMPOSE), "config", "--quiet"],
+        capture_output=True, text=True, check=False, env={"HF_TOKEN": "x", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# -- who can reach what ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_router_is_published_and_that_on_loopback(compose: Compose) -> None:
+    published = {name: service.ports for name, service in compose.services.items() if service.ports}
+    assert list(published) == ["router"]
+    for port in published["router"]:
+        filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", port)
+        assert filled == "127.0.0.1:8080:8080"
+
+
+def test_redis_and_the_engines_have_no_network_in_common_with_the_published_port(compose: Compose) -> None:
+    internal = {name for name, network in compose.networks.items() if network.internal}
+    front = set(compose.services["router"].networks) - internal
+    assert front, "a port on internal networks alone is not published"
+    assert set(compose.services["redis"].networks) <= internal
+    for name in ENGINES:
+        assert not front & set(compose.services[name].networks)
+
+
+def test_every_service_has_a_health_check_and_comes_back(compose: Compose) -> None:
+    for service in compose.services.values():
+        assert service.healthcheck.test[0] == "CMD"
+        assert service.restart == "unless-stopped"
+
+
+def test_python_health_checks_compile_and_ask_the_right_port(compose: Compose) -> None:
+    for name in ("router", *ENGINES):
+        command, _, script = compose.services[name].healthcheck.test[1:]
+        compile(script, name, "exec")
+        assert command.startswith("python")
+        assert ("8080" if name == "router" else "8000") in script
+        assert ("/readyz" if name == "router" else "/health") in script
+
+
+def test_the_router_waits_for_redis_but_not_for_engines(compose: Compose) -> None:
+    assert list(compose.services["router"].depends_on) == ["redis"]
+
+
+def test_images_are_pinned(compose: Compose) -> None:
+    assert compose.services["redis"].image.startswith("redis:")
+    for service in compose.services.values():
+        assert re.search(r":v?\d+\.\d+", service.image), service.image
+
+
+def test_redis_has_a_limit_and_drops_what_is_oldest(compose: Compose) -> None:
+    command = compose.services["redis"].command
+    assert command[command.index("--maxmemory") + 1] == "${REDIS_MAXMEMORY:-2gb}"
+    assert command[command.index("--maxmemory-policy") + 1] == "allkeys-lru"
+
+
+def test_no_secret_stands_in_the_files() -> None:
+    for path in (COMPOSE, INSIDE, ROOT / "Dockerfile"):
+        assert not re.search(r"hf_\w{20}|sha256:[0-9a-f]{64}", path.read_text())
+
+
+# -- the engines, in compose and in the configurations -----------------------------------------------------------------
+
+
+def test_the_engines_are_those_of_both_configurations(compose: Compose, inside: Settings, outside: Settings) -> None:
+    assert set(compose.services) == {"redis", "router", *ENGINES}
+    assert [e.name for e in inside.engine] == [e.name for e in outside.engine] == list(ENGINES)
+
+
+def test_models_are_the_same_in_compose_and_on_one_machine(inside: Settings, outside: Settings) -> None:
+    assert inside.model == outside.model
+    for name in ENGINES:
+        mine, theirs = engine(inside, name), engine(outside, name)
+        assert (mine.model, mine.task, mine.served_model, mine.max_model_len) == (
+            theirs.model, theirs.task, theirs.served_model, theirs.max_model_len,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_is_started_as_roundhouse_up_starts_it(compose: Compose, outside: Settings, name: str) -> None:
+    service = compose.services[name]
+    spec = msgspec.convert(
+        msgspec.to_builtins(engine(outside, name)) | {"url": engine(outside, name).addresses[0]}, EngineSpec
+    )
+    wanted = vllm_argv(spec, "python3")
+    assert service.entrypoint == wanted[:3]
+    given, ours = options(service.command), options(wanted[3:])
+    for option in OURS_TO_SAY:
+        del given[option], ours[option]
+    drafts = [json.loads(each.pop("--speculative-config") or "") for each in (given, ours)]
+    assert given == ours
+    assert drafts[0] == drafts[1]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_listens_where_the_router_looks_for_it(compose: Compose, inside: Settings, name: str) -> None:
+    service = compose.services[name]
+    given = options(service.command)
+    assert given["--host"] == "0.0.0.0"
+    assert host_of(engine(inside, name).addresses[0]) == (name, int(given["--port"] or ""))
+    assert service.expose == [given["--port"]]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_speculative_config_has_what_vllm_knows(compose: Compose, name: str) -> None:
+    class Speculative(msgspec.Struct, forbid_unknown_fields=True):
+        method: str
+        model: str
+        num_speculative_tokens: int
+        use_heterogeneous_vocab: bool = False
+        draft_tensor_parallel_size: int | None = None
+
+    config = msgspec.json.decode(
+        options(compose.services[name].command)["--speculative-config"] or "", type=Speculative
+    )
+    assert config.method == "draft_model"
+    # Only Llama with a Qwen draft has two vocabularies.
+    assert config.use_heterogeneous_vocab is name.startswith("llama")
+
+
+def test_each_engine_has_a_gpu_of_its_own(compose: Compose) -> None:
+    def gpus(service: Service) -> list[str]:
+        assert service.deploy is not None
+        devices = service.deploy.resources.reservations.devices
+        return [gpu for device in devices for gpu in device.device_ids]
+
+    taken = [gpu for name in ENGINES for gpu in gpus(compose.services[name])]
+    assert taken == ["${LLAMA_CHAT_GPU:-0}", "${LLAMA_CODE_GPU:-1}", "${MISTRAL_GPU:-2}"]
+
+
+# -- the router's configuration and image ------------------------------------------------------------------------------
+
+
+def test_the_router_inside_listens_where_compose_publishes_it_and_finds_redis(
+    compose: Compose, inside: Settings
+) -> None:
+    assert inside.router.host == "0.0.0.0"
+    assert compose.services["router"].ports[0].rpartition(":")[2] == str(inside.router.port)
+    assert host_of(inside.redis_url) == ("redis", int(compose.services["redis"].expose[0]))
+
+
+def test_the_configuration_inside_asks_for_nothing_that_is_not_there_yet(inside: Settings) -> None:
+    assert inside.not_yet() == []
+    assert all(engine.launch is None for engine in inside.engine)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions and what follows each, on one line."""
+    text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_dockerfile_copies_what_exists_and_what_is_not_ignored() -> None:
+    sources = [
+        source
+        for word, rest in instructions()
+        if word == "COPY" and not rest.startswith("--from")
+        for source in shlex.split(rest)[:-1]
+    ]
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(sources) == let_in
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_the_image_runs_the_router_and_not_as_root(compose: Compose) -> None:
+    def last(wanted: str) -> str:
+        return [rest for word, rest in instructions() if word == wanted][-1]
+
+    entrypoint: list[str] = json.loads(last("ENTRYPOINT"))
+    mounted = compose.services["router"].volumes[0].split(":")[1]
+    assert entrypoint == ["roundhouse", "serve", "--config", mounted]
+    assert last("USER") == "roundhouse"
+    check: list[Any] = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    compile(check[2], "HEALTHCHECK", "exec")
+
+
+def test_the_image_has_the_pinned_packages_and_no_development_ones() -> None:
+    install = next(rest for word, rest in instructions() if word == "RUN" and "pip install" in rest)
+    assert install.endswith(" -c constraints.txt .")

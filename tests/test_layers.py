@@ -1,0 +1,142 @@
+"""Imports point down only, decisions are pure, and no module has a state of its own."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+ROUTER: Final = sorted((ROOT / "router").rglob("*.py"))
+ENGINES: Final = sorted((ROOT / "engines").rglob("*.py"))
+CORE: Final = sorted((ROOT / "router" / "core").rglob("*.py"))
+
+FOR_ENGINES: Final = ("router.core", "router.shared", "router.errors")
+"""What of the router an engine's side may use; else the two meet over HTTP and Redis."""
+
+WORLD: Final = {
+    "anyio", "asyncio", "datetime", "http", "httpx", "multiprocessing", "os", "random", "redis", "secrets", "select",
+    "signal", "socket", "ssl", "starlette", "subprocess", "tempfile", "threading", "time", "urllib", "uuid", "uvicorn",
+    "uvloop",
+}  # fmt: skip
+"""Clocks, sockets, randomness, processes: a decision is handed what it needs of them."""
+
+MUTABLE: Final = {
+    "list", "dict", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque", "ChainMap",
+    "WeakKeyDictionary", "WeakValueDictionary", "WeakSet",
+}  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(tree: ast.Module) -> Iterator[str]:
+    """The modules that a module imports anywhere, by their full names; those of `from x import y` as x and as x.y."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_below(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def test_the_contracts_between_the_layers_are_kept() -> None:
+    script = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([script, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("path", ROUTER, ids=name_of)
+def test_the_router_never_imports_the_engines(path: Path) -> None:
+    assert [module for module in imports_of(tree_of(path)) if is_below(module, ("engines", "tests"))] == []
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=name_of)
+def test_the_engines_use_no_more_of_the_router_than_its_core(path: Path) -> None:
+    used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
+    above = {module for module in used if not is_below(module, FOR_ENGINES)}
+    # `from router import errors` says `router` first, and then what it means.
+    assert above - {"router"} == set()
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_knows_no_clock_no_socket_and_no_event_loop(path: Path) -> None:
+    tree = tree_of(path)
+    assert {module.partition(".")[0] for module in imports_of(tree)} & WORLD == set()
+    waits = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
+    assert [node.lineno for node in ast.walk(tree) if isinstance(node, waits)] == []
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_imports_nothing_of_the_router_but_itself_and_the_errors(path: Path) -> None:
+    used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
+    assert {module for module in used if not is_below(module, ("router.core", "router.errors"))} == set()
+
+
+def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported, but for those of its classes."""
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "finalbody"):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from top_level(getattr(node, part, []))
+
+
+def is_mutable(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp):
+        return True
+    if isinstance(value, ast.Call):
+        called = value.func
+        return (called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")) in MUTABLE
+    return False
+
+
+def states_of(tree: ast.Module) -> Iterator[str]:
+    """What a module keeps at its top that can change, unless it is declared or named as a constant."""
+    for node in top_level(tree.body):
+        if isinstance(node, ast.AnnAssign) and is_mutable(node.value):
+            if "Final" not in ast.unparse(node.annotation) and not ast.unparse(node.target).isupper():
+                yield ast.unparse(node.target)
+        elif isinstance(node, ast.Assign) and is_mutable(node.value):
+            names = [ast.unparse(target) for target in node.targets]
+            yield from (name for name in names if not name.isupper() and name != "__all__")
+    # Whoever says `global` in a function changes a module, whatever it is called.
+    yield from (f"global {', '.join(node.names)}" for node in ast.walk(tree) if isinstance(node, ast.Global))
+
+
+@pytest.mark.parametrize("path", ROUTER + ENGINES, ids=name_of)
+def test_no_module_has_a_state_of_its_own(path: Path) -> None:
+    assert list(states_of(tree_of(path))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("cache = {}", ["cache"]),
+        ("cache: dict[str, int] = {}", ["cache"]),
+        ("seen = set()", ["seen"]),
+        ("if x:\n    seen = []", ["seen"]),
+        ("try:\n    pass\nfinally:\n    seen = [1]", ["seen"]),
+        ("a = b = collections.deque()", ["a", "b"]),
+        ("def f():\n    global n\n    n = 1", ["global n"]),
+        ("_NAMES = []\nNAMES: Final = {}\nnames: Final = {}\nn = 1\nt = ()\nf = frozenset()", []),
+        ("def f():\n    x = []\nclass C:\n    y = {}", []),
+    ],
+)
+def test_a_state_of_a_module_would_be_found(code: str, found: list[str]) -> None:
+    assert list(states_of(ast.parse(code))) == found
