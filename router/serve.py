@@ -24,7 +24,8 @@ GRACE: Final = 30
 def listen(settings: Settings) -> socket.socket:
     """The router's listening socket. Raises OSError where the address is taken."""
     family = socket.AF_INET6 if ":" in settings.router.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sees that it is TCP, and sets TCP_NODELAY on what it accepts.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.router.host, settings.router.port))

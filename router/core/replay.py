@@ -29,6 +29,7 @@ _JOINED: Final[Mapping[str, Any]] = {
 
 _BODY: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _CHUNK: Final = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
+_UNSAID: Final = object()
 _SAID_FIRST: Final = ("id", "object", "created", "model")
 
 
@@ -65,7 +66,7 @@ def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | N
                 elif name == "usage":
                     if not event.get("choices"):
                         top[name] = value
-                else:
+                elif name in _JOINED or top.get(name, _UNSAID) != value:
                     _join(top, name, value)
     except _DisagreementError:
         return None
@@ -74,6 +75,9 @@ def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | N
     body: Json = {name: top.pop(name) for name in _SAID_FIRST if name in top}
     body["choices"] = [_finished(endpoint, choices[index]) for index in sorted(choices)]
     return _encode({**body, **top, "usage": told})
+
+
+# Most of what an event says has been said before, so the loops below ask that first, and call only for what is new.
 
 
 def _join(into: Json, name: str, value: Any) -> None:
@@ -93,7 +97,7 @@ def _join_choice(into: Json, choice: Json) -> None:
             _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
             _join_lists(into, name, value)
-        else:
+        elif name in _JOINED or into.get(name, _UNSAID) != value:
             _join(into, name, value)
 
 

@@ -1,0 +1,128 @@
+"""The documentation says what is there: every setting, every metric, and no link to nothing."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.core.key import NOT_PART_OF_THE_ANSWER
+from router.core.recording import NotKept
+from router.core.types import Bypass
+from router.settings import Settings, Strict, parse
+from router.telemetry import Telemetry
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def tables() -> list[tuple[str, type[Strict]]]:
+    """Each table of the configuration, with its heading."""
+    found: list[tuple[str, type[Strict]]] = []
+
+    def walk(name: str, kind: type[Strict], brackets: str) -> None:
+        found.append((brackets.format(name), kind))
+        for field in msgspec.structs.fields(kind):
+            types = [field.type, *getattr(field.type, "__args__", ())]
+            for inner in types:
+                if isinstance(inner, type) and issubclass(inner, Strict):
+                    walk(f"{name}.{field.name}", inner, "[{}]")
+
+    for field in msgspec.structs.fields(Settings):
+        (inner,) = getattr(field.type, "__args__", (field.type,))
+        walk(field.name, inner, "[[{}]]" if inner is not field.type else "[{}]")
+    return found
+
+
+def section(page: str, heading: str) -> str:
+    """What stands under a heading, down to the next one."""
+    _, found, rest = page.partition(f"\n## {heading}\n")
+    assert found, f"there is no heading {heading}"
+    return rest.partition("\n## ")[0]
+
+
+def test_there_is_a_table_for_every_part_of_the_configuration() -> None:
+    assert {heading for heading, _ in tables()} == {
+        "[router]", "[cache]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]", "[engine.launch]", "[breaker]",
+        "[timeouts]",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("heading", "kind"), tables(), ids=lambda value: value if isinstance(value, str) else "")
+def test_every_setting_is_explained_under_its_heading(heading: str, kind: type[Strict]) -> None:
+    text = section((DOCS / "configuration.md").read_text(), heading)
+    missing = [field.name for field in msgspec.structs.fields(kind) if f"`{field.name}`" not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("heading", "kind"), tables(), ids=lambda value: value if isinstance(value, str) else "")
+def test_no_setting_is_explained_that_is_not_there(heading: str, kind: type[Strict]) -> None:
+    text = section((DOCS / "configuration.md").read_text(), heading)
+    explained = {name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall(r"\w+", row)}
+    assert explained <= {field.name for field in msgspec.structs.fields(kind)}
+
+
+def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
+    page = (DOCS / "configuration.md").read_text()
+    checked = 0
+    for heading, kind in tables():
+        if heading not in ("[router]", "[cache]", "[timeouts]"):
+            continue
+        defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+        for names, shown in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):
+            told = re.findall(r"`([^`]*)`", shown)
+            for name, default in zip(re.findall(r"\w+", names), told, strict=True):
+                table = heading.strip("[]")
+                text = f'[{table}]\n{name} = {default}\n[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\n'
+                settings = parse(text + 'url = "http://127.0.0.1"\n', {})
+                assert getattr(getattr(settings, table), name) == defaults[name], f"{heading} {name}"
+                checked += 1
+    assert checked > 15
+
+
+def test_the_smallest_configuration_on_the_page_works() -> None:
+    block = re.search(r"```toml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
+    assert block is not None
+    assert [model.name for model in parse(block[1], {}).model] == ["llama"]
+
+
+def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
+    metrics = section((DOCS / "operating.md").read_text(), "Metrics")
+    page = Telemetry(log_format="text").page().decode()
+    exported = {n for n in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not n.endswith("_created")}
+    assert len(exported) > 10
+    assert set(re.findall(r"^\| `(\w+)`", metrics, re.MULTILINE)) == exported
+
+
+def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -> None:
+    operating = (DOCS / "operating.md").read_text()
+    assert [result for result in (*NotKept, "stored", "failed", "dropped") if f"`{result}`" not in operating] == []
+    wire = (DOCS / "wire.md").read_text()
+    assert [reason for reason in Bypass if f"`{reason}`" not in wire] == []
+
+
+def test_fields_that_are_no_part_of_the_key_are_listed() -> None:
+    page = (DOCS / "debugging-a-miss.md").read_text()
+    assert [field for field in NOT_PART_OF_THE_ANSWER if f"`{field}`" not in page] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCED.sub("", page.read_text())):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        assert target.resolve().is_relative_to(ROOT), f"{link} leads out of the project"
+        if anchor:
+            assert anchor in anchors(target), f"{link}: there is no such heading"
