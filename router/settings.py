@@ -21,6 +21,7 @@ from msgspec.structs import asdict
 from router.core.key import Markers
 from router.core.policy import Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
+from router.units import Bytes, Seconds, from_text
 
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
@@ -29,8 +30,6 @@ _URL_SCHEMES: Final = ("redis", "rediss", "unix")
 _PLANNED_SCHEMES: Final = ("redis+sentinel", "redis+cluster", "memory")
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}$")]
 """What may stand in a key: so `redis-cli --scan --pattern` means what it says."""
@@ -45,14 +44,6 @@ class ConfigurationError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.splitlines()))
-
-
-class Seconds(float):
-    """A duration, written as a number and a unit: "500ms", "10s", "5m", "24h", "7d"."""
-
-
-class Bytes(int):
-    """A size, written as a number and a unit: "64KiB", "4MiB", "1GB"; 0 needs none."""
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=None):
@@ -174,6 +165,8 @@ class Settings(Strict, frozen=True):
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
         plans = [
+            (self.cache.local != Cache().local, "cache.local", "local copy of hot entries"),
+            (self.cache.stale_if_error != Cache().stale_if_error, "cache.stale_if_error", "stale answers"),
             (self.breaker != Breaker(), "breaker", "circuit breakers"),
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
@@ -206,7 +199,7 @@ def parse(text: str, environment: Mapping[str, str]) -> Settings:
         raise ConfigurationError(f"not valid TOML: {error}") from None
     filled = _fill(raw, environment, "")
     try:
-        settings = msgspec.convert(filled, Settings, dec_hook=_from_text)
+        settings = msgspec.convert(filled, Settings, dec_hook=from_text)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `")
         path = place.removesuffix("`").removeprefix("$").removeprefix(".")
@@ -234,20 +227,6 @@ def _fill(value: Any, environment: Mapping[str, str], place: str) -> Any:
         return found
 
     return _VARIABLE.sub(replace, value)
-
-
-def _from_text(kind: type[Any], value: Any) -> Any:
-    units: Mapping[str, float] = _SECONDS if kind is Seconds else _BYTES
-    if value == 0 and not isinstance(value, bool):
-        return kind(0)
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
-        example = "10s" if kind is Seconds else "4MiB"
-        raise ValueError(f'expected a number and a unit, one of {", ".join(units)}, as in "{example}", got {value!r}')
-    amount = float(match[1]) * units[match[2]]
-    if amount > 1e12:  # seconds or bytes; clocks and Redis can count so far
-        raise ValueError(f"{value!r} is too much")
-    return kind(amount)
 
 
 def _problems(settings: Settings) -> list[str]:
@@ -288,11 +267,10 @@ def _model_problems(settings: Settings) -> list[str]:
 
 
 def _engine_problems(settings: Settings) -> list[str]:
-    names = [model.name for model in settings.model]
     problems = []
     for index, engine in enumerate(settings.engine):
         place = f"engine[{index}]"
-        if engine.model not in names:
+        if engine.model not in [model.name for model in settings.model]:
             problems.append(f"{place}.model: there is no model {engine.model!r}")
         if (engine.url is None) == (not engine.urls):
             problems.append(f"{place}.url: give either url or urls")
@@ -309,7 +287,8 @@ def _engine_problems(settings: Settings) -> list[str]:
 def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        plain = url.isprintable() and " " not in url  # else urlsplit would quietly mend it
+        return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number
         return False
 

@@ -168,7 +168,7 @@ class Dispatcher:
                 exchange.attempts.append((engine.name, error.reason))
                 log.warning("request %s: engine %s: %s (%s)", exchange.request_id, engine.name, error, error.reason)
                 if error.reason == "connect":
-                    engine.up = False  # the probe will say when it is back
+                    engine.note(up=False)  # the probe will say when it is back
             finally:
                 engine.in_flight -= 1
         raise _told(last)

@@ -210,22 +210,22 @@ class RedisStore:
             if error is not None:
                 log.warning("Redis does not answer (%s); requests go on without it", _told(error))
             self._up.clear()
-            self._probe = asyncio.get_running_loop().create_task(self._look_for_it())
+            self._probe = asyncio.get_running_loop().create_task(self._look_for_it(was_up=error is not None))
 
-    async def _look_for_it(self) -> None:
-        first = True
+    async def _look_for_it(self, *, was_up: bool) -> None:
+        silent = not was_up  # nothing has been said of it being away, so nothing need be said of it being back
         while True:
             try:
                 await cast("Any", self._prober).ping()  # typed for clients with and without asyncio at once
                 break
             except _FAULTS as error:
-                if first:
+                if silent:
                     log.warning("Redis cannot be reached (%s); trying again every %g s", _told(error), self._retry)
-                first = False
+                silent = False
             await asyncio.sleep(self._retry)
         self._probe = None
         self._up.set()
-        if not first:
+        if not silent:
             log.info("Redis answers again")
 
 

@@ -1,5 +1,6 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import httpx
@@ -8,6 +9,8 @@ import msgspec
 from router.core.routing import EngineView
 from router.core.types import AUTO, EngineTask, Task
 from router.errors import unknown_model
+
+log = logging.getLogger("roundhouse.engines")
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -66,6 +69,12 @@ class Engine:
         if page is None:
             page = self._pages[path] = httpx.URL(self._url + path)
         return page
+
+    def note(self, *, up: bool) -> None:
+        """Somebody has asked it, or tried to."""
+        if up is not self.up:
+            log.info("engine %s is %s", self.name, "up" if up else "down")
+        self.up = up
 
     def view(self) -> EngineView:
         return EngineView(self.name, self.task, self.up, self.in_flight)

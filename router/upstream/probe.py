@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.upstream.catalog import Catalog, Engine, Gauges
 from router.upstream.client import EngineClient, EngineError
 
-log = logging.getLogger("roundhouse.probe")
+log = logging.getLogger("roundhouse.engines")
 
 MAX_METRICS: Final = 4 << 20
 """Bytes of an engine's metrics page that are read."""
@@ -113,7 +113,5 @@ class Probe:
                         gauges = read_gauges(page.decode("utf-8", "replace"))
         except (EngineError, TimeoutError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
-        if up is not engine.up:
-            log.info("engine %s is %s", engine.name, "up" if up else "down")
-        engine.up = up
+        engine.note(up=up)
         engine.gauges = gauges

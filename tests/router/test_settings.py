@@ -7,7 +7,8 @@ import pytest
 from configurations import ENGINE, HASH, LEAST, MODEL, OTHER_HASH, mistake, read
 from msgspec.structs import astuple
 
-from router.settings import Bytes, Seconds, load, parse, tenants
+from router.settings import load, parse, tenants
+from router.units import Bytes, Seconds
 
 ROOT: Final = Path(__file__).parents[2]
 

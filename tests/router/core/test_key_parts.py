@@ -30,6 +30,8 @@ def test_texts_that_differ_at_all_have_two_keys(one: str, other: str) -> None:
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_the_system_text_changes_the_system_part_alone(role: str) -> None:
     assert changed(talk((role, "a"), ("user", "x")), talk((role, "b"), ("user", "x"))) == {"system"}
+    around = [talk((role, f"{text}<context>c</context>{text}"), ("user", "x")) for text in ("a", "b")]
+    assert changed(*around) == {"system"}
 
 
 def test_a_system_message_is_not_a_developer_message() -> None:

@@ -202,7 +202,15 @@ def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> N
     assert replay(entry(recording), STREAM) == stream(*events)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices":[{}]}', b'{"choices":[1]}', b"[" * 10**5, b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"\xff", b"[]", b"{}", b'{"choices":null}', b'{"choices":[{}]}', b'{"choices":[1]}',
+        b'{"choices":{"a":1}}', b'{"choices":[{"index":0,"message":"x"}]}',
+        b'{"choices":[{"message":{"content":"x"}}]}',
+        b'{"choices":[{"index":0,"message":{"tool_calls":[1]}}]}', b'{"choices":' + b"[" * 10**5,
+    ],
+)  # fmt: skip
 def test_a_body_that_cannot_be_taken_apart_is_a_miss_for_a_stream(body: bytes) -> None:
     found = entry(Recording(body=body, frames=None, usage_frame=None, prompt_tokens=0, completion_tokens=0))
     assert replay(found, STREAM) is None

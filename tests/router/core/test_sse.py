@@ -83,6 +83,7 @@ def test_empty_lines_between_events_say_nothing() -> None:
         (b"data: a\ndata: b\n\n", b"a\nb"),
         (b"data: a\r\ndata:\r\ndata: b\r\n\r\n", b"a\n\nb"),
         (b"event: e\ndata: x\nid: 1\n\n", b"x"),
+        (b"event: e\ndata:  x \n\n", b" x "),
         (b": comment\ndata: x\n\n", b"x"),
         (b"data\n\n", b""),
         (b"data: \n\n", b""),
