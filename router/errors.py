@@ -83,6 +83,11 @@ def unavailable(message: str, *, retry_after: int = 1, code: str | None = None) 
     return ApiError(503, message, kind=UNAVAILABLE, code=code, retry_after=retry_after)
 
 
+def not_cached() -> ApiError:
+    """The client wanted a stored answer or none: status 504, as RFC 9111, section 5.2.1.7, has it."""
+    return ApiError(504, "No stored answer to this request can be used.", kind=NOT_FOUND, code="not_cached")
+
+
 def internal_error() -> ApiError:
     """A defect of the router: status 500, and nothing of what it was."""
     return ApiError(500, "The router failed; its log has the details.", kind=INTERNAL, code="internal_error")

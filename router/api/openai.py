@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from router.api.auth import Authenticator
 from router.api.leaving import ClientLeaving, Receive
+from router.core.control import NO_WISHES, Control, read_control
 from router.core.types import CacheStatus, Endpoint
 from router.errors import ApiError, internal_error
 from router.flow.exchange import Exchange
@@ -81,8 +82,9 @@ class Generate:
     ) -> None:
         try:
             exchange.tenant = self._auth.tenant(headers)
+            control = _control(headers)
             body = await read_body(headers, receive, self._max_body)
-            answer = await self._gateway.answer(exchange, body, client)
+            answer = await self._gateway.answer(exchange, control, body, client)
         except ApiError as error:
             client.stop()
             await self._refuse(exchange, error, send)
@@ -159,6 +161,13 @@ async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _control(headers: RawHeaders) -> Control:
+    """What the client asks of the cache. Raises ApiError."""
+    wishes = [value for name, value in headers if name == b"cache-control"]
+    ttl = [value for name, value in headers if name == b"x-cache-ttl"]
+    return read_control(b",".join(wishes), ttl[0] if ttl else None) if wishes or ttl else NO_WISHES
 
 
 def request_id(headers: RawHeaders) -> str:

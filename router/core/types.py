@@ -36,6 +36,8 @@ class CacheStatus(StrEnum):
 class Bypass(StrEnum):
     """Why the cache was not asked: the value of X-Cache-Reason beside X-Cache: BYPASS."""
 
+    NO_STORE = "no-store"
+    NO_CACHE = "no-cache"
     POLICY = "policy"
     REDIS_DOWN = "redis-down"
 

@@ -7,14 +7,16 @@ from typing import Protocol
 
 import msgspec
 
+from router.core.control import Control
 from router.core.key import Key, Markers, derive, take_apart
 from router.core.policy import Store as StorePolicy
-from router.core.policy import bypass
+from router.core.policy import decide
 from router.core.recording import NotKept, Recording
 from router.core.replay import replay
 from router.core.request import Request, parse
 from router.core.routing import plan
 from router.core.types import Bypass, CacheStatus, Entry, Task
+from router.errors import not_cached
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Exchange
 from router.flow.flight import Flight, Keep
@@ -68,7 +70,7 @@ class Gateway:
         self._cache = cache
         self._written = written
 
-    async def answer(self, exchange: Exchange, body: bytes, client: Leaving) -> Answer:
+    async def answer(self, exchange: Exchange, control: Control, body: bytes, client: Leaving) -> Answer:
         """What the client gets. Raises ApiError."""
         request = parse(exchange.endpoint, body)
         parts = take_apart(request, self._cache.markers)
@@ -76,16 +78,16 @@ class Gateway:
         model = self._catalog.resolve(request.model, task)
         exchange.stream, exchange.task, exchange.model = request.stream, task, model.name
 
-        keep = None
-        exchange.bypass = bypass(request, self._cache.store)
+        key = derive(parts, tenant=exchange.tenant, model=model.name, revision=model.revision)
+        exchange.bypass, may_keep = decide(request, control, self._cache.store)
         if exchange.bypass is None:
-            key = derive(parts, tenant=exchange.tenant, model=model.name, revision=model.revision)
-            found = await self._look_up(exchange, request, key)
+            found = await self._look_up(exchange, request, key, control.max_age)
             if found is not None:
                 return found
-            if exchange.bypass is None:
-                keep = self._keeper(exchange, key)
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
+        if control.only_if_cached:
+            raise not_cached()
+        keep = self._keeper(exchange, key, control.ttl) if may_keep and self._store.up else None
 
         client.watch()
         engines = self._plan(model.name, task)
@@ -96,7 +98,7 @@ class Gateway:
         self._note_whole(exchange, recording, keep)
         return Whole(answer, stream=False)
 
-    async def _look_up(self, exchange: Exchange, request: Request, key: Key) -> Whole | None:
+    async def _look_up(self, exchange: Exchange, request: Request, key: Key, max_age: int | None) -> Whole | None:
         try:
             entry = await self._store.get(key.text)
         except StoreDownError:
@@ -106,10 +108,12 @@ class Gateway:
         # The hash in the key only finds an entry; the digest proves that it answers this very request.
         if entry is None or entry.digest != key.digest:
             return None
+        age = max(0.0, time.time() - entry.created)
+        if max_age is not None and age > max_age:
+            return None
         body = replay(entry, request)
         if body is None:
             return None
-        age = max(0.0, time.time() - entry.created)
         exchange.cache = CacheStatus.HIT
         exchange.age, exchange.ttl = int(age), max(0, int(entry.ttl - age))
         exchange.task, exchange.engine = entry.task, entry.engine
@@ -129,8 +133,9 @@ class Gateway:
         if keep is not None:
             keep(recording)
 
-    def _keeper(self, exchange: Exchange, key: Key) -> Keep:
-        """Stores the answer to this exchange under its key."""
+    def _keeper(self, exchange: Exchange, key: Key, ttl: int | None) -> Keep:
+        """Stores the answer to this exchange under its key, for no longer than `ttl` seconds."""
+        lifetime = self._cache.ttl if ttl is None else min(self._cache.ttl, ttl)
 
         def keep(recording: Recording) -> None:
             assert exchange.model is not None
@@ -146,7 +151,7 @@ class Gateway:
                 engine=exchange.engine,
                 task=exchange.task,
                 created=round(time.time(), 3),
-                ttl=self._cache.ttl,
+                ttl=lifetime,
                 prompt_tokens=recording.prompt_tokens,
                 completion_tokens=recording.completion_tokens,
                 generation_ms=int((time.perf_counter() - began) * 1000),
