@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.compaction import compacted
 from router.core.replay import body_from_events
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
@@ -58,6 +59,11 @@ _event = msgspec.json.Decoder(_Event).decode
 _events = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
+def _may_matter(frames: bytes) -> bool:
+    """Whether there may be more in it than text: a quoted name cannot stand inside a JSON string unescaped."""
+    return b'"usage"' in frames or b'"error"' in frames or b"[DONE]" in frames
+
+
 class StreamRecorder:
     """One stream, from its first byte to its last.
 
@@ -93,8 +99,7 @@ class StreamRecorder:
             if self._reader.pending > MAX_FRAME:
                 self.failure = b"an event was too long"
             return frames
-        # A quoted name cannot stand inside a JSON string, where its quotes would be escaped.
-        if not self.started or b'"usage"' in frames or b'"error"' in frames or b"[DONE]" in frames:
+        if not self.started or _may_matter(frames):
             frames = self._sift(frames)
         self._size += len(frames)
         if self._size <= self._limit:
@@ -106,9 +111,12 @@ class StreamRecorder:
     def _sift(self, frames: bytes) -> bytes:
         passed = []
         for frame in split(frames):
-            data = payload(frame)
             if self.ended or self.failure is not None:
                 break
+            if self.started and not _may_matter(frame):
+                passed.append(frame)
+                continue
+            data = payload(frame)
             if data is None:
                 passed.append(frame)
             elif data == b"[DONE]":
@@ -154,7 +162,7 @@ class StreamRecorder:
         frames = b"".join(self._kept)
         payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
         try:
-            events = _events(b"[%b]" % b",".join(payloads))
+            events = _events(b"[%b]" % b",".join(compacted(request.endpoint, payloads)))
             usage = msgspec.json.decode(payload(self._usage_frame) or b"") if self._usage_frame else None
             choices = [choice for event in events for choice in event.get("choices", ())]
             finished = {choice["index"]: choice["finish_reason"] for choice in choices if choice.get("finish_reason")}

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
 
-_JOINED: Final[Mapping[str, Any]] = {
+JOINED: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("content", "refusal", "reasoning", "reasoning_content", "text", "arguments"), str),
     **dict.fromkeys(("token_ids", "annotations"), list),
 }
@@ -66,7 +66,7 @@ def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | N
                 elif name == "usage":
                     if not event.get("choices"):
                         top[name] = value
-                elif name in _JOINED or top.get(name, _UNSAID) != value:
+                elif name in JOINED or top.get(name, _UNSAID) != value:
                     _join(top, name, value)
     except _DisagreementError:
         return None
@@ -85,7 +85,7 @@ def _join(into: Json, name: str, value: Any) -> None:
     if known is None or value is None:
         if value is not None or name not in into:
             into[name] = value
-    elif type(known) is type(value) is _JOINED.get(name):
+    elif type(known) is type(value) is JOINED.get(name):
         into[name] = known + value
     elif known != value:
         raise _DisagreementError(name)
@@ -97,7 +97,7 @@ def _join_choice(into: Json, choice: Json) -> None:
             _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
             _join_lists(into, name, value)
-        elif name in _JOINED or into.get(name, _UNSAID) != value:
+        elif name in JOINED or into.get(name, _UNSAID) != value:
             _join(into, name, value)
 
 
