@@ -46,6 +46,8 @@ def run(settings: Settings, config: Path, listening: socket.socket) -> None:
         "access_log": False,
         "log_config": None,
         "server_header": False,
+        "proxy_headers": False,  # nothing here asks who the client is
+        "ws": "none",
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": GRACE,
         "backlog": 4096,
