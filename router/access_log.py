@@ -82,10 +82,12 @@ def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
     logging._srcfile = None  # noqa: SLF001 - the how-to names it
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if log_format == "json" else _TextLines())
-    root = logging.getLogger("roundhouse")
-    root.handlers = [handler]
-    root.propagate = False
-    root.setLevel(level)
+    # What uvicorn has to say beside its own starts and stops comes out in the same form.
+    for name, least in (("roundhouse", level), ("uvicorn", logging.WARNING)):
+        root = logging.getLogger(name)
+        root.handlers = [handler]
+        root.propagate = False
+        root.setLevel(least)
 
 
 class _TextLines(logging.Formatter):

@@ -82,6 +82,7 @@ def build(
         lifespan=lifespan,
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
     )
+    pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
     return Application(generate, pages)
 
 

@@ -31,7 +31,7 @@ async def _check_redis(settings: Settings) -> Finding:
     )
     try:
         info: dict[str, Any] = await client.info("server")
-    except (TimeoutError, redis.exceptions.RedisError, OSError) as error:
+    except (TimeoutError, redis.exceptions.RedisError, OSError, TypeError) as error:  # TypeError: an unknown option
         return {"what": where, "ok": False, "note": f"does not answer ({type(error).__name__})"}
     finally:
         await client.aclose()

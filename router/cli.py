@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -84,13 +85,15 @@ def up(
         _fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", WRONG_USE)
     for line in settings.not_yet():
         _say(f"roundhouse: {config}: {line}")
-    # The router's package and the engines' meet over HTTP and Redis, and here over a pipe: neither imports the other.
-    # The plan may hold secrets of `launch.env`, which a file or an argument would show to others.
-    plan, writing = os.pipe()
-    os.write(writing, msgspec.json.encode(_plan(settings, config, engines, vllm_python)))
-    os.close(writing)
-    os.set_inheritable(plan, True)
-    os.execv(sys.executable, [sys.executable, "-m", "engines", "up", "--plan-fd", str(plan)])  # noqa: S606 - no shell
+    # The router's package and the engines' meet over HTTP and Redis, and here over a file: neither imports the other.
+    # The plan may hold secrets of `launch.env`, which a file with a name or an argument would show to others; and a
+    # pipe takes 64 KiB and then waits for a reader.
+    with tempfile.TemporaryFile(buffering=0) as plan:
+        plan.write(msgspec.json.encode(_plan(settings, config, engines, vllm_python)))
+        plan.seek(0)
+        os.set_inheritable(plan.fileno(), True)
+        argv = [sys.executable, "-m", "engines", "up", "--plan-fd", str(plan.fileno())]
+        os.execv(sys.executable, argv)  # noqa: S606 - no shell
 
 
 def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from router.access_log import set_up_logging
+from router.api.protocol import BoundedHttpProtocol
 from router.app import Application, build
 from router.settings import Settings, load
 
@@ -41,7 +42,7 @@ def run(settings: Settings, config: Path, listening: socket.socket) -> None:
     """Serves until SIGTERM or SIGINT. Workers of their own read the configuration from `config` again."""
     options: dict[str, Any] = {
         "loop": "uvloop",
-        "http": "httptools",
+        "http": BoundedHttpProtocol,
         "lifespan": "on",
         "access_log": False,
         "log_config": None,
@@ -68,5 +69,24 @@ def run(settings: Settings, config: Path, listening: socket.socket) -> None:
 def worker() -> Application:
     """One worker of several, in a process of its own: uvicorn calls this there."""
     settings = load(Path(os.environ[CONFIG]))
+    forget_dead_workers(Path(os.environ[MULTIPROCESS]))
     set_up_logging(settings.router.log_format)
     return build(settings, multiprocess=os.environ[MULTIPROCESS])
+
+
+def forget_dead_workers(shared: Path) -> None:
+    """Removes the gauges of workers that have died, which would be summed with those of the living for ever.
+
+    Their counters stay. A worker that died is replaced, so it is enough to look when one begins.
+    """
+    for gauges in shared.glob("gauge_live*_*.db"):
+        if not _runs(int(gauges.stem.rpartition("_")[2])):
+            gauges.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:  # there is none, or it has become another user's
+        return False
+    return True

@@ -31,10 +31,10 @@ _PLANNED_SCHEMES: Final = ("redis+sentinel", "redis+cluster", "memory")
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 """What may stand in a key: so `redis-cli --scan --pattern` means what it says."""
 
-KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
+KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
@@ -275,7 +275,7 @@ def _engine_problems(settings: Settings) -> list[str]:
         if (engine.url is None) == (not engine.urls):
             problems.append(f"{place}.url: give either url or urls")
         problems += [
-            f"{place}.url: {url!r} is not an http:// or https:// address"
+            f"{place}.url: {url.rpartition('@')[2]!r} is not an http:// or https:// address without credentials"
             for url in engine.addresses
             if not _is_http(url)
         ]
@@ -288,9 +288,20 @@ def _is_http(url: str) -> bool:
     try:
         parts = urlsplit(url)
         plain = url.isprintable() and " " not in url  # else urlsplit would quietly mend it
-        return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return plain and named and "@" not in parts.netloc  # credentials would be shown, and never sent
     except ValueError:  # a port that is no number
         return False
+
+
+def _redis_problems(url: str) -> list[str]:
+    from redis.asyncio.connection import parse_url  # which the other commands need not load
+
+    try:
+        parse_url(url)
+    except ValueError as error:  # it names the part that is wrong, and not the whole, which may hold a password
+        return [f"cache.url: {error}"]
+    return []
 
 
 def _cache_problems(cache: Cache) -> list[str]:
@@ -300,6 +311,8 @@ def _cache_problems(cache: Cache) -> list[str]:
         problems.append(f"cache.url: {scheme}:// is not supported yet; use redis://, rediss://, unix:// or embedded")
     elif cache.url != EMBEDDED and scheme not in _URL_SCHEMES:
         problems.append("cache.url: expected embedded, redis://, rediss:// or unix://")
+    elif cache.url != EMBEDDED:
+        problems += _redis_problems(cache.url)
     if cache.ttl < 1:
         problems.append("cache.ttl: every entry needs a time to live of at least 1s")
     if cache.timeout <= 0 or cache.retry <= 0:

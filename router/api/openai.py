@@ -132,8 +132,11 @@ class ClientLeftError(Exception):
 
 
 async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
-    """The request's body. Raises ApiError (413) for more than `limit` bytes, ClientLeftError."""
+    """The request's body. Raises ApiError (413 for more than `limit` bytes, 415 for a coded one), ClientLeftError."""
     for name, value in headers:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            # What it would unfold to has no bound, and engines do not take it either.
+            raise ApiError(415, "The body must be sent without a Content-Encoding.", code="unsupported_encoding")
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLargeError(limit)
     parts: list[bytes] = []

@@ -48,6 +48,11 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
+    def __post_init__(self) -> None:
+        # Counters only count up, whatever an engine says.
+        self.prompt_tokens = max(0, self.prompt_tokens)
+        self.completion_tokens = max(0, self.completion_tokens)
+
 
 class _Event(msgspec.Struct):
     choices: list[dict[str, Any]] = msgspec.field(default_factory=list)

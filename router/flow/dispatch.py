@@ -59,11 +59,8 @@ class Generation:
     async def begin(self, until: float) -> None:
         """Waits for the first token, at most until that instant. Raises EngineError."""
         loop = asyncio.get_running_loop()
-        while not self.recorder.started:
-            data = await self._take(until - loop.time())
-            if not data and self.recorder.ended:
-                break  # an answer of no tokens is an answer
-            self.first += data
+        while not (self.recorder.started or self.recorder.ended):  # an answer of no tokens is an answer
+            self.first += await self._take(until - loop.time())
 
     async def next(self) -> bytes:
         """Whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""

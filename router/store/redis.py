@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final, Literal, cast
 
 import redis.asyncio as aioredis
@@ -62,6 +63,8 @@ class RedisStore:
         self._retry = retry
         self._lookups: list[tuple[str, asyncio.Future[Entry | None]]] = []
         self._writes: list[tuple[str, Entry, asyncio.Future[WriteResult]]] = []
+        self._lookups_in_hand: list[tuple[str, asyncio.Future[Entry | None]]] = []
+        self._writes_in_hand: list[tuple[str, Entry, asyncio.Future[WriteResult]]] = []
         self._backlog = 0
         self._worker: asyncio.Task[None] | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -123,22 +126,25 @@ class RedisStore:
     async def _run(self) -> None:
         try:
             while self._lookups or self._writes:
-                await self._write(self._take_writes())
-                await self._look_up(self._lookups)
-        except Exception as error:
+                self._writes_in_hand = self._take_writes()
+                await self._write(self._writes_in_hand)
+                self._lookups_in_hand, self._lookups = self._lookups, []
+                await self._look_up(self._lookups_in_hand)
+        except Exception:
             # A defect here must not leave requests waiting for ever.
             log.exception("the store's worker failed")
-            self._give_up(error)
+            self._give_up()
         finally:
             self._worker = None
 
-    def _give_up(self, error: Exception) -> None:
-        for _, waiting in self._lookups:
-            if not waiting.done():
-                waiting.set_exception(StoreDownError(str(error)))
-        for _, _, done in self._writes:
-            if not done.done():
-                done.set_result("failed")
+    def _give_up(self) -> None:
+        """Fails the batch in hand and all that waits behind it."""
+        for waiting in self._lookups_in_hand + self._lookups:
+            if not waiting[1].done():
+                waiting[1].set_exception(StoreDownError("the store's worker failed"))
+        for write in self._writes_in_hand + self._writes:
+            if not write[2].done():
+                write[2].set_result("failed")
         self._lookups, self._writes, self._backlog = [], [], 0
 
     def _take_writes(self) -> list[tuple[str, Entry, "asyncio.Future[WriteResult]"]]:
@@ -184,7 +190,6 @@ class RedisStore:
     async def _look_up(self, lookups: list[tuple[str, "asyncio.Future[Entry | None]"]]) -> None:
         if not lookups:
             return
-        self._lookups = []
         try:
             async with self._client.pipeline(transaction=False) as batch:
                 for key, _ in lookups:
@@ -221,6 +226,11 @@ class RedisStore:
             except _FAULTS as error:
                 if silent:
                     log.warning("Redis cannot be reached (%s); trying again every %g s", _told(error), self._retry)
+                silent = False
+            except Exception:
+                # A defect here, or an option in the address that redis-py does not know, must not end the looking.
+                if silent:
+                    log.exception("Redis cannot be asked")
                 silent = False
             await asyncio.sleep(self._retry)
         self._probe = None
@@ -264,7 +274,7 @@ def _to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
     if task is None or (body is None and frames is None):
         return None
     try:
-        return Entry(
+        entry = Entry(
             digest=fields[b"digest"].decode("ascii"),
             body=body,
             frames=frames,
@@ -280,3 +290,7 @@ def _to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
         )
     except (KeyError, ValueError):
         return None
+    # What of it goes into headers and counters must be fit for them, whoever wrote it.
+    counts = (entry.created, entry.ttl, entry.prompt_tokens, entry.completion_tokens, entry.generation_ms)
+    fit = entry.engine.isprintable() and all(isfinite(count) and count >= 0 for count in counts)
+    return entry if fit else None

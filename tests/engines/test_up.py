@@ -195,6 +195,14 @@ async def test_a_taken_port_is_one_clear_line(up: Callable[..., Up]) -> None:
         assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
+async def test_a_plan_of_any_length_is_handed_over(up: Callable[..., Up]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
+        assert await eventually(tree.process.poll) == 1
+        assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+
+
 async def test_a_second_one_is_refused_in_one_clear_line_and_the_first_goes_on(up: Callable[..., Up]) -> None:
     first = up()
     await first.ready()

@@ -1,6 +1,7 @@
 """Requests that are refused: always in OpenAI's shape, always with an id, and no engine hears of them."""
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -104,6 +105,22 @@ async def test_a_wrong_method_on_a_page_is_405_and_says_which_are_right(router: 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/models/gpt-4"])
 async def test_an_unknown_path_is_404(router: RouterServer, path: str) -> None:
     error_of(await router.http.get(path), 404)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
+async def test_a_coded_body_is_415(router: RouterServer, coding: str) -> None:
+    answer = await router.post(CHAT, gzip.compress(json.dumps(chat_body("hello")).encode()), content_encoding=coding)
+    assert error_of(answer, 415)["code"] == "unsupported_encoding"
+    assert (await router.post(CHAT, chat_body("hello"), content_encoding="Identity")).status_code == 200
+
+
+@pytest.mark.parametrize("digits", [25, 400])
+@pytest.mark.parametrize("sign", ["", "-"])
+async def test_a_number_of_tokens_that_makes_no_sense_is_no_defect_of_ours(
+    router: RouterServer, digits: int, sign: str
+) -> None:
+    body = json.dumps(chat_body("hello")).removesuffix("}") + f', "max_tokens": {sign}1{"0" * digits}}}'
+    assert (await router.post(CHAT, body.encode())).status_code in (200, 400)
 
 
 # -- bodies that are too large ----------------------------------------------------------------------------------------

@@ -217,6 +217,17 @@ async def test_a_stream_that_is_not_well_is_not_kept(
     assert (await router.chat("x", stream=True)).headers["x-cache"] == "HIT"
 
 
+async def test_an_answer_of_no_tokens_is_an_answer_however_it_is_cut(scripted: ScriptedRouter, redis: Any) -> None:
+    nothing = (ROLE, chunk(content="", finish="stop"), DONE)
+    router, engine = await scripted(b"".join(nothing))
+    at_once = await router.chat("x", stream=True)
+    engine.pieces = nothing
+    one_by_one = await router.chat("x", stream=True)
+    assert (at_once.status_code, at_once.content) == (200, b"".join(nothing))
+    assert (one_by_one.status_code, one_by_one.content) == (200, b"".join(nothing))
+    assert await redis.dbsize() == 0
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -16,6 +16,9 @@ from redis_process import RedisServer
 from serving import Engines, chat_body, configuration
 from waiting import eventually, free_port
 
+from router.api.protocol import MAX_HEAD
+from router.serve import forget_dead_workers
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
@@ -92,6 +95,19 @@ async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -
     assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
 
 
+async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answered(serve: Any, config: str) -> None:
+    served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
+    await served.ready()
+    port = int(served.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    # One byte too many: were there more, the server would reset the connection over what it has not read.
+    writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD + 1, b"y"))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    async with http_client(served.url) as http:
+        assert (await http.get("/health", headers={"x-filler": "y" * 16384})).status_code == 200
+
+
 async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: Engines) -> None:
     served = serve(config)
     await served.ready()
@@ -127,6 +143,18 @@ async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, con
     assert pages == [seen] * 6
     served.process.send_signal(signal.SIGINT)
     await asyncio.to_thread(served.process.wait, 20)
+
+
+async def test_the_gauges_of_a_worker_that_died_are_forgotten_and_its_counters_are_not(tmp_path: Path) -> None:
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await ended.wait()
+    kinds = ["gauge_livesum", "gauge_livemostrecent", "counter", "histogram"]
+    for pid in (ended.pid, os.getpid()):
+        for kind in kinds:
+            (tmp_path / f"{kind}_{pid}.db").touch()
+    forget_dead_workers(tmp_path)
+    kept = {f"{kind}_{os.getpid()}.db" for kind in kinds} | {f"{kind}_{ended.pid}.db" for kind in kinds[2:]}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engines: Engines) -> None:
@@ -206,6 +234,16 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
     }
     assert "ConnectError" in found["engine gone"]["note"]
     assert "and not 'meta-llama/Llama-Simulated'" in found["engine other"]["note"]
+
+
+async def test_check_says_that_an_option_of_the_address_is_unknown(
+    redis_server: RedisServer, engines: Engines, tmp_path: Path
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(configuration(f"{redis_server.url}?foo=bar", engines.table()))
+    result = await command("check", "-c", str(path))
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "FAIL  redis: does not answer (TypeError)" in result.stdout
 
 
 # -- classify ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.patience import UNKNOWN_LENGTH, Patience
+from router.core.patience import MOST_TOKENS, UNKNOWN_LENGTH, Patience
 
 PATIENCE = Patience(first_token=30, between_tokens=15, min_tokens_per_second=10)
 
@@ -17,6 +17,9 @@ PATIENCE = Patience(first_token=30, between_tokens=15, min_tokens_per_second=10)
         (None, None, 30 + UNKNOWN_LENGTH / 10),
         (0, 4096, 30 + 409.6),  # what 0 means is for the engine to say
         (1, 1, 30.1),
+        (-1000, 4096, 30 + 409.6),  # so that the engine has the time to refuse it
+        (-1000, None, 30 + UNKNOWN_LENGTH / 10),
+        (10**400, None, 30 + MOST_TOKENS / 10),
     ],
 )
 def test_an_answer_may_take_its_length_at_the_least_speed(

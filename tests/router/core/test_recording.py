@@ -177,6 +177,12 @@ def test_usage_beside_choices_is_part_of_the_stream() -> None:
     assert StreamRecorder(LIMIT).feed(stream(*events, USAGE)) == b"".join(map(frame, events))
 
 
+def test_a_usage_below_nothing_is_nothing() -> None:
+    recorder, _ = cut(b'data: {"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":-1}}\n\n', [])
+    assert recorder.usage is not None
+    assert (recorder.usage.prompt_tokens, recorder.usage.completion_tokens) == (0, 0)
+
+
 def test_a_usage_of_null_is_none() -> None:
     events = [{**event, "usage": None, "error": None} for event in HELLO]
     recorder = recorded(stream(*events, USAGE))

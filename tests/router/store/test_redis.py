@@ -150,6 +150,50 @@ async def test_a_corrupt_field_is_a_miss(store: RedisStore, redis: Any, field: s
     assert await store.get("k") is None
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ttl", "nan"), ("ttl", "inf"), ("created", "-inf"), ("completion_tokens", "-1"), ("engine", "x\r\ny: z")],
+)
+async def test_what_headers_and_counters_cannot_take_is_a_miss(
+    store: RedisStore, redis: Any, field: str, value: str
+) -> None:
+    await store.put("k", ENTRY)
+    await redis.hset("k", field, value)
+    assert await store.get("k") is None
+
+
+# -- a defect of ours, too, leaves nobody waiting ---------------------------------------------------------------------
+
+
+async def test_a_defect_in_reading_fails_those_who_wait_and_not_those_who_come(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put("k", ENTRY)
+    with monkeypatch.context() as broken:
+        broken.setattr(store_module, "_to_entry", lambda fields: 1 / 0)
+        for one in await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True):
+            assert isinstance(one, StoreDownError)
+    assert await store.get("k") == ENTRY
+
+
+async def test_a_defect_in_writing_fails_the_writes_in_hand(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(store_module, "_to_fields", lambda entry: 1 / 0)
+        assert await store.put("k", ENTRY) == "failed"
+    assert await store.put("k", ENTRY) == "stored"
+
+
+async def test_an_address_that_redis_py_cannot_use_is_looked_at_again_and_again_without_an_exception(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(f"{redis_server.url}?foo=bar", timeout=0.5, retry=0.02)
+    opening = asyncio.ensure_future(store.start())
+    await eventually(lambda: "Redis cannot be asked" in caplog.text)
+    assert not store.up
+    opening.cancel()
+    await store.aclose()
+
+
 # -- when Redis is gone -----------------------------------------------------------------------------------------------
 
 
