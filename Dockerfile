@@ -3,16 +3,16 @@
 
 FROM python:3.12-slim AS build
 WORKDIR /src
-RUN python -m venv /opt/roundhouse
+RUN python -m venv /app/venv
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY router router
 COPY engines engines
-RUN /opt/roundhouse/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
+RUN /app/venv/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin roundhouse
-COPY --from=build /opt/roundhouse /opt/roundhouse
-ENV PATH=/opt/roundhouse/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=build /app/venv /app/venv
+ENV PATH=/app/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER roundhouse
 EXPOSE 8080
 
