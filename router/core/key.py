@@ -174,9 +174,8 @@ def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
     for part in (tenant.encode(), model.encode(), system, rag, query):
         digest.update(b"%d:" % len(part))
         digest.update(part)
-    text = ":".join(
+    text = PREFIX + ":".join(
         (
-            "rh:1",
             tenant,
             model,
             xxhash.xxh3_64_hexdigest(system) if system else NOTHING,

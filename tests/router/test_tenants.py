@@ -17,11 +17,11 @@ ACME, ACME_NEW, BETA = "sk-acme-secret", "sk-acme-newer", "sk-beta-secret"
 TENANTS = f"""
 [[tenant]]
 name = "acme"
-keys = ["{hash_key(ACME)}", "{hash_key(ACME_NEW)}"]
+keys = ["{hash_key(ACME.encode())}", "{hash_key(ACME_NEW.encode())}"]
 
 [[tenant]]
 name = "beta"
-keys = ["{hash_key(BETA)}"]
+keys = ["{hash_key(BETA.encode())}"]
 """
 
 
@@ -60,7 +60,7 @@ async def test_two_tenants_with_the_same_body_have_two_entries_and_two_generatio
 @pytest.mark.parametrize(
     "headers",
     [
-        {}, {"authorization": ""}, {"authorization": "Bearer"}, bearer("wrong"), bearer(hash_key(ACME)),
+        {}, {"authorization": ""}, {"authorization": "Bearer"}, bearer("wrong"), bearer(hash_key(ACME.encode())),
         {"authorization": f"Basic {ACME}"}, {"authorization": ACME}, {"x-tenant-id": "acme"},
         {"x-tenant-id": "acme", **bearer("wrong")},
     ],
@@ -142,5 +142,5 @@ async def test_no_key_is_ever_written_anywhere(
     seen += [(await router.http.get(page)).text for page in ("/metrics", "/healthz")]
     seen += [str(await engine.stats()) for engine in engines]
     assert "tenant=acme" in caplog.text
-    for secret in (ACME, hash_key(ACME).removeprefix("sha256:"), "sk-unknown-secret"):
+    for secret in (ACME, hash_key(ACME.encode()).removeprefix("sha256:"), "sk-unknown-secret"):
         assert secret not in "".join(seen)
