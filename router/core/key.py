@@ -19,12 +19,11 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
+from router.core.names import entries_of
 from router.core.request import Request
+from router.core.scope import document_name, text_name
 from router.core.types import Endpoint
 from router.errors import bad_request
-
-PREFIX: Final = "rh:1:"
-"""How each of our keys begins; the number changes when the same request would get another key."""
 
 NOTHING: Final = "0" * 16
 """The system or rag part of a request that has none."""
@@ -49,7 +48,7 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM: Final = 0  # where a piece of the system part stood
 _RAG: Final = 1  # where a piece of the rag part stood
 
-_canonical = msgspec.json.Encoder(order="deterministic").encode
+canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class Markers(msgspec.Struct, frozen=True):
@@ -67,12 +66,34 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """A request, taken apart; see the theory above. `question` is the last user message without its context."""
+    """A request, taken apart; see the theory above.
+
+    - `query`: the endpoint, the messages, and all other fields.
+    - `question`: the last user message without its context.
+    """
 
     system: list[Any]
     rag: list[Any]
     query: list[Any]
     question: str
+
+    def documents(self) -> tuple[str, ...]:
+        """The names of the documents in the rag part: their ids, or the hashes of their texts."""
+        names: dict[str, None] = {}
+        for item in self.rag:
+            for document in item if isinstance(item, list) else [item]:
+                names[_name_of(document)] = None
+        return tuple(names)
+
+
+def _name_of(document: Any) -> str:
+    if isinstance(document, str):
+        return text_name(document)
+    doc_id = document.get("doc_id", document.get("id")) if isinstance(document, dict) else None
+    if isinstance(doc_id, str | int) and doc_id != "":
+        return document_name(str(doc_id))
+    text = document.get("text") if isinstance(document, dict) else None
+    return text_name(text if isinstance(text, str) else canonical(document).decode())
 
 
 def take_apart(request: Request, markers: Markers) -> Parts:
@@ -165,18 +186,17 @@ def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: lis
 def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
     """The key of the answer that `model` at `revision` gives to `tenant`. Raises ApiError for what is too deep."""
     try:
-        system = _canonical(parts.system) if parts.system else b""
-        rag = _canonical(parts.rag) if parts.rag else b""
-        query = _canonical([revision, *parts.query])
+        system = canonical(parts.system) if parts.system else b""
+        rag = canonical(parts.rag) if parts.rag else b""
+        query = canonical([revision, *parts.query])
     except RecursionError:  # a part may lie deeper here than it lay in the body
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     digest = hashlib.sha256()
     for part in (tenant.encode(), model.encode(), system, rag, query):
         digest.update(b"%d:" % len(part))
         digest.update(part)
-    text = PREFIX + ":".join(
+    text = entries_of(tenant) + ":".join(
         (
-            tenant,
             model,
             xxhash.xxh3_64_hexdigest(system) if system else NOTHING,
             xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING,

@@ -51,6 +51,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     - `usage_frame`: the event that told the usage; None where there was none.
     - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
     - `generation_ms`: how long the engine took, in milliseconds.
+    - `documents`: the names of the documents that it was made with; see scope.document_name.
+    - `question`, `params`: hashes of the two halves of the key's query part; see reason.Fingerprint.
     """
 
     digest: str
@@ -65,3 +67,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     generation_ms: int
+    documents: tuple[str, ...] = ()
+    question: str = ""
+    params: str = ""

@@ -1,0 +1,43 @@
+"""The names of what Roundhouse keeps in Redis, beside the entries themselves (see router.core.key).
+
+    rh:1:{tenant}:{model}:{system}:{rag}:{query}               an entry
+    rh:1:claim:{tenant}:{model}:{system}:{rag}:{query}         which generation in flight is to give that entry
+    rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
+    rh:1:purge                                                 what was purged, a stream
+    rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
+
+All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
+"""
+
+from typing import Final
+
+PREFIX: Final = "rh:1:"
+"""How each of our keys begins; the number changes when the same request would get another key."""
+
+RESERVED: Final = ("claim", "flight", "hits", "purge")
+"""What no tenant can be called."""
+
+PURGES: Final = PREFIX + "purge"
+_CLAIM: Final = PREFIX + "claim:"
+_FLIGHT: Final = PREFIX + "flight:"
+_HITS: Final = PREFIX + "hits:"
+
+
+def entries_of(tenant: str) -> str:
+    """How the keys of a tenant's entries begin."""
+    return f"{PREFIX}{tenant}:"
+
+
+def claim_of(key: str) -> str:
+    """The claim on the entry at `key`."""
+    return _CLAIM + key[len(PREFIX) :]
+
+
+def flight_of(key: str, flight: str) -> str:
+    """The stream of the generation `flight`, which is to give the entry at `key`."""
+    return f"{_FLIGHT}{key[len(PREFIX) :]}:{flight}"
+
+
+def hits_of(tenant: str) -> str:
+    """Where a tenant's hits are counted."""
+    return _HITS + tenant
