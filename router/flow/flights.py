@@ -152,7 +152,7 @@ class Flights:
 
     async def _lead(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None) -> Landing:
         try:
-            lead = self._stream if flight.stream else self._whole
+            lead = self._stream if flight.request.stream else self._whole
             landing, recording = await lead(flight, engines)
         except ApiError as error:
             return Landing(whole=False, error=error, reason=error.code or error.kind)
