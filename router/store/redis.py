@@ -89,6 +89,8 @@ class EntryStore:
             done.set_result("dropped")
             return done
         self._backlog += size
+        # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
+        self._local.changed([key])
 
         def written(replies: "asyncio.Future[list[Any]]") -> None:
             self._backlog -= size
