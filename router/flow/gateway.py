@@ -165,7 +165,7 @@ class Gateway:
         if entry is None or entry.digest != asked.key.digest:
             return None
         age = max(0.0, time.time() - entry.created)
-        use = usable(age, entry.ttl, asked.control, self._cache.stale_if_error)
+        use = usable(age, entry.ttl, asked.control, min(entry.stale, self._cache.stale_if_error))
         body = replay(entry, asked.request) if use is not Use.NONE else None
         return Found(entry, body, age, local, use) if body is not None else None
 
@@ -245,6 +245,7 @@ class Gateway:
                 task=work.task,
                 created=round(time.time(), 3),
                 ttl=lifetime,
+                stale=stale,
                 prompt_tokens=recording.prompt_tokens,
                 completion_tokens=recording.completion_tokens,
                 generation_ms=int((time.perf_counter() - (work.dispatched or work.begun)) * 1000),
@@ -253,7 +254,7 @@ class Gateway:
                 params=print_.params,
             )
             self._hints.note(print_)
-            written = self._store.put(asked.key.text, entry, since, stale=stale)
+            written = self._store.put(asked.key.text, entry, since)
             written.add_done_callback(lambda done: self._written(done.result()))
             return written
 
