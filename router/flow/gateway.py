@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import floor
 from typing import Final, Protocol
 
 import msgspec
@@ -173,7 +174,7 @@ class Gateway:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
         exchange.reason = None
-        exchange.age, exchange.ttl, exchange.local = int(found.age), int(entry.ttl - found.age), found.local
+        exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
         self._hit(asked.key.text)
