@@ -216,7 +216,9 @@ class Reader:
         return answer
 
     def _failure(self, landing: Landing) -> Exception:
-        if landing.error is None or (landing.begun and not self._leads):
+        # What went wrong with another process' flight is nobody's failure here.
+        leads = self._leads and self._flight.led_here
+        if landing.error is None or (landing.begun and not leads):
             return Again()
         return landing.error
 
