@@ -57,6 +57,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             part or "*" for part in (self.tenant, self.model, self.system, self.rag, None)
         )
 
+    def record(self) -> bytes:
+        """The scope as JSON, of a bounded length, for those who are to be told: a long document stands by its name."""
+        document = None if self.document is None else document_name(self.document)
+        return msgspec.json.encode(msgspec.structs.replace(self, document=document))
+
     @property
     def claims(self) -> str:
         """The same for the claims of generations in flight."""
