@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from typing import Final
 
 import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from router.api.auth import Authenticator
+from router.api.admin import Admin
+from router.api.auth import AdminDoor, Authenticator
 from router.api.leaving import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
@@ -18,14 +20,21 @@ from router.core.patience import Patience
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.dispatch import Dispatcher
+from router.flow.explain import Explainer
 from router.flow.gateway import CacheSettings, Gateway
+from router.flow.reading import Reader
 from router.settings import Settings, tenants
+from router.shared.connect import open_client
+from router.store.finding import Client
 from router.store.redis import RedisStore
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
 from router.upstream.probe import Probe
 from router.upstream.transport import Transport
+
+PATIENCE: Final = 5.0
+"""Seconds that Redis has for each answer to an administrator."""
 
 ALLOW_POST = [(b"allow", b"POST")]
 
@@ -59,6 +68,13 @@ def build(
     )
     probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=store.up))
     ops = Ops(catalog=catalog, store=store, probe=probe, telemetry=telemetry, auth=auth)
+    survey = open_client(settings.redis_url, timeout=PATIENCE)
+    admin = Admin(
+        door=AdminDoor(settings.auth.admin_keys),
+        client=survey,
+        explainer=build_explainer(settings, catalog, classifier, survey),
+        max_body=settings.router.max_body,
+    )
     generate = {
         endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
@@ -76,9 +92,10 @@ def build(
             probing.cancel()
             await store.aclose()
             await client.aclose()
+            await survey.aclose()
 
     pages = Starlette(
-        routes=ops.routes(),
+        routes=[*ops.routes(), *admin.routes()],
         lifespan=lifespan,
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
     )
@@ -104,6 +121,16 @@ def build_catalog(settings: Settings) -> Catalog:
             for number, url in enumerate(engine.addresses, 1)
         ]
     return Catalog(models, engines)
+
+
+def build_explainer(settings: Settings, catalog: Catalog, classifier: Classifier, client: Client) -> Explainer:
+    """What explains requests as the router of these settings would take them; `client` is Redis'."""
+    reader = Reader(
+        catalog=catalog,
+        classify=lambda text: classifier.classify(text).task,
+        markers=Markers(settings.cache.context_open, settings.cache.context_close),
+    )
+    return Explainer(reader=reader, client=client, store=settings.cache.store, tenants=tenants(settings))
 
 
 class Application:

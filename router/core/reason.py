@@ -56,17 +56,20 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def fingerprint(key: str, parts: Parts) -> Fingerprint:
     """The fingerprint of a request that was taken apart, and whose key was derived from that."""
     endpoint, messages, rest = parts.query
-    question, params = (
-        xxhash.xxh3_64_hexdigest(canonical(messages)),
-        xxhash.xxh3_64_hexdigest(canonical([endpoint, rest])),
+    question, params = canonical(messages), canonical([endpoint, rest])
+    tenant, model, system, rag, query = key[len(PREFIX) :].split(":")
+    return Fingerprint(
+        tenant, model, system, rag, query, xxhash.xxh3_64_hexdigest(question), xxhash.xxh3_64_hexdigest(params)
     )
-    return Fingerprint(*key[len(PREFIX) :].split(":"), question, params)
 
 
 def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
     """The fingerprint of the entry at a key, with what it notes of itself; None where the key is none of an entry."""
     parts = key.removeprefix(PREFIX).split(":")
-    return Fingerprint(*parts, question, params) if len(parts) == 5 else None
+    if len(parts) != 5:
+        return None
+    tenant, model, system, rag, query = parts
+    return Fingerprint(tenant, model, system, rag, query, question, params)
 
 
 class Hints:

@@ -1,6 +1,7 @@
 """What a purge is about: one entry, or all that have some things in common."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 import xxhash
@@ -97,3 +98,12 @@ def read_scope(body: bytes) -> Scope:
     if scope.all and not Scope(all=True) == scope:
         raise bad_request("A purge of `all` takes nothing else.", param="all", code="invalid_purge")
     return scope
+
+
+def scope_of(fields: Mapping[str, Any]) -> Scope:
+    """The scope of a listing that is narrowed down by these; by none, it is of all. Raises ApiError (400)."""
+    try:
+        scope = msgspec.convert(fields, Scope)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"The listing is not understood: {error}", code="invalid_query") from None
+    return Scope(all=True) if scope.empty else scope

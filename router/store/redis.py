@@ -12,8 +12,6 @@ then on lookups fail at once, without waiting, until a probe in the background h
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from math import isfinite
 from typing import Any, Final, Literal, cast
 
 import redis.asyncio as aioredis
@@ -21,7 +19,8 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from router.core.types import Entry, Task
+from router.core.types import Entry
+from router.store.fields import to_entry, to_fields
 
 log = logging.getLogger("roundhouse.store")
 
@@ -32,11 +31,6 @@ MAX_BACKLOG: Final = 64 << 20
 
 _MAX_BATCH: Final = 1 << 20  # bytes written before the lookups that wait behind them get their turn
 _CONNECT: Final = 2.0  # seconds that the probe gives a connection, TLS handshake included
-_FIELDS: Final = (
-    "digest", "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms",
-    "body", "frames", "usage_frame",
-)  # fmt: skip
-_TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 
 
@@ -165,7 +159,7 @@ class RedisStore:
             async with self._client.pipeline(transaction=True) as batch:
                 for key, entry, _ in writes:
                     batch.delete(key)
-                    batch.hset(key, mapping=_to_fields(entry))
+                    batch.hset(key, mapping=to_fields(entry))
                     batch.pexpire(key, max(1, int(entry.ttl * 1000)))
                 replies = await batch.execute(raise_on_error=False)
         except redis.exceptions.ResponseError as error:
@@ -206,7 +200,7 @@ class RedisStore:
             elif isinstance(reply, Exception):
                 waiting.set_exception(StoreDownError(str(reply)))
             else:
-                waiting.set_result(_to_entry(reply))
+                waiting.set_result(to_entry(reply))
 
     # -- out of service and back ------------------------------------------------------------------------------------
 
@@ -258,39 +252,3 @@ def _told(error: Exception) -> str:
 
 def _size(entry: Entry) -> int:
     return len(entry.body or b"") + len(entry.frames or b"") + 1024
-
-
-def _to_fields(entry: Entry) -> Any:  # redis-py's type for it names every kind of number and buffer
-    fields = {name: getattr(entry, name) for name in _FIELDS}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
-    """None for what is not there, and for what is there and is no entry."""
-    if not fields:
-        return None
-    body, frames = fields.get(b"body"), fields.get(b"frames")
-    task = _TASKS.get(fields.get(b"task", b""))
-    if task is None or (body is None and frames is None):
-        return None
-    try:
-        entry = Entry(
-            digest=fields[b"digest"].decode("ascii"),
-            body=body,
-            frames=frames,
-            usage_frame=fields.get(b"usage_frame"),
-            model=fields[b"model"].decode("ascii"),
-            engine=fields[b"engine"].decode("ascii"),
-            task=task,
-            created=float(fields[b"created"]),
-            ttl=float(fields[b"ttl"]),
-            prompt_tokens=int(fields[b"prompt_tokens"]),
-            completion_tokens=int(fields[b"completion_tokens"]),
-            generation_ms=int(fields[b"generation_ms"]),
-        )
-    except (KeyError, ValueError):
-        return None
-    # What of it goes into headers and counters must be fit for them, whoever wrote it.
-    counts = (entry.created, entry.ttl, entry.prompt_tokens, entry.completion_tokens, entry.generation_ms)
-    fit = entry.engine.isprintable() and all(isfinite(count) and count >= 0 for count in counts)
-    return entry if fit else None

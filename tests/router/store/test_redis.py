@@ -170,7 +170,7 @@ async def test_a_defect_in_reading_fails_those_who_wait_and_not_those_who_come(
 ) -> None:
     await store.put("k", ENTRY)
     with monkeypatch.context() as broken:
-        broken.setattr(store_module, "_to_entry", lambda fields: 1 / 0)
+        broken.setattr(store_module, "to_entry", lambda fields: 1 / 0)
         for one in await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True):
             assert isinstance(one, StoreDownError)
     assert await store.get("k") == ENTRY
@@ -178,7 +178,7 @@ async def test_a_defect_in_reading_fails_those_who_wait_and_not_those_who_come(
 
 async def test_a_defect_in_writing_fails_the_writes_in_hand(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(store_module, "_to_fields", lambda entry: 1 / 0)
+        broken.setattr(store_module, "to_fields", lambda entry: 1 / 0)
         assert await store.put("k", ENTRY) == "failed"
     assert await store.put("k", ENTRY) == "stored"
 
