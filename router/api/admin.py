@@ -11,12 +11,12 @@ from starlette.routing import Route
 
 from router.api.auth import AdminDoor
 from router.api.openai import ClientLeftError, read_body
-from router.core.scope import Scope, read_scope, scope_of
+from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, Question
 from router.shared.connect import LinkError
 from router.store.finding import Client
-from router.store.listing import MAX_PAGE, page, show
+from router.store.listing import page, show
 from router.store.purge import purge
 from router.store.survey import stats
 

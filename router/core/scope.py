@@ -13,6 +13,9 @@ from router.errors import bad_request
 MAX_DOCUMENT: Final = 128
 """Characters of a document's id; of a longer one, its hash is the name."""
 
+MAX_PAGE: Final = 1000
+"""Entries on one page of a listing."""
+
 Part = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 EntryKey = Annotated[

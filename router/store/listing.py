@@ -16,9 +16,6 @@ from router.shared.connect import Command
 from router.store.fields import documents_of, to_entry
 from router.store.finding import Client, ask, find
 
-MAX_PAGE: Final = 1000
-"""Entries on one page of a listing."""
-
 _LISTED: Final = (
     "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms", "documents",
 )  # fmt: skip
