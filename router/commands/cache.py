@@ -12,6 +12,7 @@ from router.commands.console import (
     Config,
     Json,
     JsonLines,
+    agrees,
     amount,
     fail,
     progress,
@@ -21,7 +22,7 @@ from router.commands.console import (
     span,
     write_json,
     write_table,
-)  # fmt: skip
+)
 from router.commands.options import Document, Model, Rag, System, Tenant
 from router.commands.redis import narrowed, with_redis
 from router.commands.transfer import export_, import_from
@@ -178,7 +179,7 @@ def purge_command(
             )
             return
         question = f"Forget {amount(matching, 'entry', 'entries')}, and what is in the making?"
-        if not typer.confirm(question, err=True):
+        if not agrees(question):
             fail("nothing was forgotten")
     with progress("entries forgotten") as gone:
         purged = with_redis(settings, config, lambda client: purge(client, scope, gone))

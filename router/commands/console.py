@@ -32,6 +32,12 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
+def agrees(question: str) -> bool:
+    """Asks the person at the terminal; anything but yes is no. (typer's own would write to standard output, too.)"""
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def settings_of(config: Path) -> Settings:
     """The configuration; where it cannot be used, the command ends."""
     try:

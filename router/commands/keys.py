@@ -1,5 +1,6 @@
 """`roundhouse keys`: API keys, and what is written of them in the configuration."""
 
+import getpass
 import secrets
 import sys
 from typing import Annotated, Final
@@ -40,7 +41,7 @@ def hash_(
     if key is not None:
         given = key.encode("utf-8", "surrogateescape")
     elif sys.stdin.isatty():
-        given = str(typer.prompt("Key", hide_input=True, err=True)).encode("utf-8", "surrogateescape")
+        given = getpass.getpass("Key: ").encode("utf-8", "surrogateescape")
     else:
         given = sys.stdin.buffer.read(MAX_KEY + 1)
     given = given.strip()

@@ -13,7 +13,7 @@ import msgspec
 from router.core.names import PURGES, claimed_by, hits_of
 from router.core.scope import Scope
 from router.shared.connect import Command
-from router.store.finding import Client, Progress, ask, find, keys, unheard
+from router.store.finding import Client, Progress, ask, faults_told, find, keys, unheard
 
 RECORDS: Final = 10_000
 """Purges that are remembered, or a few more."""
@@ -36,7 +36,9 @@ async def purge(client: Client, scope: Scope, progress: Progress = unheard) -> P
     - Redis is never held up: it deletes some hundreds of keys at a time, and frees their memory beside its work.
     - Of a scope that names a document, no claim is deleted: their names do not tell.
     """
-    await ask(client, [("XADD", PURGES, "MAXLEN", "~", RECORDS, "*", SCOPE_FIELD, scope.record())])
+    # Not by way of `ask`, for which a key of another type is no fault: without a record nothing may be deleted.
+    with faults_told():
+        await client.execute_command("XADD", PURGES, "MAXLEN", "~", RECORDS, "*", SCOPE_FIELD, scope.record())
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for meant in find(client, scope):

@@ -99,7 +99,7 @@ def test_what_was_there_and_is_gone_has_expired() -> None:
 def test_of_another_processs_entry_the_key_is_enough_for_the_parts_of_a_key(reason: str) -> None:
     hints = Hints()
     hints.note_key(key_of(changed()).text)
-    assert hints.reason(dict(ONE_APART)[reason]) == reason  # type: ignore[index]
+    assert hints.reason(dict(ONE_APART)[reason]) == reason
     assert hints.reason(KNOWN) == "expired"
 
 
