@@ -1,9 +1,11 @@
 """The pages of administrators: what the cache holds, why a request hits or misses, and forgetting."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,14 +13,16 @@ from starlette.routing import Route
 
 from router.api.auth import AdminDoor
 from router.api.openai import ClientLeftError, read_body
-from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of
+from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of, text_name
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, Question
 from router.shared.connect import LinkError
 from router.store.finding import Client
 from router.store.listing import page, show
-from router.store.purge import purge
+from router.store.purge import Purged, purge
 from router.store.survey import stats
+
+log = logging.getLogger("roundhouse.admin")
 
 MAX_SCOPE: Final = 1 << 20
 """Bytes of a purge's body: a document may be named by its whole text."""
@@ -91,13 +95,20 @@ class Admin:
 
     async def forget(self, request: Request) -> Any:
         """The same as a purge of one key; 404 where nothing was there, though what is in flight is forgotten too."""
-        purged = await purge(self._client, _one(request.path_params))
+        purged = await self._purged(_one(request.path_params))
         if not purged.entries and not purged.claims:
             raise _no_entry()
         return purged
 
     async def purge(self, request: Request) -> Any:
-        return await purge(self._client, read_scope(await self._body(request, MAX_SCOPE)))
+        return await self._purged(read_scope(await self._body(request, MAX_SCOPE)))
+
+    async def _purged(self, scope: Scope) -> Purged:
+        purged = await purge(self._client, scope)
+        # A document may be named by its text, which is nothing for a log.
+        named = scope if scope.document is None else replace(scope, document=text_name(scope.document))
+        log.info("purged %s: %d entries, %d claims", named.record().decode(), purged.entries, purged.claims)
+        return purged
 
     async def explain(self, request: Request) -> Any:
         body = await self._body(request, self._max_body + _ENVELOPE)

@@ -163,6 +163,15 @@ async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterSe
     assert [(scope.document, scope.all) for scope in told] == [("handbook", False), (None, True)]
 
 
+async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
+    guarded: RouterServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "roundhouse.admin"):
+        await post(guarded, "purge", {"tenant": "acme", "document": "my secret text"})
+    assert 'purged {"tenant":"acme","document":"' in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"nonsense", b'{"tenant": "*"}', b'{"all": true, "key": "x"}'])
 async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
     guarded: RouterServer, client: Any, body: bytes
