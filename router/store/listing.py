@@ -97,7 +97,7 @@ async def listed(client: Client, found: list[str]) -> list[Listed | None]:
     """Entries as a listing shows them; None for one that is gone. Raises LinkError."""
     commands: list[Command] = []
     for key in found:
-        commands += [("HMGET", key, *_LISTED), ("PTTL", key), ("MEMORY USAGE", key)]
+        commands += [("HMGET", key, *_LISTED), ("PTTL", key), memory_of(key)]
     replies = await ask(client, commands)
     now = time.time()
     entries = []
@@ -127,6 +127,11 @@ def _listed(key: str, fields: Mapping[str, bytes | None], pttl: int, size: int |
         bytes=size,
         documents=_names(fields.get("documents")),
     )
+
+
+def memory_of(key: str) -> Command:
+    """Asks for the bytes of memory of a key, by all of its fields: of so few, a sample would say little."""
+    return ("MEMORY USAGE", key, "SAMPLES", 0)
 
 
 async def show(client: Client, key: str) -> Shown | None:

@@ -12,7 +12,7 @@ import msgspec
 from router.core.names import ALL_CLAIMS, ALL_FLIGHTS, ALL_HITS, hits_of
 from router.core.scope import Scope
 from router.store.finding import Client, Progress, ask, faults_told, find, keys, unheard
-from router.store.listing import KeyParts, Listed, listed, number, text
+from router.store.listing import KeyParts, Listed, listed, memory_of, number, text
 
 MEASURED: Final = 100
 """Entries of each tenant and model whose memory is measured; for the others it is reckoned from those."""
@@ -96,7 +96,7 @@ async def _measure(client: Client, groups: list[tuple[str, Amount]]) -> None:
         if group.measured < MEASURED:
             group.measured += 1
             chosen.append((key, group))
-    sizes = await ask(client, [("MEMORY USAGE", key) for key, _ in chosen])
+    sizes = await ask(client, [memory_of(key) for key, _ in chosen])
     for (_, group), size in zip(chosen, sizes, strict=True):
         group.bytes += size or 0
 

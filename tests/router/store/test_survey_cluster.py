@@ -31,7 +31,7 @@ ALL = Scope(all=True)
 async def cluster() -> AsyncIterator[Any]:
     """A client of a cluster of two servers that have half the slots each."""
     # The servers talk to each other at their ports and 10,000.
-    ports = [port for port in (free_port() for _ in range(200)) if port < 55_000][:2]
+    ports = list({port for port in (free_port() for _ in range(200)) if port < 55_000})[:2]
     servers = [RedisServer("--port", str(port), "--cluster-enabled", "yes") for port in ports]
     try:
         for server, half in zip(servers, (range(SLOTS // 2), range(SLOTS // 2, SLOTS)), strict=True):
