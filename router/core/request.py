@@ -43,13 +43,45 @@ class _Completions(_Common):
     prompt: str | list[Any] | None = None
 
 
+class _Embeddings(_Common):
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None  # vLLM's, in place of `input`
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+
+class _Item(msgspec.Struct):
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _Responses(_Common):
+    input: str | list[_Item] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class _Messages(_Common, kw_only=True):
+    max_tokens: int
+    messages: list[_Message] = msgspec.field(default_factory=list)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose known fields have the right types.
 
     - `fields`: the whole body as plain values; equal JSON gives equal fields, however its numbers were spelt.
     - `model`: what the client asked for: a public name, an alias or `auto`.
+    - `stream`: whether the answer is to come as events; embeddings never do: vLLM passes over the field there.
     - `include_usage`: whether the client wants the usage event at the end of its stream.
-    - `max_tokens`: how many tokens the answer may have, where the client said so.
+    - `max_tokens`: how many tokens the answer may have, where the client said so, whatever the endpoint calls it.
     - `body`: the bytes as they came.
     """
 
@@ -66,7 +98,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deterministic(self) -> bool:
         """Whether the same request must give the same answer. An omitted temperature is 1, not 0."""
-        return self.temperature == 0 or self.seed is not None
+        return self.temperature == 0 or self.seed is not None or self.endpoint is Endpoint.EMBEDDINGS
 
 
 def _number(text: str) -> int | float:
@@ -80,7 +112,15 @@ def _number(text: str) -> int | float:
 _decode = msgspec.json.Decoder(float_hook=_number).decode
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_TYPES: Final[dict[Endpoint, type[_Common]]] = {Endpoint.CHAT: _Chat, Endpoint.COMPLETIONS: _Completions}
+_TYPES: Final[dict[Endpoint, type[_Common]]] = {
+    Endpoint.CHAT: _Chat,
+    Endpoint.COMPLETIONS: _Completions,
+    Endpoint.EMBEDDINGS: _Embeddings,
+    Endpoint.RESPONSES: _Responses,
+    Endpoint.MESSAGES: _Messages,
+}
+_ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
+_JSON_ENCODINGS: Final = (None, "float", "base64")
 
 
 def parse(endpoint: Endpoint, body: bytes) -> Request:
@@ -101,26 +141,47 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         known = msgspec.convert(fields, _TYPES[endpoint])
     except msgspec.ValidationError as error:
         raise _wrong(error) from None
-    max_tokens = known.max_tokens
-    if isinstance(known, _Chat):
-        if not known.messages:
-            raise bad_request("`messages` must hold at least one message.", param="messages")
-        max_tokens = known.max_completion_tokens or max_tokens
-    elif isinstance(known, _Completions) and not known.prompt:
-        raise bad_request("`prompt` must be given.", param="prompt")
+    if (missing := _missing(known)) is not None:
+        raise missing
     if not 0 < len(known.model) <= MAX_MODEL_NAME:
         raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
     return Request(
         endpoint=endpoint,
         fields=fields,
         model=known.model,
-        stream=bool(known.stream),
+        stream=bool(known.stream) and endpoint is not Endpoint.EMBEDDINGS,
         include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
         temperature=known.temperature,
         seed=known.seed,
-        max_tokens=max_tokens,
+        max_tokens=_max_tokens(known),
         body=body,
     )
+
+
+def _missing(known: _Common) -> ApiError | None:
+    """What a request lacks, or cannot have, that its types do not show."""
+    match known:
+        case _Chat(messages=[]) | _Messages(messages=[]):
+            return bad_request("`messages` must hold at least one message.", param="messages")
+        case _Completions() if not known.prompt:
+            return bad_request("`prompt` must be given.", param="prompt")
+        case _Embeddings() if known.input in (None, []) and not known.messages:
+            return bad_request("`input` must be given.", param="input")
+        case _Embeddings() if known.encoding_format not in _JSON_ENCODINGS:
+            # vLLM's `bytes` and `bytes_only` are answered with a body that is no JSON.
+            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
+        case _Responses() if known.input in (None, []):
+            return bad_request("`input` must be given.", param="input")
+    return None
+
+
+def _max_tokens(known: _Common) -> int | None:
+    match known:
+        case _Chat():
+            return known.max_completion_tokens or known.max_tokens
+        case _Responses():
+            return known.max_output_tokens
+    return known.max_tokens
 
 
 def _wrong(error: msgspec.ValidationError) -> ApiError:
@@ -138,13 +199,15 @@ def _wrong(error: msgspec.ValidationError) -> ApiError:
 def for_engine(request: Request, served_model: str) -> bytes:
     """The body that goes to an engine: the client's fields as they stand, with the model as the engine calls it.
 
-    A stream always asks for the usage event, which is how tokens are counted; whoever did not ask for it never sees it.
+    A stream of OpenAI's older endpoints always asks for the usage event, which is how tokens are counted; whoever did
+    not ask for it never sees it. The events of /v1/responses and /v1/messages tell the usage in any case.
     """
-    if request.model == served_model and (not request.stream or request.include_usage):
+    ask = request.stream and request.endpoint in _ASK_FOR_USAGE
+    if request.model == served_model and (not ask or request.include_usage):
         return request.body
     fields = _split(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
-    if request.stream:
+    if ask:
         options = request.fields.get("stream_options") or {}
         fields["stream_options"] = msgspec.Raw(_encode({**options, "include_usage": True}))
     return _encode(fields)

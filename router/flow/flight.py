@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from router.core.error_shapes import error_frame
 from router.core.recording import NotKept, Recording
 from router.core.request import Request
 from router.errors import UPSTREAM, ApiError
@@ -18,7 +19,7 @@ class Flight:
     """The stream of one answer.
 
     - `next` gives what the client gets, the first token at once, and nothing at the end.
-    - What ended well has been handed to `keep` before the client sees `[DONE]`.
+    - What ended well has been handed to `keep` before the client sees `[DONE]`, or the last event of its endpoint.
     - A generation that fails after its first token ends with one error event and no `[DONE]`.
     - `aclose` frees the engine, whether or not the answer was over.
     """
@@ -69,7 +70,8 @@ class Flight:
         self._exchange.error = error.reason
         self._exchange.not_kept = NotKept.ERROR if error.reason == "error-frame" else NotKept.INCOMPLETE
         message = f"The answer broke off: {error}."
-        return ApiError(502, message, kind=UPSTREAM, code="engine_failed").frame()
+        told = ApiError(502, message, kind=UPSTREAM, code="engine_failed")
+        return error_frame(self._request.endpoint, told)
 
     async def aclose(self) -> None:
         await self._generation.aclose()
