@@ -150,6 +150,12 @@ def _not_text(values: list[object]) -> Iterator[tuple[str, str, str, object]]:
             yield "string_type", f".{at}", "Input should be a valid string", item
 
 
+def _text_or_objects(value: object) -> _Converted:
+    if isinstance(value, str):
+        return value, []
+    return _objects(value)
+
+
 def _prompt(value: object) -> _Converted:
     """A text, token ids, or a list of either; vLLM lists a problem for every form that does not fit."""
     if isinstance(value, str):
@@ -178,4 +184,5 @@ _CONVERTERS: Mapping[str, Callable[[object], _Converted]] = {
     "messages": _messages,
     "stop": _stop,
     "prompt": _prompt,
+    "text or objects": _text_or_objects,
 }
