@@ -9,6 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from serving import Engines, RouterServer
 from typed_answers import RESPONSES, ask, typed_events
+from waiting import collect
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -102,11 +103,8 @@ async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, strea
     miss = await ask(router, RESPONSES, "The sea?", stream=stream, **fields)
     hit = await ask(router, RESPONSES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
-    events, body = (
-        (typed_events(one.content) if s else one.json() for one, s in ((miss, True), (hit, False)))
-        if (stream)
-        else (typed_events(hit.content), miss.json())
-    )
+    streamed, whole = (miss, hit) if stream else (hit, miss)
+    events, body = typed_events(streamed.content), whole.json()
     assert events[-1]["response"] == body
     assert [item["type"] for item in body["output"]] == ["reasoning", "function_call"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -150,9 +148,9 @@ async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, 
 async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: Engines) -> None:
     await engines.chat.faults({"fault": "drop", "after": 3})
     stream = await client.responses.create(model="llama", input="The sea?", stream=True)
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(openai.APIError, match="broke off"):
-        async for event in stream:
-            seen.append(event.type)  # noqa: PERF401 - what came before it breaks is what the test looks at
-    assert "response.output_text.delta" in seen
-    assert "response.completed" not in seen
+        await collect(stream, seen)
+    kinds = [event.type for event in seen]
+    assert "response.output_text.delta" in kinds
+    assert "response.completed" not in kinds
