@@ -12,20 +12,21 @@ from xxhash import xxh3_64_intdigest
 
 from engines.simulator import fields
 from engines.simulator.apis import named
-from engines.simulator.checks import check_model
 from engines.simulator.endpoint import Endpoint, before_headers, strike
 from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import FaultBook, Script
 from engines.simulator.frames import usage
 from engines.simulator.ledger import Ledger
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
-from engines.simulator.rejections import engine_failed, prompt_too_long, refused
+from engines.simulator.rejections import Rejection, engine_failed, prompt_too_long, refused
 from engines.simulator.settings import Settings
 from engines.simulator.wire import DroppedError, Wire
 
 SIZE = 64
 """Numbers in a vector; fewer where `dimensions` says so, as of a model trained for that."""
 
+# The fields that are missing from each of the forms which vLLM tries for a request that has neither.
+_ASKED_FOR = ("input", "messages", "messages", "messages", "input", "messages", "input")
 _FIELDS = {
     "model": "text",
     "input": "prompt",
@@ -62,8 +63,11 @@ class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
     def _read(self, body: fields.Body) -> EmbeddingRequest:
         settings = self._settings
         chat = "messages" in body and "input" not in body
-        body = fields.coerce(body, _FIELDS, required=("messages" if chat else "input",))
-        check_model(body, settings)
+        if not chat and "input" not in body:
+            raise fields.missing(body, *_ASKED_FOR)
+        body = fields.coerce(body, _FIELDS)
+        if body.get("model") and body["model"] not in settings.names:
+            raise Rejection(404, f"The model `{body['model']}` does not exist.", kind="NotFoundError")
         prompts = (chat_prompt(body["messages"], None, None),) if chat else completion_prompts(body["input"])
         if not prompts:
             raise refused("You must pass at least one prompt")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from engines.simulator.rejections import invalid
+from engines.simulator.rejections import Rejection, invalid
 
 Body = dict[str, Any]
 Problem = dict[str, object]
@@ -51,6 +51,11 @@ def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ())
     if problems:
         raise invalid(*problems)
     return result
+
+
+def missing(body: Body, *names: str) -> Rejection:
+    """What vLLM says of a body without these fields."""
+    return invalid(*(_problem("missing", f"body.{name}", "Field required", body) for name in names))
 
 
 def _problem(fault: str, where: str, message: str, value: object) -> Problem:

@@ -41,8 +41,6 @@ class GenerationEndpoint(Endpoint[GenerationRequest]):
                 await send(asked, plan, wire, envelope)
         except DroppedError:
             await wire.drop(reset=plan.drop_reset)
-        except Rejection as rejection:
-            await wire.reject(rejection, self._refusal(rejection))
         except EngineFailedError as failure:
             await self._fail(asked, engine_failed(str(failure)), plan, wire)
 

@@ -15,10 +15,7 @@ _MORE = "For further information visit https://errors.pydantic.dev/2.14/v/missin
 
 
 def message_body(request: GenerationRequest, envelope: Envelope, choices: list[Choice], *, finish: bool) -> Json:
-    """The answer, without its nulls; `finish` False leaves out why it ended.
-
-    Raises Rejection, as vLLM would answer, for a tool's arguments that were cut off.
-    """
+    """The answer, without its nulls; `finish` False leaves out why it ended."""
     (choice,) = choices
     content: list[Json] = []
     if thought := choice.text(Kind.REASONING):
@@ -29,9 +26,10 @@ def message_body(request: GenerationRequest, envelope: Envelope, choices: list[C
         name, arguments = choice.text(Kind.TOOL_NAME, number), choice.text(Kind.TOOL_ARGUMENTS, number)
         try:
             given = json.loads(arguments)
-        except json.JSONDecodeError as error:  # cut off by max_tokens
-            raise Rejection(400, str(error)) from error
-        content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": given})
+        except json.JSONDecodeError:  # cut off by max_tokens: vLLM shows what the model said, as a text
+            content.append({"type": "text", "text": f'<tool_call>{{"name": "{name}", "arguments": {arguments}'})
+        else:
+            content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": given})
     head = {"id": envelope.id, "type": "message", "role": "assistant"}
     body: Json = {**head, "content": content or [{"type": "text", "text": ""}], "model": envelope.model}
     if finish:

@@ -10,7 +10,9 @@ from engines.simulator.engine import Delta
 from engines.simulator.frames import Envelope, Usage, tool_call_id, typed_frame
 from engines.simulator.requests import GenerationRequest
 
-_TOOL = ("allowed_callers", "async", "defer_loading", "description", "output_schema")
+_TOOL = (
+    "name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description", "output_schema",
+)  # fmt: skip
 _REASONING = ("context", "effort", "generate_summary", "mode", "summary")
 
 
@@ -84,7 +86,10 @@ class ResponsesFrames:
 
     def _frame(self, kind: str, **event: object) -> bytes:
         number, self._number = self._number, self._number + 1
-        return typed_frame({**event, "sequence_number": number, "type": kind})
+        # As the fields of OpenAI's classes are declared: by name, and those that may be left out at the end.
+        optional = {"name": event.pop("name")} if "name" in event else {}
+        fields = {**event, "sequence_number": number, "type": kind}
+        return typed_frame(dict(sorted(fields.items())) | optional)
 
 
 class _Item:
@@ -224,8 +229,8 @@ def _response(
         "output": output,
         "parallel_tool_calls": True if parallel is None else parallel,
         "temperature": _or(asked, "temperature", 1.0),
-        "tool_choice": asked.get("tool_choice", "auto") if tools else "none",
-        "tools": [{**tool, **{name: tool.get(name) for name in _TOOL}} for tool in tools],
+        "tool_choice": _named(asked.get("tool_choice", "auto")) if tools else "none",
+        "tools": [_full(tool, _TOOL) for tool in tools],
         "top_p": _or(asked, "top_p", 1.0),
         "background": False,
         "max_output_tokens": request.limits[0],
@@ -251,6 +256,10 @@ def _response(
 
 def _or(asked: Mapping[str, Any], name: str, default: float) -> object:
     return default if asked.get(name) is None else asked[name]
+
+
+def _named(choice: object) -> object:
+    return _full(choice, ("name", "type")) if isinstance(choice, dict) else choice
 
 
 def _full(value: Mapping[str, Any] | None, names: tuple[str, ...]) -> Json | None:

@@ -57,6 +57,8 @@ def responses_request(body: fields.Body, settings: Settings) -> GenerationReques
 
     Raises Rejection as vLLM would answer.
     """
+    if not body.get("tools") and body.get("tool_choice", "auto") == "auto":
+        body = {**body, "tool_choice": "none"}
     asked = fields.coerce(body, _RESPONSES_FIELDS, required=("input",))
     if asked.get("background"):
         raise Rejection(
@@ -106,8 +108,9 @@ def messages_request(body: fields.Body, settings: Settings) -> GenerationRequest
     """
     asked = fields.coerce(body, _MESSAGES_FIELDS, required=("model", "messages", "max_tokens"))
     if asked["max_tokens"] <= 0:
-        message = "Value error, max_tokens must be positive"
-        raise invalid({"type": "value_error", "loc": "body.max_tokens", "msg": message, "input": asked["max_tokens"]})
+        error = ValueError("max_tokens must be positive")
+        where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": asked["max_tokens"]}
+        raise invalid({"type": "value_error", **where, "ctx": {"error": error}})
     chat: fields.Body = {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
     system = asked.get("system") or ()
     text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)
