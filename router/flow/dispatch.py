@@ -28,7 +28,6 @@ MAX_ANSWER: Final = 256 << 20
 """Bytes of a JSON answer that are read; an engine that sends more has gone wrong."""
 
 _MAX_ERROR: Final = 64 << 10
-_CLIENTS_FAULT: Final = (400, 413, 422)  # what these say is for the client; other 4xx are between router and engine
 
 
 class Generation:
@@ -191,7 +190,7 @@ class Dispatcher:
         finally:
             # Whoever waits for the rest of a good answer sets the timer anew.
             deadline.close()
-        if response.status in _CLIENTS_FAULT and (refusal := engine_refusal(response.status, body)) is not None:
+        if (refusal := engine_refusal(response.status, body)) is not None:
             raise refusal
         raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}")
 

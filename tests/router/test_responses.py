@@ -95,6 +95,9 @@ async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> Non
     answer = await ask(router, RESPONSES, "The sea?", background=True)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (400, "uncacheable")
     assert answer.json()["error"]["param"] == "background"
+    answer = await ask(router, RESPONSES, "The sea?", previous_response_id="resp_1", stream=True)
+    assert (answer.status_code, answer.headers["x-cache-reason"]) == (404, "uncacheable")
+    assert answer.json()["error"]["message"] == "Response with id 'resp_1' not found."
 
 
 @pytest.mark.parametrize("stream", [False, True])

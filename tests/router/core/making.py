@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.core.key import Key, Markers, Parts, derive, take_apart
 from router.core.recording import Recorder, Recording, StreamRecorder
 from router.core.request import Request, parse
-from router.core.sse import DONE
+from router.core.sse import DONE, payload, split
 from router.core.types import Endpoint, Entry
 
 CAPTURES: Final = Path(__file__).parents[2] / "engines" / "captures"
@@ -110,6 +110,12 @@ def stream(*events: Any) -> bytes:
 def typed(*events: dict[str, Any]) -> bytes:
     """A stream whose events say what they are, as vLLM writes it."""
     return b"".join(b"event: %b\n%b" % (event["type"].encode(), frame(event)) for event in events)
+
+
+def told(frames: bytes | None) -> list[Any]:
+    """What the events of a stream say."""
+    assert frames is not None
+    return [json.loads(payload(one) or b"") for one in split(frames)]
 
 
 def recorded(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:

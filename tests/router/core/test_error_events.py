@@ -56,6 +56,21 @@ def test_a_refusal_in_anthropics_shape_becomes_openais() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "told"), [(400, True), (413, True), (422, True), (401, False), (404, False), (429, False), (500, False)]
+)
+def test_only_what_is_the_clients_fault_is_told(status: int, told: bool) -> None:
+    body = b'{"error": {"message": "x", "type": "NotFoundError", "param": "model", "code": 404}}'
+    assert (engine_refusal(status, body) is not None) is told
+
+
+def test_an_earlier_response_that_is_not_there_is_the_clients_business() -> None:
+    body = b'{"error": {"message": "x", "type": "invalid_request_error", "param": "response_id", "code": 404}}'
+    refusal = engine_refusal(404, body)
+    assert refusal is not None
+    assert (refusal.status, refusal.body()) == (404, body)
+
+
+@pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'"error"', b'{"detail": "x"}', b'{"type": "error", "error": 1}']
 )
 def test_what_is_no_error_is_no_refusal(body: bytes) -> None:

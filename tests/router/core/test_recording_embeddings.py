@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import given
-from making import JSON, embeddings, entry, request
+from making import JSON, captured, embeddings, entry, request
 
 from router.core.recorders import record_body
 from router.core.recording import NotKept, Recording
@@ -73,3 +73,11 @@ def test_no_body_makes_the_recorder_fail(body: Any) -> None:
 def test_no_input_makes_the_recorder_fail(value: Any) -> None:
     asked = embeddings(input=[value])
     assert isinstance(record_body(asked, answer([0.5]), LIMIT), NotKept | Recording)
+
+
+@pytest.mark.parametrize("name", ["embeddings", "embeddings-base64", "embeddings-tokens", "embeddings-messages"])
+def test_what_a_real_vllm_server_sent_is_kept(name: str) -> None:
+    asked, body = captured(name)
+    recording = record_body(asked, body, LIMIT)
+    assert isinstance(recording, Recording)
+    assert (recording.body, recording.prompt_tokens > 0, recording.completion_tokens) == (body, True, 0)

@@ -6,12 +6,11 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import JSON, TEXT, entry, messages, typed, whole
+from making import JSON, TEXT, captured, entry, messages, told, typed, whole
 
 from router.core.recorders import record_body, recorder_for
 from router.core.recording import NotKept, Recorder, Recording
 from router.core.replay import replay
-from router.core.sse import payload, split
 from router.core.types import Endpoint
 
 JSON_FORM: Final = messages()
@@ -268,8 +267,8 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(content: l
     assert isinstance(recording, Recording)
     frames = replay(entry(recording), STREAM_FORM)
     assert frames is not None
-    told = [json.loads(payload(one) or b"")["type"] for one in split(frames)]
-    assert (told[0], told[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    kinds = [one["type"] for one in told(frames)]
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     again = recorded(frames)
     assert again.started
     assert json.loads(whole(again, STREAM_FORM).body or b"") == answer
@@ -302,3 +301,44 @@ def test_no_body_makes_a_recorder_or_a_replay_fail(body: Any) -> None:
 def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
     recording = recorded(typed(*events, STOP)).recording(STREAM_FORM)
     assert isinstance(recording, NotKept | Recording)
+
+
+# What a real vLLM server sent
+
+
+@pytest.mark.parametrize("name", ["messages-stream", "messages-tool-stream"])
+def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
+    asked, sent = captured(name)
+    recorder = recorder_for(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
+    recording = whole(recorder, asked)
+    assert recording.frames == sent
+    body = json.loads(recording.body or b"")
+    assert body["usage"] == {"input_tokens": recording.prompt_tokens, "output_tokens": recording.completion_tokens}
+    said = [one.get("delta", {}) for one in told(sent)]
+    (block,) = body["content"]
+    if block["type"] == "text":
+        assert block["text"] == "".join(piece.get("text", "") for piece in said)
+    else:
+        assert block["input"] == json.loads("".join(piece.get("partial_json", "") for piece in said))
+    assert body["stop_reason"] == said[-2]["stop_reason"]
+
+
+@pytest.mark.parametrize("name", ["messages", "messages-tool"])
+def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
+    asked, body = captured(name)
+    recording = record_body(asked, body, LIMIT)
+    assert isinstance(recording, Recording)
+    assert recording.body == body
+    frames = replay(entry(recording), STREAM_FORM)
+    assert frames is not None
+    # vLLM leaves a null out of its JSON that it has in its events.
+    again = json.loads(whole(recorded(frames), STREAM_FORM).body or b"")
+    assert again == {**json.loads(body), "stop_sequence": None}
+
+
+def test_a_dying_engine_fails_its_stream() -> None:
+    asked, sent = captured("messages-core-killed-stream")
+    recorder = recorder_for(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) == sent[: sent.index(b"event: error")]
+    assert recorder.recording(asked) is NotKept.ERROR

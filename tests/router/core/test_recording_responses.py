@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import JSON, TEXT, entry, responses, typed, whole
+from making import JSON, TEXT, captured, entry, responses, told, typed, whole
 
 from router.core.recorders import record_body, recorder_for
 from router.core.recording import NotKept, Recorder, Recording
@@ -253,7 +253,7 @@ def streamed(answer: dict[str, Any]) -> list[Any] | None:
     recording = record_body(JSON_FORM, body_of(answer), LIMIT)
     assert isinstance(recording, Recording)
     frames = replay(entry(recording), STREAM_FORM)
-    return None if frames is None else [json.loads(payload(one) or b"") for one in split(frames)]
+    return None if frames is None else told(frames)
 
 
 @given(TEXT, TEXT)
@@ -289,3 +289,41 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: s
 )
 def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: dict[str, Any]) -> None:
     assert streamed(response(item, message("x"))) is None
+
+
+# What a real vLLM server sent
+
+
+@pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
+def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
+    asked, sent = captured(name)
+    recorder = recorder_for(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
+    recording = whole(recorder, asked)
+    assert recording.frames == sent
+    assert recording.completion_tokens > 0
+    last = payload(split(sent)[-1]) or b""
+    assert json.loads(last)["response"] == json.loads(recording.body or b"")
+    assert (recording.body or b"-") in last
+
+
+@pytest.mark.parametrize("name", ["responses", "responses-items", "responses-tool"])
+def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
+    asked, body = captured(name)
+    recording = record_body(asked, body, LIMIT)
+    assert isinstance(recording, Recording)
+    assert recording.body == body
+    frames = replay(entry(recording), STREAM_FORM)
+    assert frames is not None
+    assert json.loads(whole(recorded(frames), STREAM_FORM).body or b"") == json.loads(body)
+
+
+def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
+    """Compared by kind: what is streamed here in one piece came in several there."""
+    own: dict[str, Any] = {}
+    for name in ("responses-stream", "responses-tool-stream"):
+        own |= {one["type"]: one for one in told(captured(name)[1])}
+    made: dict[str, Any] = {}
+    for name in ("responses", "responses-tool"):
+        made |= {one["type"]: one for one in streamed(json.loads(captured(name)[1])) or ()}
+    assert {kind: event.keys() for kind, event in made.items()} == {kind: event.keys() for kind, event in own.items()}
