@@ -27,6 +27,14 @@ class _Common(msgspec.Struct):
     seed: int | None = None
     max_tokens: int | None = None
 
+    def lacks(self) -> ApiError | None:
+        """What is missing, or cannot be had, that types do not show."""
+        return None
+
+    def limit(self) -> int | None:
+        """The most tokens of the answer."""
+        return self.max_tokens
+
 
 class _Message(msgspec.Struct):
     role: str
@@ -38,9 +46,18 @@ class _Chat(_Common):
     max_completion_tokens: int | None = None
     documents: list[dict[str, Any]] | None = None
 
+    def lacks(self) -> ApiError | None:
+        return None if self.messages else _no_messages()
+
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
 
 class _Completions(_Common):
     prompt: str | list[Any] | None = None
+
+    def lacks(self) -> ApiError | None:
+        return None if self.prompt else bad_request("`prompt` must be given.", param="prompt")
 
 
 class _Embeddings(_Common):
@@ -48,6 +65,14 @@ class _Embeddings(_Common):
     messages: list[Any] | None = None  # vLLM's, in place of `input`
     dimensions: int | None = None
     encoding_format: str | None = None
+
+    def lacks(self) -> ApiError | None:
+        if self.input in (None, []) and not self.messages:
+            return bad_request("`input` must be given.", param="input")
+        if self.encoding_format not in (None, "float", "base64"):
+            # vLLM's `bytes` and `bytes_only` are answered with a body that is no JSON.
+            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
+        return None
 
 
 class _Item(msgspec.Struct):
@@ -65,6 +90,12 @@ class _Responses(_Common):
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
 
+    def lacks(self) -> ApiError | None:
+        return bad_request("`input` must be given.", param="input") if self.input in (None, []) else None
+
+    def limit(self) -> int | None:
+        return self.max_output_tokens
+
 
 class _Messages(_Common, kw_only=True):
     max_tokens: int
@@ -72,6 +103,13 @@ class _Messages(_Common, kw_only=True):
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
+
+    def lacks(self) -> ApiError | None:
+        return None if self.messages else _no_messages()
+
+
+def _no_messages() -> ApiError:
+    return bad_request("`messages` must hold at least one message.", param="messages")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +158,6 @@ _TYPES: Final[dict[Endpoint, type[_Common]]] = {
     Endpoint.MESSAGES: _Messages,
 }
 _ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
-_JSON_ENCODINGS: Final = (None, "float", "base64")
 
 
 def parse(endpoint: Endpoint, body: bytes) -> Request:
@@ -141,8 +178,8 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         known = msgspec.convert(fields, _TYPES[endpoint])
     except msgspec.ValidationError as error:
         raise _wrong(error) from None
-    if (missing := _missing(known)) is not None:
-        raise missing
+    if (lacking := known.lacks()) is not None:
+        raise lacking
     if not 0 < len(known.model) <= MAX_MODEL_NAME:
         raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
     return Request(
@@ -153,35 +190,9 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
         temperature=known.temperature,
         seed=known.seed,
-        max_tokens=_max_tokens(known),
+        max_tokens=known.limit(),
         body=body,
     )
-
-
-def _missing(known: _Common) -> ApiError | None:
-    """What a request lacks, or cannot have, that its types do not show."""
-    match known:
-        case _Chat(messages=[]) | _Messages(messages=[]):
-            return bad_request("`messages` must hold at least one message.", param="messages")
-        case _Completions() if not known.prompt:
-            return bad_request("`prompt` must be given.", param="prompt")
-        case _Embeddings() if known.input in (None, []) and not known.messages:
-            return bad_request("`input` must be given.", param="input")
-        case _Embeddings() if known.encoding_format not in _JSON_ENCODINGS:
-            # vLLM's `bytes` and `bytes_only` are answered with a body that is no JSON.
-            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
-        case _Responses() if known.input in (None, []):
-            return bad_request("`input` must be given.", param="input")
-    return None
-
-
-def _max_tokens(known: _Common) -> int | None:
-    match known:
-        case _Chat():
-            return known.max_completion_tokens or known.max_tokens
-        case _Responses():
-            return known.max_output_tokens
-    return known.max_tokens
 
 
 def _wrong(error: msgspec.ValidationError) -> ApiError:

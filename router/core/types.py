@@ -27,6 +27,8 @@ class Endpoint(Enum):
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
 
+    __hash__ = object.__hash__  # an Enum's own hashes its name, in Python, at each look into a table
+
 
 class CacheStatus(StrEnum):
     """The value of X-Cache."""
