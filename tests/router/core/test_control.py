@@ -1,5 +1,7 @@
 """What a client asks of the cache."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,9 @@ from router.errors import ApiError
         (b"max-age=0", Control(max_age=0)),
         (b"No-Store , NO-CACHE", Control(no_store=True, no_cache=True)),
         (b"no-cache,,  max-age = 5", Control(no_cache=True, max_age=5)),
-        (b"max-stale=10, no-transform, private, x=y", NO_WISHES),
+        (b"max-stale=10, no-transform, private, x=y", Control(max_stale=10)),
+        (b"max-stale", Control(max_stale=inf)),
+        (b"max-stale=soon", NO_WISHES),
         (b"no-storex, x-no-cache", NO_WISHES),
     ],
 )
