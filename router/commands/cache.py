@@ -15,6 +15,7 @@ from router.commands.console import (
     agrees,
     amount,
     fail,
+    printable,
     progress,
     say,
     settings_of,
@@ -125,7 +126,8 @@ def _write_shown(shown: "Shown") -> None:
     left = "stale" if entry.stale else f"{span(entry.ttl)} left"
     typer.echo(f"{span(entry.age)} old, {left}; Redis drops it {gone}; {size(entry.bytes)} of memory")
     for name, value in shown.fields.items():
-        typer.echo(f"\n{name}:\n{value}" if "\n" in value or len(value) > 100 else f"{name}: {value}")
+        plain = printable(value)
+        typer.echo(f"\n{printable(name)}:\n{plain}" if len(plain) > 100 else f"{printable(name)}: {plain}")
 
 
 @app.command(name="top")
@@ -169,7 +171,7 @@ def purge_command(
     if scope.all != everything:
         fail("purge: name what to forget, or say --all and nothing else", WRONG_USE)
     settings = settings_of(config)
-    asked = sys.stdin.isatty() and sys.stderr.isatty() and not yes
+    asked = sys.stdin.isatty() and not yes
     if dry_run or asked:
         with progress("entries found") as found:
             matching = with_redis(settings, config, lambda client: count(client, scope, found))

@@ -97,6 +97,13 @@ async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> N
     assert "body: base64:/wA=" in said
 
 
+async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
+    await client.hset(key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
+    for said in (await cache(file, "show", key()), await cache(file, "ls")):
+        assert "\x1b" not in said.out
+        assert "\\x1b[31mred" in said.out
+
+
 async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:
     fails_with_one_line(await roundhouse("cache", "show", key(), "--config", file), 1, "there is no entry", key())
     fails_with_one_line(await roundhouse("cache", "show", "nonsense", "--config", file), 2, "key")
@@ -221,6 +228,12 @@ async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file
     assert (await cache(file, "import", out, "--json")).json() == {"stored": 3, "expired": 0, "older": 0}
     assert {name: await client.hgetall(name) for name in await client.keys("*")} == before
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+async def test_a_device_is_written_to_and_not_replaced(client: Any, file: Path) -> None:
+    await store(client, key())
+    await cache(file, "export", "/dev/null")
+    assert Path("/dev/null").is_char_device()
 
 
 async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
