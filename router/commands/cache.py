@@ -1,6 +1,7 @@
 """`roundhouse cache`: what the cache holds, why a request hits or misses, and forgetting."""
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +59,9 @@ def _write_stats(told: "Stats") -> None:
     total = told.total
     reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
     typer.echo(f"{amount(total.entries, 'entry', 'entries')} ({total.stale:,} stale), {size(total.bytes)}{reckoned}")
+    if told.oldest is not None and told.newest is not None:
+        now = time.time()
+        typer.echo(f"the oldest is {span(now - told.oldest)} old, the newest {span(now - told.newest)}")
     typer.echo(f"in the making: {amount(told.claims, 'claim')}, {amount(told.flights, 'flight')}")
     for server in told.redis:
         bound = f"of {size(server['max_memory'])}, {server['policy']}" if server["max_memory"] else "without a bound"

@@ -101,6 +101,7 @@ def span(seconds: float | None) -> str:
     """A duration, to be read, in its largest unit."""
     if seconds is None:
         return "?"
+    seconds = max(0.0, seconds)  # who wrote it may have a clock that is ahead
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"

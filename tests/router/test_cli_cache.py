@@ -1,6 +1,7 @@
 """`roundhouse cache`, as people type it: against a real Redis, with the configuration of a router."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,14 @@ async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     await store(client, key(2, tenant="other"))
     told = (await cache(file, "stats", "--json")).json()
     assert told["total"]["entries"] == 2
+    await client.hset(key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     said = await cache(file, "stats")
     assert said.out.startswith("2 entries (0 stale), ")
     assert [line.split()[:3] for line in said.out.splitlines()[-2:]] == [
         ["acme", "llama", "1"],
         ["other", "llama", "1"],
     ]
+    assert "old, the newest 0s" in said.out
     assert said.err == "", "nobody looks on, so no progress is shown"
 
 
@@ -274,6 +277,13 @@ async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, comma
     said = await roundhouse("cache", *command, "--config", file, stdin=json.dumps(chat_body("Hi")).encode())
     fails_with_one_line(said, 1, "Redis does not answer")
     assert "secret" not in said.err
+
+
+async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_path: Path) -> None:
+    file = tmp_path / "roundhouse.toml"
+    text = configuration("embedded", ENGINES).replace("[router]", f'[router]\nstate = "{tmp_path}"')
+    file.write_text(text)
+    fails_with_one_line(await roundhouse("cache", "ls", "--config", file), 1, "`roundhouse up` starts")
 
 
 async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path: Path) -> None:
