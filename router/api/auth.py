@@ -57,7 +57,7 @@ class AdminDoor:
     """Lets in whoever has one of the administrators' keys, as `Authorization: Bearer`.
 
     - Where the configuration has none, nobody comes in: ApiError (403), whatever they send.
-    - Without a known key: ApiError (401). No tenant's key opens it.
+    - Without one of them: ApiError (401).
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
