@@ -146,9 +146,15 @@ async def test_a_router_knows_the_keys_of_what_another_one_stores(
     make_router: MakeRouter, config: str, word: str, changed: dict[str, Any]
 ) -> None:
     one, other = await make_router(config), await make_router(config)
+    await eventually(lambda: _listens(other))
     assert await reason(one) == "new"
     await eventually(lambda: _is_known(other))
     assert await reason(other, **changed) == word
+
+
+async def _listens(router: RouterServer) -> bool:
+    """Whether a router is told of changes: only then it keeps a copy of anything."""
+    return "detail=local" in (await router.chat("Anything")).headers["cache-status"]
 
 
 async def _is_known(router: RouterServer) -> bool:
@@ -160,6 +166,7 @@ async def _is_known(router: RouterServer) -> bool:
 async def test_another_revision_of_the_model_is_another_query(make_router: MakeRouter, config: str) -> None:
     one = await make_router(config)
     other = await make_router(config.replace('revision = "1"', 'revision = "2"'))
+    await eventually(lambda: _listens(other))
     assert await reason(one) == "new"
     await eventually(lambda: _is_known(other))
     assert await reason(other) == "query"
