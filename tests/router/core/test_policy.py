@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from making import chat, embeddings, messages, responses
 
 from router.core.control import NO_WISHES, Control
-from router.core.policy import Decision, decide
+from router.core.policy import Decision, Use, decide, usable
 from router.core.request import Request
 from router.core.types import Bypass
 
@@ -95,3 +97,74 @@ def test_what_depends_on_the_request_alone_is_cached(asked: Request) -> None:
 
 def test_embeddings_are_kept_where_only_the_deterministic_is() -> None:
     assert decide(embeddings(), NO_WISHES, "deterministic") == CACHED
+
+
+# -- what a stored answer is good for ---------------------------------------------------------------------------------
+
+AGES = st.integers(0, 200)
+WISHES = st.builds(
+    Control, max_age=st.none() | AGES, max_stale=st.none() | AGES.map(float) | st.just(float("inf"))
+)  # fmt: skip
+WORSE = [Use.FRESH, Use.STALE, Use.IF_ERROR, Use.NONE]
+"""From the best use to none."""
+
+
+@given(AGES, AGES, AGES)
+def test_who_wishes_nothing_gets_what_is_in_its_time_and_what_is_not_long_over_it_if_there_is_an_error(
+    age: int, ttl: int, stale: int
+) -> None:
+    expected = Use.FRESH if age <= ttl else Use.IF_ERROR if age <= ttl + stale else Use.NONE
+    assert usable(age, ttl, NO_WISHES, stale) is expected
+
+
+@given(AGES, AGES, WISHES, AGES)
+def test_fresh_is_nothing_beyond_its_time(age: int, ttl: int, wishes: Control, stale: int) -> None:
+    if usable(age, ttl, wishes, stale) is Use.FRESH:
+        assert age <= ttl
+
+
+@given(AGES, AGES, AGES, AGES)
+def test_nothing_is_given_that_is_older_than_the_client_takes(age: int, ttl: int, max_age: int, stale: int) -> None:
+    if usable(age, ttl, Control(max_age=max_age), stale) is not Use.NONE:
+        assert age <= max_age
+
+
+@given(AGES, AGES, WISHES, AGES)
+def test_stale_is_only_given_by_as_much_as_the_client_takes(age: int, ttl: int, wishes: Control, stale: int) -> None:
+    """RFC 9111, section 5.2.1: max-age makes the time to live shorter, max-stale is counted from there."""
+    if usable(age, ttl, wishes, stale) is Use.STALE:
+        assert wishes.max_stale is not None
+        lifetime = ttl if wishes.max_age is None else min(ttl, wishes.max_age)
+        assert ttl < age <= lifetime + wishes.max_stale
+
+
+@given(AGES, AGES, AGES, WISHES, AGES)
+def test_what_grows_older_is_never_of_more_use(age: int, by: int, ttl: int, wishes: Control, stale: int) -> None:
+    younger, older = usable(age, ttl, wishes, stale), usable(age + by, ttl, wishes, stale)
+    assert WORSE.index(younger) <= WORSE.index(older)
+
+
+@given(AGES, AGES, WISHES, AGES)
+def test_a_max_age_takes_away_and_a_max_stale_adds(age: int, ttl: int, wishes: Control, stale: int) -> None:
+    found = WORSE.index(usable(age, ttl, wishes, stale))
+    assert found >= WORSE.index(usable(age, ttl, Control(max_stale=wishes.max_stale), stale))
+    assert found <= WORSE.index(usable(age, ttl, Control(max_age=wishes.max_age), stale))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "age", "use"),
+    [
+        (Control(max_stale=10), 110, Use.STALE),
+        (Control(max_stale=10), 111, Use.IF_ERROR),
+        (Control(max_stale=float("inf")), 10**9, Use.STALE),
+        (Control(max_stale=0), 101, Use.IF_ERROR),
+        (Control(max_age=50, max_stale=10), 60, Use.FRESH),
+        (Control(max_age=50, max_stale=10), 61, Use.NONE),
+        (Control(max_age=50, max_stale=60), 105, Use.STALE),
+        (Control(max_age=200, max_stale=10), 110, Use.STALE),
+        (Control(max_age=200), 110, Use.IF_ERROR),
+        (Control(max_age=0), 0, Use.FRESH),
+    ],
+)
+def test_by_how_much_a_client_takes_what_is_stale(wishes: Control, age: int, use: Use) -> None:
+    assert usable(age, 100, wishes, 50) is use
