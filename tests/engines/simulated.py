@@ -46,6 +46,11 @@ class SimulatedEngine:
         return self._started().pid
 
     @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended, by itself or otherwise."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
     def port(self) -> int:
         """The port that it listens on."""
         return int(self.url.rsplit(":", 1)[1])
