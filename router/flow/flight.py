@@ -221,7 +221,8 @@ class Reader:
         return answer
 
     def _failure(self, landing: Landing) -> Exception:
-        if landing.error is None or (landing.begun and not self._leads):
+        mine = self._leads and self._flight.led_here  # else it may do better when it is begun anew
+        if landing.error is None or (landing.begun and not mine):
             return Again()
         return landing.error
 
