@@ -142,7 +142,7 @@ def _flaws(key: str, told: dict[str, bytes], left: int) -> list[str]:
     origin = Origin.of(body["id"])
     due = expected_key(origin)
     lives = float(told["ttl"])
-    beyond = STALE if origin.wish.ttl is None else 0
+    beyond = STALE if origin.lives == TENANTS[origin.tenant] else 0
     checks = {
         f"it is the answer to {origin}, whose key is {due.text}": key == due.text,
         f"its digest is {told['digest']!r}": told["digest"] == due.digest.encode(),

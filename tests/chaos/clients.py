@@ -19,6 +19,7 @@ LONGEST: Final = 20.0
 _CLIENTS: Final = 10
 _WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
 _BURST: Final = 7
+_SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
 
 
 class Tally:
@@ -59,7 +60,8 @@ class Clients:
                             group.create_task(self.ask(more[asking.router], asking))
                 else:
                     asking = self._choose(dice, question)
-                    await self.ask(https[asking.router], asking)
+                    if await self.ask(https[asking.router], asking) is None:
+                        await asyncio.sleep(_SULKS)
                 await asyncio.sleep(dice.uniform(0, 0.2))
 
     @asynccontextmanager
@@ -121,6 +123,8 @@ class Clients:
             defects = [*verdict.defects]
             if verdict.ending == "cut" and not away:
                 defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
+            if verdict.ending == "502 lost" and not away:
+                defects.append("it was not begun anew, and nothing had been said of it")
             tally.defects += [f"{asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects]
             return got
         return None

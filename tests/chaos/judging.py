@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from questions import STALE, Asking, Origin
+from questions import STALE, TENANTS, Asking, Origin
 from sse_answers import DONE, text_of
 
 _STATUSES: Final = (502, 503, 504)
@@ -102,8 +102,8 @@ def _check_origin(asking: Asking, reply: Reply, answer_id: object, defects: list
         defects.append(f"{cache} gave what was not to be kept: {answer_id}")
     if cache in ("HIT", "STALE"):
         age = int(reply.headers["age"])
-        most = origin.lives if cache == "HIT" else origin.lives + (STALE if origin.wish.ttl is None else _LATE)
-        if age > most:
+        beyond = STALE if origin.lives == TENANTS[origin.tenant] else _LATE
+        if age > origin.lives + (beyond if cache == "STALE" else 0):
             defects.append(f"{cache} with an age of {age} s, of {answer_id}")
 
 
