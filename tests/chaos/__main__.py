@@ -12,6 +12,7 @@ TESTS = Path(__file__).parents[1]
 
 
 async def _run(seconds: float, seed: int, folder: Path, *, as_json: bool) -> int:
+    import msgspec
     from run import run  # once its folder is known
 
     task = asyncio.current_task()
@@ -19,13 +20,8 @@ async def _run(seconds: float, seed: int, folder: Path, *, as_json: bool) -> int
     # Whoever ends it must not leave its processes behind.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     report = await run(seconds, seed, folder)
-    if as_json:
-        import msgspec
-
-        said = msgspec.json.encode(report).decode()
-    else:
-        said = "\n".join(report.lines())
-    sys.stdout.write(said + "\n")
+    sys.stdout.write(msgspec.json.encode(report).decode() if as_json else "\n".join(report.lines()))
+    sys.stdout.write("\n")
     return 1 if report.defects else 0
 
 
@@ -40,6 +36,7 @@ def main() -> int:
     # As pytest is told in pyproject.toml.
     sys.path[:0] = [str(TESTS / "chaos"), str(TESTS / "engines")]
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
+    sys.stderr.write(f"chaos for {options.seconds:g} s, seed {seed} …\n")
     with tempfile.TemporaryDirectory(prefix="roundhouse-chaos-") as scratch:
         return asyncio.run(_run(options.seconds, seed, options.logs or Path(scratch), as_json=options.json))
 
