@@ -23,10 +23,14 @@ _SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not
 
 
 class Tally:
-    """What became of the requests: how they ended, what the cache did, and what was wrong."""
+    """What became of the requests: how they ended, what the cache did, and what was wrong.
+
+    `slowest`: the most seconds that one took, without those in which its router was away.
+    """
 
     def __init__(self) -> None:
         self.requests = 0
+        self.slowest = 0.0
         self.endings: Counter[str] = Counter()
         self.cache: Counter[str] = Counter()
         self.defects: list[str] = []
@@ -106,7 +110,9 @@ class Clients:
         finally:
             task.cancel()
             await asyncio.wait([task])
-        return self._take(asking, task.result(), away=outages.lasted(began) is not None)
+        away = outages.lasted(began)
+        tally.slowest = max(tally.slowest, loop.time() - began - (away or 0.0))
+        return self._take(asking, task.result(), away=away is not None)
 
     def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", *, away: bool) -> Reply | None:
         tally = self.tally

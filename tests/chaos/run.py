@@ -15,6 +15,7 @@ from house import House
 class Report(msgspec.Struct, frozen=True):
     """What was done and what came of it; it went well if there are no `defects`.
 
+    - `slowest`: the most seconds that a request took, without those in which its router was away.
     - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
       of a stream; `cut` and `no connection`, where the router was killed; else an error by its status and code.
     - `cache`: of those with status 200, by X-Cache. `deeds`: by victim. `generations`: those that engines began, but
@@ -24,6 +25,7 @@ class Report(msgspec.Struct, frozen=True):
     seed: int
     seconds: float
     requests: int
+    slowest: float
     endings: dict[str, int]
     cache: dict[str, int]
     deeds: dict[str, int]
@@ -34,7 +36,7 @@ class Report(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """For a person to read."""
         tables = {"endings": self.endings, "cache": self.cache, "deeds": self.deeds}
-        counts = f"{self.requests} requests, {self.generations} generations, {self.entries} entries looked at"
+        counts = f"{self.requests} requests (the slowest {self.slowest:.1f} s), {self.generations} generations, {self.entries} entries looked at"
         said = [f"seed {self.seed}, {self.seconds:g} s: {counts}"]
         for name, table in tables.items():
             said += [f"{name}:", *(f"  {count:6} {what}" for what, count in table.items())]
@@ -56,7 +58,8 @@ async def run(seconds: float, seed: int, folder: Path) -> Report:
         entries = await aftermath.look(house, clients)
     tally = clients.tally
     return Report(
-        seed=seed, seconds=seconds, requests=tally.requests, endings=_sorted(tally.endings), cache=_sorted(tally.cache),
+        seed=seed, seconds=seconds, requests=tally.requests, slowest=tally.slowest,
+        endings=_sorted(tally.endings), cache=_sorted(tally.cache),
         deeds=_sorted(house.deeds), generations=house.generations, entries=entries,
         defects=[*tally.defects, *house.defects],
     )  # fmt: skip
