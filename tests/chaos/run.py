@@ -36,8 +36,9 @@ class Report(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """For a person to read."""
         tables = {"endings": self.endings, "cache": self.cache, "deeds": self.deeds}
-        counts = f"{self.requests} requests (the slowest {self.slowest:.1f} s), {self.generations} generations, {self.entries} entries looked at"
-        said = [f"seed {self.seed}, {self.seconds:g} s: {counts}"]
+        requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
+        rest = f"{self.generations} generations, {self.entries} entries looked at"
+        said = [f"seed {self.seed}, {self.seconds:g} s: {requests}, {rest}"]
         for name, table in tables.items():
             said += [f"{name}:", *(f"  {count:6} {what}" for what, count in table.items())]
         return [*said, *(f"DEFECT: {defect}" for defect in self.defects), f"{len(self.defects)} defects"]
