@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from router.core import redis_address
 from router.core.key import Markers
 from router.core.policy import Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
@@ -26,8 +27,6 @@ from router.units import Bytes, Seconds, from_text
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
 
-_URL_SCHEMES: Final = ("redis", "rediss", "unix")
-_PLANNED_SCHEMES: Final = ("redis+sentinel", "redis+cluster", "memory")
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -294,25 +293,10 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def _redis_problems(url: str) -> list[str]:
-    from redis.asyncio.connection import parse_url  # which the other commands need not load
-
-    try:
-        parse_url(url)
-    except ValueError as error:  # it names the part that is wrong, and not the whole, which may hold a password
-        return [f"cache.url: {error}"]
-    return []
-
-
 def _cache_problems(cache: Cache) -> list[str]:
     problems = []
-    scheme = cache.url.partition("://")[0]
-    if scheme in _PLANNED_SCHEMES:
-        problems.append(f"cache.url: {scheme}:// is not supported yet; use redis://, rediss://, unix:// or embedded")
-    elif cache.url != EMBEDDED and scheme not in _URL_SCHEMES:
-        problems.append("cache.url: expected embedded, redis://, rediss:// or unix://")
-    elif cache.url != EMBEDDED:
-        problems += _redis_problems(cache.url)
+    if cache.url != EMBEDDED:
+        problems += [f"cache.url: {problem}" for problem in redis_address.problems(cache.url)]
     if cache.ttl < 1:
         problems.append("cache.ttl: every entry needs a time to live of at least 1s")
     if cache.timeout <= 0 or cache.retry <= 0:
