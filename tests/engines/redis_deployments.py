@@ -4,7 +4,7 @@ import asyncio
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import rmtree, which
@@ -120,12 +120,17 @@ class Cluster(Deployment):
         for server in self.servers:
             await eventually(partial(self._is_whole, server))
 
-    async def holder(self, key: str) -> RedisServer:
-        return await self.owner(key_slot(key.encode()))
+    @staticmethod
+    def slot(key: str) -> int:
+        found: int = key_slot(key.encode())
+        return found
 
-    async def owner(self, slot: int, *, than: RedisServer | None = None) -> RedisServer:
-        """The primary of a slot, as a living server other than one sees it."""
-        asked = next(server for server in self.servers if server.alive and server is not than)
+    async def holder(self, key: str) -> RedisServer:
+        return await self.owner(self.slot(key))
+
+    async def owner(self, slot: int) -> RedisServer:
+        """The primary of a slot, as a living server sees it."""
+        asked = next(server for server in self.servers if server.alive)
         for start, stop, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS"):
             if start <= slot <= stop:
                 return next(server for server in self.servers if server.port == port)
@@ -202,9 +207,7 @@ class TLSSentinel(Deployment):
         port, sentinel_port = free_port(), free_port()
         master = RedisServer(*self.tls.options(port), "--tls-replication", "yes")
         conf = f"sentinel monitor {SERVICE} 127.0.0.1 {port} 1\n"
-        sentinel = RedisServer(
-            "--sentinel", *self.tls.options(sentinel_port), "--tls-replication", "yes", conf=conf
-        )
+        sentinel = RedisServer("--sentinel", *self.tls.options(sentinel_port), "--tls-replication", "yes", conf=conf)
         url = f"rediss+sentinel://127.0.0.1:{sentinel_port}/{SERVICE}?{self.tls.query}"
         super().__init__(url, [master, sentinel])
 
@@ -262,6 +265,9 @@ DEPLOYMENTS: Final[Mapping[str, Callable[[], Deployment]]] = {
     "tls-cluster": TLSCluster,
     "valkey": lambda: tcp("valkey-server"),
 }
+
+StartDeployment = Callable[[str], Awaitable[Any]]
+"""Gives a deployment of its own to a test that breaks it, by its name."""
 
 
 def cannot_run(name: str) -> str | None:
