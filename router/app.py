@@ -14,13 +14,26 @@ from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
 from router.core.classify import Classifier
 from router.core.key import Markers
+from router.core.names import heard
 from router.core.patience import Patience
+from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.dispatch import Dispatcher
-from router.flow.gateway import CacheSettings, Gateway
-from router.settings import Settings, tenants
-from router.store.redis import RedisStore
+from router.flow.flights import Flights
+from router.flow.gateway import CacheSettings, Gateway, TenantCache
+from router.flow.hearing import Hearing, on_purge
+from router.flow.sharing import Sharing
+from router.settings import Cache, Settings, Tenant, tenants
+from router.shared.connect import CONNECT, open_link
+from router.shared.flights import SharedFlights
+from router.shared.line import Line
+from router.shared.link import Link
+from router.shared.listener import Listener
+from router.shared.purges import Purges
+from router.shared.tasks import end
+from router.store.local import LocalCopy
+from router.store.redis import EntryStore
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
@@ -36,29 +49,15 @@ def build(
     """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
     catalog = build_catalog(settings)
-    store = RedisStore(settings.redis_url, timeout=settings.cache.timeout, retry=settings.cache.retry)
     client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
-    classifier = Classifier.load()
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    limits = settings.timeouts
-    gateway = Gateway(
-        catalog=catalog,
-        store=store,
-        dispatcher=Dispatcher(
-            client,
-            Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
-            max_entry=settings.cache.max_entry,
-        ),
-        classify=lambda text: classifier.classify(text).task,
-        cache=CacheSettings(
-            settings.cache.ttl, settings.cache.store, Markers(settings.cache.context_open, settings.cache.context_close)
-        ),
-        written=telemetry.written,
-    )
-    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=store.up))
-    ops = Ops(catalog=catalog, store=store, probe=probe, telemetry=telemetry, auth=auth)
+    link = open_link(settings.redis_url, timeout=CONNECT)
+    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
+    gateway, sharing = _build_gateway(settings, link, line, catalog, client, telemetry)
+    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
+    ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
     generate = {
         endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
@@ -67,14 +66,14 @@ def build(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
-            group.create_task(store.start())
+            group.create_task(sharing.start())
             group.create_task(probe.check())
-        probing = asyncio.create_task(probe.run())
+        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run())]
         try:
             yield
         finally:
-            probing.cancel()
-            await store.aclose()
+            await end(*running)
+            await sharing.aclose()
             await client.aclose()
 
     pages = Starlette(
@@ -84,6 +83,60 @@ def build(
     )
     pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
     return Application(generate, pages)
+
+
+def _build_gateway(
+    settings: Settings, link: Link, line: Line, catalog: Catalog, client: EngineClient, telemetry: Telemetry
+) -> tuple[Gateway, Sharing]:
+    """The story of a request, and what this process shares with others meanwhile."""
+    cache, limits = settings.cache, settings.timeouts
+    classifier = Classifier.load()
+    hints = Hints()
+    local = LocalCopy(cache.local)
+    flights = Flights(
+        Dispatcher(
+            client,
+            Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            max_entry=cache.max_entry,
+        ),
+        on_abandon=cache.on_abandon,
+        limit=cache.max_entry,
+        landed=telemetry.landed,
+    )
+    purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
+    shared = SharedFlights(line, wanted=flights.wanted)
+    flights.share(shared)
+    own = {tenant.name: tenant for tenant in settings.tenant}
+    gateway = Gateway(
+        catalog=catalog,
+        store=EntryStore(line, purges, local),
+        local=local,
+        flights=flights,
+        purges=purges,
+        hints=hints,
+        classify=lambda text: classifier.classify(text).task,
+        cache=CacheSettings(
+            {name: _tenant_cache(cache, own.get(name)) for name in tenants(settings)},
+            cache.stale_if_error,
+            Markers(cache.context_open, cache.context_close),
+        ),
+        written=telemetry.written,
+        hit=lambda _: None,
+    )
+    listener = Listener(
+        link,
+        prefixes=heard(tenants(settings)),
+        channel=shared.channel,
+        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints),
+        retry=cache.retry,
+    )
+    return gateway, Sharing(line=line, purges=purges, shared=shared, listener=listener, flights=flights)
+
+
+def _tenant_cache(cache: Cache, tenant: Tenant | None) -> TenantCache:
+    ttl = tenant.ttl if tenant is not None and tenant.ttl is not None else cache.ttl
+    store = tenant.store if tenant is not None and tenant.store is not None else cache.store
+    return TenantCache(ttl, store)
 
 
 def build_catalog(settings: Settings) -> Catalog:

@@ -48,11 +48,11 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
-        self._raw = raw
+        self.raw = raw
 
     def body(self) -> bytes:
         """The JSON body of the error's HTTP answer."""
-        return self._raw if self._raw is not None else _encode(self._shape())
+        return self.raw if self.raw is not None else _encode(self._shape())
 
     def frame(self) -> bytes:
         """The event that ends a stream which failed after it had begun; no `[DONE]` follows it."""

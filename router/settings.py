@@ -67,6 +67,7 @@ class Cache(Strict, frozen=True):
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
     store: Store = "all"
+    on_abandon: Literal["cancel", "finish"] = "cancel"
     timeout: Seconds = Seconds(0.05)
     retry: Seconds = Seconds(0.5)
     context_open: str = Markers().open
@@ -83,6 +84,8 @@ class Tenant(Strict, frozen=True):
     keys: list[KeyHash] = []
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    ttl: Seconds | None = None
+    store: Store | None = None
 
 
 class Model(Strict, frozen=True):
@@ -164,8 +167,6 @@ class Settings(Strict, frozen=True):
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
         plans = [
-            (self.cache.local != Cache().local, "cache.local", "local copy of hot entries"),
-            (self.cache.stale_if_error != Cache().stale_if_error, "cache.stale_if_error", "stale answers"),
             (self.breaker != Breaker(), "breaker", "circuit breakers"),
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),

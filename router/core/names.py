@@ -9,6 +9,7 @@
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 PREFIX: Final = "rh:1:"
@@ -41,3 +42,13 @@ def flight_of(key: str, flight: str) -> str:
 def hits_of(tenant: str) -> str:
     """Where a tenant's hits are counted."""
     return _HITS + tenant
+
+
+def is_flight(key: str) -> bool:
+    """Whether that is the stream of a generation."""
+    return key.startswith(_FLIGHT)
+
+
+def heard(tenants: Iterable[str]) -> list[str]:
+    """How the keys begin of whose changes a router wants to be told."""
+    return [*map(entries_of, tenants), _FLIGHT, PURGES]

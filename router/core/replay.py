@@ -9,13 +9,13 @@ The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-referen
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from router.core.request import Request
 from router.core.sse import DONE
-from router.core.types import Endpoint, Entry
+from router.core.types import Endpoint
 
 Json = dict[str, Any]
 
@@ -33,8 +33,21 @@ _UNSAID: Final = object()
 _SAID_FIRST: Final = ("id", "object", "created", "model")
 
 
-def replay(entry: Entry, request: Request) -> bytes | None:
-    """The entry's answer in the form that the request asks for; None where it has none, or cannot be read."""
+class Forms(Protocol):
+    """An answer in the forms that there are of it; see types.Entry."""
+
+    @property
+    def body(self) -> bytes | None: ...
+
+    @property
+    def frames(self) -> bytes | None: ...
+
+    @property
+    def usage_frame(self) -> bytes | None: ...
+
+
+def replay(entry: Forms, request: Request) -> bytes | None:
+    """The answer in the form that the request asks for; None where it has none, or cannot be read."""
     if not request.stream:
         return entry.body
     if entry.frames is not None:

@@ -30,6 +30,8 @@ class CacheStatus(StrEnum):
 
     HIT = "HIT"
     MISS = "MISS"
+    COALESCED = "COALESCED"
+    STALE = "STALE"
     BYPASS = "BYPASS"
 
 

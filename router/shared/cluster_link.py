@@ -20,8 +20,9 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
-from router.shared.link import Command, LinkError, ServerLink, end
+from router.shared.link import Command, Later, LinkError, ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
+from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
 
@@ -87,18 +88,12 @@ class ClusterLink:
         return frozenset(self._nodes)
 
     async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        clock = asyncio.get_running_loop().time
-        until = clock() + timeout
+        until = asyncio.get_running_loop().time() + timeout
         await self._find_servers(timeout)
         replies: list[Any] = [None] * len(commands)
         sendings = [_Sending(place, command, slot_of(command)) for place, command in enumerate(commands)]
-        for sending in sendings:
-            sending.node = self._node_of(sending.slot)
-        for _ in range(1 + _REDIRECTIONS):
-            await self._send(sendings, replies, until - clock())
-            sendings = [sending for sending in sendings if self._redirected(sending, replies[sending.place])]
-            if not sendings:
-                break
+        await self._send_all([one for one in sendings if not isinstance(one.command, Later)], replies, until)
+        await self._send_all([one for one in sendings if isinstance(one.command, Later)], replies, until)
         if self._stale or not self._all_up():
             self._mend()
         if not self._any_up():
@@ -132,6 +127,16 @@ class ClusterLink:
             return next((node for node in self._nodes.values() if node.up), None)
         host = self._owners[slot]
         return None if host is None else self._nodes[host]
+
+    async def _send_all(self, sendings: list[_Sending], replies: list[Any], until: float) -> None:
+        """Sends each to where it belongs, and from there on to where it is sent; `until` a moment of the loop."""
+        for sending in sendings:
+            sending.node = self._node_of(sending.slot)
+        for _ in range(1 + _REDIRECTIONS):
+            if not sendings:
+                break
+            await self._send(sendings, replies, until - asyncio.get_running_loop().time())
+            sendings = [sending for sending in sendings if self._redirected(sending, replies[sending.place])]
 
     async def _send(self, sendings: Iterable[_Sending], replies: list[Any], timeout: float) -> None:
         """Sends each to its node, those of a node together, and puts the replies in their places."""

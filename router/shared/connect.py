@@ -11,14 +11,13 @@ from redis.backoff import NoBackoff
 
 from router.core.redis_address import Host, RedisAddress, parse
 from router.shared.cluster_link import ClusterLink
-from router.shared.link import FAULTS as FAULTS
-from router.shared.link import Command as Command
-from router.shared.link import Link as Link
-from router.shared.link import LinkError as LinkError
-from router.shared.link import ServerLink
+from router.shared.link import Link, ServerLink
 from router.shared.sentinel_link import SentinelLink, Sentinels
 
 CLIENT_NAME: Final = "roundhouse"
+
+CONNECT: Final = 2.0
+"""Seconds for a connection, TLS handshake included, where nothing waits for it that is hot."""
 
 Client = aioredis.Redis | RedisCluster
 

@@ -7,7 +7,7 @@ is turned off: whoever asks decides how long an answer is waited for.
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import redis.exceptions
@@ -15,6 +15,21 @@ from redis.asyncio.connection import AbstractConnection
 
 Command = tuple[bytes | str | int | float, ...]
 """A command's name and its arguments."""
+
+
+class Later(tuple[bytes | str | int | float, ...]):
+    """See `later`."""
+
+    __slots__ = ()
+
+
+def later(command: Command) -> Command:
+    """The same command, to be done when all those given before it have been, whichever servers these belong to.
+
+    It may then come after others of the same key.
+    """
+    return Later(command)
+
 
 FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 """What redis-py raises when Redis does not do what it was asked."""
@@ -34,6 +49,7 @@ class Link(Protocol):
 
     - `execute` sends commands of one key each, those of one key in their order, and gives a reply each; one that
       Redis refused is an exception in its place, and so is a LinkError where one server of several does not answer.
+    - What is marked as `later` is done after all that stands before it.
     - It raises LinkError where no server answers, or where nothing is known of some of the commands.
     - It takes no longer than `timeout`, and nothing is tried twice.
     - After a LinkError the next `execute` connects anew, and finds the servers that have taken over.
@@ -69,11 +85,11 @@ class ServerLink:
 
     async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as bound:
                 if self._connection is None:
                     self._connection = await self._pool.get_connection()
                     await self._greet(self._connection)
-                return await _exchange(self._connection, commands)
+                return await _exchange(self._connection, commands, bound)
         except FAULTS as error:
             await self._drop()
             raise LinkError.of(error) from error
@@ -105,9 +121,10 @@ class ServerLink:
             await self._pool.release(connection)
 
 
-async def _exchange(connection: Any, commands: Iterable[Command]) -> list[Any]:
-    """Sends all, then reads the replies; the connection's owner minds the time."""
-    commands = list(commands)
+async def _exchange(connection: Any, commands: Sequence[Command], bound: asyncio.Timeout) -> list[Any]:
+    """Sends all, then reads the replies. Raises TimeoutError where there was no time left to begin with."""
+    if bound.expired():  # on Python 3.11 the cancellation by which one learns of it may have been lost in connecting
+        raise TimeoutError
     await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     replies = []
     for _ in commands:
@@ -116,11 +133,3 @@ async def _exchange(connection: Any, commands: Iterable[Command]) -> list[Any]:
         except redis.exceptions.ResponseError as error:
             replies.append(error)
     return replies
-
-
-async def end(task: "asyncio.Task[Any] | None") -> None:
-    """Cancels a task that asks Redis, and waits for its end."""
-    while task is not None and not task.done():
-        task.cancel()
-        # redis-py loses a cancellation that comes while it gives up a connection, so it may have to be said again.
-        await asyncio.wait([task], timeout=0.1)

@@ -7,7 +7,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from router.shared.link import Command, Link, LinkError, end
+from router.shared.link import Command, Link, LinkError
+from router.shared.tasks import end
 
 KEYS = [f"rh:1:traffic:{number}" for number in range(60)]
 TIMEOUT = 0.3

@@ -14,7 +14,8 @@ from redis_traffic import KEYS, Traffic
 from waiting import eventually
 
 from router.shared.connect import open_link
-from router.shared.link import Command, Link, LinkError, end
+from router.shared.link import Command, Link, LinkError
+from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["redis_fixtures"]

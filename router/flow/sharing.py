@@ -1,0 +1,52 @@
+"""What runs beside the requests of a process, so that it knows of the others."""
+
+import asyncio
+
+from router.flow.flights import Flights
+from router.shared.flights import SharedFlights
+from router.shared.line import Line, RedisDownError
+from router.shared.listener import Listener
+from router.shared.purges import Purges
+from router.shared.tasks import end
+
+
+class Sharing:
+    """The line to Redis, what is heard over it, and the claims that are held through it."""
+
+    def __init__(
+        self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights
+    ) -> None:
+        self._line = line
+        self._purges = purges
+        self._shared = shared
+        self._listener = listener
+        self._flights = flights
+
+    async def start(self) -> None:
+        """Looks for Redis; waits for it a moment."""
+        await self._line.start()
+        if self._line.up:
+            await self._learn()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._learn()
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._listener.run()), loop.create_task(self._shared.run())]
+        try:
+            await asyncio.wait(tasks)
+        finally:
+            await end(*tasks)
+
+    async def _learn(self) -> None:
+        while not self._purges.learned:
+            await self._line.wait_until_up()
+            try:
+                await self._purges.learn()
+            except RedisDownError:
+                await asyncio.sleep(0)  # it was up, and is away again
+
+    async def aclose(self) -> None:
+        """Ends the flights that are still in the air, and lets what is to be written be written."""
+        await self._flights.aclose()
+        await self._line.aclose()
