@@ -66,7 +66,7 @@ def parse(url: str) -> RedisAddress:
     """Reads an address. Raises AddressError."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
-        raise AddressError(f"expected {', '.join(f'{known}://' for known in SCHEMES)}")
+        raise AddressError(f"expected embedded, {', '.join(f'{known}://' for known in SCHEMES)}")
     if not url.isprintable() or any(character in url for character in " #"):
         raise AddressError("white space and # must be written as %20 and %23")
     place, _, query = rest.partition("?")

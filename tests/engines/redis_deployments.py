@@ -22,7 +22,8 @@ LEAST_RIGHTS: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
-    "+exists", "+hgetall", "+eval", "+get", "+set",
+    "+exists", "+get", "+set", "+del", "+pexpire", "+hgetall", "+hset", "+eval",
+    "+xadd", "+xrange", "+xrevrange", "+publish", "+subscribe",
 )  # fmt: skip
 _SLOTS: Final = 16384
 _SYNC_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
