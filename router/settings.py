@@ -28,6 +28,7 @@ DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
 
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
+_TOO_SHORT: Final = "every entry needs a time to live of at least 1s"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
@@ -238,6 +239,7 @@ def _problems(settings: Settings) -> list[str]:
         *_model_problems(settings),
         *_engine_problems(settings),
         *_cache_problems(settings.cache),
+        *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *_auth_problems(settings),
     ]
@@ -299,12 +301,17 @@ def _cache_problems(cache: Cache) -> list[str]:
     if cache.url != EMBEDDED:
         problems += [f"cache.url: {problem}" for problem in redis_address.problems(cache.url)]
     if cache.ttl < 1:
-        problems.append("cache.ttl: every entry needs a time to live of at least 1s")
+        problems.append(f"cache.ttl: {_TOO_SHORT}")
     if cache.timeout <= 0 or cache.retry <= 0:
         problems.append("cache.timeout, cache.retry: must be more than nothing")
     if not cache.context_open or not cache.context_close:
         problems.append("cache.context_open, cache.context_close: must not be empty")
     return problems
+
+
+def _tenant_problems(tenants: list[Tenant]) -> list[str]:
+    short = [index for index, tenant in enumerate(tenants) if tenant.ttl is not None and tenant.ttl < 1]
+    return [f"tenant[{index}].ttl: {_TOO_SHORT}" for index in short]
 
 
 def _auth_problems(settings: Settings) -> list[str]:

@@ -3,7 +3,7 @@
     rh:1:{tenant}:{model}:{system}:{rag}:{query}               an entry
     rh:1:claim:{tenant}:{model}:{system}:{rag}:{query}         which generation in flight is to give that entry
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
-    rh:1:purge                                                 what was purged, a stream
+    rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
@@ -18,7 +18,8 @@ PREFIX: Final = "rh:1:"
 RESERVED: Final = ("claim", "flight", "hits", "purge")
 """What no tenant can be called."""
 
-PURGES: Final = PREFIX + "purge"
+_PURGE: Final = PREFIX + "purge:"
+PURGES: Final = _PURGE + "log"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
@@ -50,5 +51,8 @@ def is_flight(key: str) -> bool:
 
 
 def heard(tenants: Iterable[str]) -> list[str]:
-    """How the keys begin of whose changes a router wants to be told."""
-    return [*map(entries_of, tenants), _FLIGHT, PURGES]
+    """How the keys begin of whose changes a router wants to be told.
+
+    Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
+    """
+    return [*map(entries_of, tenants), _FLIGHT, _PURGE]

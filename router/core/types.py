@@ -52,6 +52,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON.
     - `usage_frame`: the event that told the usage; None where there was none.
     - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
+    - `stale`: for how many seconds beyond that it may be given to a client that has nothing better.
     - `generation_ms`: how long the engine took, in milliseconds.
     - `documents`: the names of the documents that it was made with; see scope.document_name.
     - `question`, `params`: hashes of the two halves of the key's query part; see reason.Fingerprint.
@@ -66,9 +67,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     created: float
     ttl: float
+    stale: float = 0.0
     prompt_tokens: int
     completion_tokens: int
     generation_ms: int
     documents: tuple[str, ...] = ()
     question: str = ""
     params: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all in it that has no small bound of its own."""
+        return len(self.body or b"") + len(self.frames or b"") + sum(map(len, self.documents))

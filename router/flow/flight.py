@@ -83,11 +83,6 @@ class Flight:
         self.readers: set[Reader] = set()
 
     @property
-    def stream(self) -> bool:
-        """Whether it comes in frames, and not as one JSON answer."""
-        return self.request.stream
-
-    @property
     def begun(self) -> bool:
         """Whether it has said anything."""
         return self._first + len(self._frames) > 0
@@ -202,8 +197,8 @@ class Reader:
 
     async def begin(self) -> bytes | None:
         flight = self._flight
-        live = self._request.stream and flight.stream
-        while flight.landing is None and not (live and flight.begun):
+        # Which form it has is known once something has come of it: another process may lead it for a JSON client.
+        while flight.landing is None and not (self._request.stream and flight.begun):
             await self._news()
         work, exchange = flight.work, self._exchange
         exchange.engine, exchange.task = work.engine, work.task
@@ -213,7 +208,7 @@ class Reader:
         if not flight.landing.whole:
             raise self._failure(flight.landing)
         self._note(flight.landing)
-        if live:
+        if self._request.stream and flight.landing.body is None:
             return None
         answer = self._in_my_form(flight.landing)
         if answer is None:
@@ -221,7 +216,9 @@ class Reader:
         return answer
 
     def _failure(self, landing: Landing) -> Exception:
-        if landing.error is None or (landing.begun and not self._leads):
+        # What went wrong with another process' flight is nobody's failure here.
+        leads = self._leads and self._flight.led_here
+        if landing.error is None or (landing.begun and not leads):
             return Again()
         return landing.error
 

@@ -95,9 +95,12 @@ class Flights:
 
     def launch(
         self, request: Request, key: Key | None, work: Work, engines: Sequence[Engine], *,
-        keep: Keep | None, documents: tuple[str, ...], since: Mark,
+        keep: Keep | None, documents: tuple[str, ...], since: Mark, seen: float | None = None,
     ) -> Flight:  # fmt: skip
-        """Begins a flight; others can join it if it has a key, and it is stored if there is a `keep`."""
+        """Begins a flight; others can join it if it has a key, and it is stored if there is a `keep`.
+
+        `seen`: when the entry was created that is stored already and is of no use, if there is one.
+        """
         self._number += 1
         flight = Flight(
             f"{self._number}", request, key, work,
@@ -107,7 +110,7 @@ class Flights:
         self._all[flight.id] = flight
         if key is not None:
             self._open[key.digest] = flight
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep, seen))
         # A task that is cancelled before its first step never comes to its own end.
         flight.task.add_done_callback(lambda _: self._end(flight, lost()))
         return flight
@@ -122,10 +125,10 @@ class Flights:
 
     # -- one flight -------------------------------------------------------------------------------------------------
 
-    async def _fly(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None) -> None:
+    async def _fly(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None, seen: float | None) -> None:
         landing = lost()
         try:
-            claim = await self._claim(flight)
+            claim = await self._claim(flight, seen)
             if claim is None:
                 landing = await self._lead(flight, engines, keep)
             elif isinstance(claim, Claim):
@@ -140,11 +143,11 @@ class Flights:
         finally:
             self._end(flight, landing)
 
-    async def _claim(self, flight: Flight) -> Claim | Literal["stored"] | None:
+    async def _claim(self, flight: Flight, seen: float | None) -> Claim | Literal["stored"] | None:
         if self._shared is None or flight.key is None:
             return None
         try:
-            found = await self._shared.claim(flight.key.text, flight.key.digest, flight.id)
+            found = await self._shared.claim(flight.key.text, flight.key.digest, flight.id, seen)
         except RedisDownError:
             return None
         # The hash in the key may be another request's as well; that one's answer is none to this one.
@@ -152,7 +155,7 @@ class Flights:
 
     async def _lead(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None) -> Landing:
         try:
-            lead = self._stream if flight.stream else self._whole
+            lead = self._stream if flight.request.stream else self._whole
             landing, recording = await lead(flight, engines)
         except ApiError as error:
             return Landing(whole=False, error=error, reason=error.code or error.kind)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import floor
 from typing import Final, Protocol
 
 import msgspec
@@ -75,7 +76,10 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A stored answer to just this request, in the form it asks for, and what it is good for."""
+    """What is stored where this request's answer would be, and what it is good for.
+
+    `body`: the answer in the form that the request asks for; nothing where it is of no use.
+    """
 
     entry: Entry
     body: bytes
@@ -129,11 +133,15 @@ class Gateway:
             exchange.reason = "expired" if found is not None else self._hints.reason(print_)
         client.watch()
         try:
-            return await self._generated(exchange, asked, self._keeper(exchange, asked, print_) if may_keep else None)
+            keep = self._keeper(exchange, asked, print_) if may_keep else None
+            return await self._generated(exchange, asked, keep, found)
         except ApiError as error:
-            if found is not None and error.status in _ENGINES_FAULT:
-                return self._give(exchange, found, asked)
-            raise
+            if error.status not in _ENGINES_FAULT or exchange.bypass is not None:
+                raise
+            found = await self._found_after_all(asked, found)
+            if found is None:
+                raise
+            return self._give(exchange, found, asked)
 
     def _understand(self, exchange: Exchange, control: Control, body: bytes) -> Asked:
         request = parse(exchange.endpoint, body)
@@ -158,22 +166,35 @@ class Gateway:
             try:
                 entry = await self._store.get(key)
             except RedisDownError:
-                exchange.bypass = Bypass.REDIS_DOWN
+                exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
                 return None
         exchange.key = key
-        # The hash in the key only finds an entry; the digest proves that it answers this very request.
-        if entry is None or entry.digest != asked.key.digest:
-            return None
+        return self._judge(asked, entry, local=local) if entry is not None else None
+
+    def _judge(self, asked: Asked, entry: Entry, *, local: bool) -> Found:
         age = max(0.0, time.time() - entry.created)
-        use = usable(age, entry.ttl, asked.control, self._cache.stale_if_error)
-        body = replay(entry, asked.request) if use is not Use.NONE else None
-        return Found(entry, body, age, local, use) if body is not None else None
+        use, body = Use.NONE, None
+        # The hash in the key only finds an entry; the digest proves that it answers this very request.
+        if entry.digest == asked.key.digest:
+            use = usable(age, entry.ttl, asked.control, min(entry.stale, self._cache.stale_if_error))
+            body = replay(entry, asked.request) if use is not Use.NONE else None
+        return Found(entry, body or b"", age, local, use if body is not None else Use.NONE)
+
+    async def _found_after_all(self, asked: Asked, found: Found | None) -> Found | None:
+        """What is stored and can be given although no engine had an answer."""
+        if found is None:  # it may have been there all the time: who joins a flight has not looked
+            try:
+                entry = await self._store.get(asked.key.text)
+            except RedisDownError:
+                return None
+            found = self._judge(asked, entry, local=False) if entry is not None else None
+        return found if found is not None and found.use is not Use.NONE else None
 
     def _give(self, exchange: Exchange, found: Found, asked: Asked) -> Whole:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
         exchange.reason = None
-        exchange.age, exchange.ttl, exchange.local = int(found.age), int(entry.ttl - found.age), found.local
+        exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
         self._hit(asked.key.text)
@@ -181,7 +202,8 @@ class Gateway:
 
     # -- what is generated ------------------------------------------------------------------------------------------
 
-    async def _generated(self, exchange: Exchange, asked: Asked, keep: Keep | None) -> Answer:
+    async def _generated(self, exchange: Exchange, asked: Asked, keep: Keep | None, found: Found | None) -> Answer:
+        """`found`: what was stored when it was looked for, and could not be given."""
         may_share = exchange.bypass is None or exchange.bypass is Bypass.REDIS_DOWN
         for attempt in range(_ATTEMPTS):
             share = may_share and attempt < _ATTEMPTS - 1
@@ -192,6 +214,7 @@ class Gateway:
                     asked.request, asked.key if share else None, self._work(exchange, asked),
                     self._plan(asked.model.name, asked.task),
                     keep=keep, documents=asked.parts.documents(), since=self._purges.last,
+                    seen=found.entry.created if found is not None else None,
                 )  # fmt: skip
             reader = flight.attach(asked.request, exchange, leads=leads)
             exchange.dispatched = time.perf_counter()
@@ -245,6 +268,7 @@ class Gateway:
                 task=work.task,
                 created=round(time.time(), 3),
                 ttl=lifetime,
+                stale=stale,
                 prompt_tokens=recording.prompt_tokens,
                 completion_tokens=recording.completion_tokens,
                 generation_ms=int((time.perf_counter() - (work.dispatched or work.begun)) * 1000),
@@ -253,7 +277,7 @@ class Gateway:
                 params=print_.params,
             )
             self._hints.note(print_)
-            written = self._store.put(asked.key.text, entry, since, stale=stale)
+            written = self._store.put(asked.key.text, entry, since)
             written.add_done_callback(lambda done: self._written(done.result()))
             return written
 

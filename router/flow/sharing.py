@@ -1,6 +1,7 @@
 """What runs beside the requests of a process, so that it knows of the others."""
 
 import asyncio
+import contextlib
 
 from router.flow.flights import Flights
 from router.shared.flights import SharedFlights
@@ -26,7 +27,8 @@ class Sharing:
         """Looks for Redis; waits for it a moment."""
         await self._line.start()
         if self._line.up:
-            await self._learn()
+            with contextlib.suppress(RedisDownError):  # it was up, and is away again; `run` will wait for it
+                await self._purges.learn()
 
     async def run(self) -> None:
         """Until it is cancelled."""

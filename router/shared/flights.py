@@ -99,23 +99,25 @@ class SharedFlights:
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
-    async def claim(self, key: str, digest: str, flight: str) -> Claim | Literal["stored"] | None:
+    async def claim(
+        self, key: str, digest: str, flight: str, seen: float | None = None
+    ) -> Claim | Literal["stored"] | None:
         """Claims an entry for a flight. None: it is ours; else who has it, or that the entry has been stored meanwhile.
 
-        Raises RedisDownError.
+        `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
         """
         mine = Claim(self.process, flight, digest)
-        taken, found, stored = await self._line.ask(
+        taken, found, created = await self._line.ask(
             ("SET", claim_of(key), mine.text(), "NX", "PX", int(LEASE * 1000)),
             ("GET", claim_of(key)),
-            later(("EXISTS", key)),
+            later(("HGET", key, "created")),
         )
-        if isinstance(taken, Exception) or isinstance(stored, Exception):
+        if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:
             # What is at the place of a claim and is none, is nobody's; whoever comes then generates for himself.
             return Claim.read(found) or mine
-        if stored:
+        if _is_another(created, seen):
             self._release(key, mine)
             return "stored"
         self._held[flight] = (key, mine)
@@ -222,6 +224,14 @@ class SharedFlights:
 def channel_of(process: str) -> str:
     """On which channel a process is told that one of its flights is wanted."""
     return f"rh:1:process:{process}"
+
+
+def _is_another(created: object, seen: float | None) -> bool:
+    """Whether an entry's field tells of another entry than the one that was seen; what is at its place may be none."""
+    try:
+        return isinstance(created, bytes) and float(created) != seen
+    except ValueError:
+        return False
 
 
 async def _event(event: asyncio.Event, seconds: float) -> None:

@@ -112,6 +112,6 @@ def _scope(fields: Any) -> Scope | None:
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
     try:
         return msgspec.json.decode(pairs[b"scope"], type=Scope)
-    except (KeyError, msgspec.DecodeError) as error:
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.warning("a purge is not understood, and passed over: %s", error)
         return None

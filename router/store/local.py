@@ -15,6 +15,9 @@ from router.core.types import Entry
 _OVERHEAD: Final = 1500
 """Bytes that an entry takes beside its forms."""
 
+_PER_DOCUMENT: Final = 64
+"""Bytes that the name of a document takes beside its characters."""
+
 
 class LocalCopy:
     """The entries that were fetched last, as many as there is room for.
@@ -44,11 +47,17 @@ class LocalCopy:
 
     def get(self, key: str) -> Entry | None:
         """The entry, if it is here; it may be older than its time to live, as in Redis."""
-        held = self._entries.pop(key, None)
+        held = self._entries.get(key)
         if held is None:
             return None
+        entry, _ = held
+        if self._clock() > entry.created + entry.ttl + entry.stale:
+            # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
+            self._remove(key)
+            return None
+        del self._entries[key]
         self._entries[key] = held  # now the one that was asked for last
-        return held[0]
+        return entry
 
     def fetching(self, key: str) -> Callable[[Entry | None], None]:
         """Says that an entry is being fetched; what it returns must be called with what came of that."""
@@ -69,7 +78,7 @@ class LocalCopy:
         return fetched
 
     def _keep(self, key: str, entry: Entry) -> None:
-        size = len(entry.body or b"") + len(entry.frames or b"") + _OVERHEAD
+        size = entry.size + _PER_DOCUMENT * len(entry.documents) + _OVERHEAD
         if size > self._limit:
             return
         self._remove(key)

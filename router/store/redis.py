@@ -24,8 +24,8 @@ MAX_BACKLOG: Final = 64 << 20
 """Bytes of entries that may wait to be written; what comes beyond that is dropped."""
 
 _FIELDS: Final = (
-    "digest", "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms",
-    "question", "params", "body", "frames", "usage_frame",
+    "digest", "model", "engine", "task", "created", "ttl", "stale", "prompt_tokens", "completion_tokens",
+    "generation_ms", "question", "params", "body", "frames", "usage_frame",
 )  # fmt: skip
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 
@@ -68,15 +68,10 @@ class EntryStore:
             fetched(entry)
         return entry
 
-    def put(
-        self, key: str, entry: Entry, since: Mark = BEGINNING, *, stale: float = 0.0
-    ) -> "asyncio.Future[WriteResult]":
-        """Keeps an entry whose generation began when the purges were known up to `since`.
-
-        It stays for its time to live, and `stale` seconds beyond that.
-        """
+    def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
+        """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
         done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-        size = len(entry.body or b"") + len(entry.frames or b"") + 1024
+        size = entry.size + 1024
         if self._purges.cover(key, entry.documents, since):
             done.set_result("purged")
             return done
@@ -84,11 +79,13 @@ class EntryStore:
             done.set_result("dropped")
             return done
         try:
-            replies = self._line.ask(_writing(key, entry, stale), later(self._purges.news()), size=size)
+            replies = self._line.ask(_writing(key, entry), later(self._purges.news()), size=size)
         except RedisDownError:
             done.set_result("dropped")
             return done
         self._backlog += size
+        # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
+        self._local.changed([key])
 
         def written(replies: "asyncio.Future[list[Any]]") -> None:
             self._backlog -= size
@@ -115,8 +112,8 @@ class EntryStore:
         return "failed" if unsure else "purged"
 
 
-def _writing(key: str, entry: Entry, stale: float) -> Command:
-    lifetime = max(1, int((entry.ttl + stale) * 1000))
+def _writing(key: str, entry: Entry) -> Command:
+    lifetime = max(1, int((entry.ttl + entry.stale) * 1000))
     return ("EVAL", _WRITE, 1, key, lifetime, *to_fields(entry))
 
 
@@ -152,6 +149,7 @@ def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
             task=task,
             created=float(fields[b"created"]),
             ttl=float(fields[b"ttl"]),
+            stale=float(fields.get(b"stale", b"0")),
             prompt_tokens=int(fields[b"prompt_tokens"]),
             completion_tokens=int(fields[b"completion_tokens"]),
             generation_ms=int(fields[b"generation_ms"]),
@@ -162,6 +160,8 @@ def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
     except (KeyError, ValueError, msgspec.DecodeError):
         return None
     # What of it goes into headers and counters must be fit for them, whoever wrote it.
-    counts = (entry.created, entry.ttl, entry.prompt_tokens, entry.completion_tokens, entry.generation_ms)
+    counts = (
+        entry.created, entry.ttl, entry.stale, entry.prompt_tokens, entry.completion_tokens, entry.generation_ms,
+    )  # fmt: skip
     fit = entry.engine.isprintable() and all(isfinite(count) and count >= 0 for count in counts)
     return entry if fit else None

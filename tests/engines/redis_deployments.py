@@ -22,7 +22,7 @@ LEAST_RIGHTS: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
-    "+exists", "+get", "+set", "+del", "+pexpire", "+hgetall", "+hset", "+eval",
+    "+exists", "+get", "+set", "+del", "+pexpire", "+hgetall", "+hget", "+hset", "+eval",
     "+xadd", "+xrange", "+xrevrange", "+publish", "+subscribe",
 )  # fmt: skip
 _SLOTS: Final = 16384

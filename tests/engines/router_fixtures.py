@@ -94,9 +94,9 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
     started: list[ScriptedEngine] = []
 
     async def make(
-        *pieces: bytes, hold: bool = False, rest: str = "", cache: str = "", content_type: str = "text/event-stream"
+        *pieces: bytes, rest: str = "", cache: str = "", **options: Any
     ) -> tuple[RouterServer, ScriptedEngine]:
-        engine = ScriptedEngine(*pieces, hold=hold, content_type=content_type)
+        engine = ScriptedEngine(*pieces, **options)
         await engine.start()
         started.append(engine)
         table = {"scripted": ("llama", "any", engine.url)}
