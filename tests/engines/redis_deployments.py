@@ -25,6 +25,9 @@ LEAST_RIGHTS: Final = (
     "+exists", "+get", "+set", "+del", "+pexpire", "+hgetall", "+hget", "+hset", "+eval",
     "+xadd", "+xrange", "+xrevrange", "+publish", "+subscribe",
 )  # fmt: skip
+SENTINEL_RIGHTS: Final = (
+    "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
+)  # fmt: skip
 _SLOTS: Final = 16384
 _SYNC_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 
@@ -61,11 +64,13 @@ class SentinelGroup(Deployment):
             f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} 500\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
+            f"user asker {' '.join(SENTINEL_RIGHTS)}\n"
         )
         self.sentinels = [RedisServer("--sentinel", port=free_port(), conf=conf) for _ in range(3)]
         self._data = [master, replica]
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        super().__init__(f"redis+sentinel://{USER}@{hosts}/{SERVICE}", [*self._data, *self.sentinels])
+        asker = "sentinel_username=asker&sentinel_password=ask"
+        super().__init__(f"redis+sentinel://{USER}@{hosts}/{SERVICE}?{asker}", [*self._data, *self.sentinels])
 
     async def start(self) -> None:
         await asyncio.gather(*(server.start() for server in self._data))
