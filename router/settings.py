@@ -12,14 +12,15 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from router.addresses import is_http
 from router.core import redis_address
 from router.core.key import Markers
+from router.core.names import RESERVED
 from router.core.policy import Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
 from router.units import Bytes, Seconds, from_text
@@ -172,7 +173,6 @@ class Settings(Strict, frozen=True):
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
             (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
-            (bool(self.auth.admin_keys), "auth.admin_keys", "the admin API"),
         ]
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
@@ -279,21 +279,11 @@ def _engine_problems(settings: Settings) -> list[str]:
         problems += [
             f"{place}.url: {url.rpartition('@')[2]!r} is not an http:// or https:// address without credentials"
             for url in engine.addresses
-            if not _is_http(url)
+            if not is_http(url)
         ]
         if engine.launch is not None and len(engine.addresses) != 1:
             problems.append(f"{place}.launch: an engine that roundhouse starts has one url")
     return problems
-
-
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        plain = url.isprintable() and " " not in url  # else urlsplit would quietly mend it
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        return plain and named and "@" not in parts.netloc  # credentials would be shown, and never sent
-    except ValueError:  # a port that is no number
-        return False
 
 
 def _cache_problems(cache: Cache) -> list[str]:
@@ -316,7 +306,11 @@ def _tenant_problems(tenants: list[Tenant]) -> list[str]:
 
 def _auth_problems(settings: Settings) -> list[str]:
     keys = [key for tenant in settings.tenant for key in tenant.keys]
-    problems = []
+    problems = [
+        f"tenant[{index}].name: {tenant.name!r} stands for something else in Redis and cannot be a tenant's name"
+        for index, tenant in enumerate(settings.tenant)
+        if tenant.name in RESERVED
+    ]
     if len(set(keys)) < len(keys):
         problems.append("tenant: two tenants cannot have the same key")
     if settings.auth.mode == "keys" and not keys:

@@ -22,8 +22,9 @@ LEAST_RIGHTS: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
-    "+exists", "+get", "+set", "+del", "+pexpire", "+hgetall", "+hget", "+hset", "+eval",
-    "+xadd", "+xrange", "+xrevrange", "+publish", "+subscribe",
+    "+exists", "+get", "+set", "+del", "+expire", "+pexpire", "+hget", "+hgetall", "+hset", "+eval",
+    "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
+    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+command",
 )  # fmt: skip
 SENTINEL_RIGHTS: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",

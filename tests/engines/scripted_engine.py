@@ -1,6 +1,7 @@
 """An engine that says its lines, byte for byte."""
 
 import asyncio
+from typing import Any
 
 
 class ScriptedEngine:
@@ -71,7 +72,8 @@ class ScriptedEngine:
 
     async def _may_go(self, leaves: "asyncio.Future[bytes]") -> None:
         going = asyncio.ensure_future(self.go.acquire())
-        await asyncio.wait([going, leaves], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [going, leaves]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if leaves.done():
             going.cancel()
             self.left.set()

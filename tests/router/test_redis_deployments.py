@@ -10,9 +10,14 @@ from redis_process import RedisServer
 from serving import Engines, RouterServer, configuration
 from waiting import eventually
 
+from router.api.auth import hash_key
+from router.check import check_all
+from router.settings import parse
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures", "redis_fixtures"]
 
+ADMIN = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
 PROMPTS = [f"What of the sea, number {number}?" for number in range(12)]
 
 
@@ -24,6 +29,14 @@ async def cached(router: RouterServer, prompt: str) -> str:
 
 async def are_all(router: RouterServer, wanted: str, prompts: list[str] = PROMPTS) -> bool:
     return {await cached(router, prompt) for prompt in prompts} == {wanted}
+
+
+async def admin(router: RouterServer, method: str, page: str, **fields: Any) -> Any:
+    sent: dict[str, Any] = {"params": fields} if method == "GET" else {"json": fields}
+    headers = {"authorization": "Bearer admin-key"}
+    answer = await router.http.request(method, f"/admin/cache/{page}", headers=headers, **sent)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 async def key_of(router: RouterServer, prompt: str) -> str:
@@ -42,6 +55,29 @@ async def test_what_one_router_has_stored_another_gives_and_forgets_once_it_is_d
         key = await key_of(second, prompt)
         assert await (await deployment.holder(key)).command("DEL", key) == 1
         await eventually(lambda: _is_missed(second, prompt))
+
+
+async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_forgets_it(
+    deployment: Deployment, engines: Engines
+) -> None:
+    text = configuration(deployment.url, engines.table(), rest=ADMIN)
+    async with RouterServer(text) as first, RouterServer(text) as second:
+        await eventually(lambda: are_all(first, "HIT"))
+        await eventually(lambda: are_all(second, "HIT"))
+        listed = await admin(first, "GET", "entries", limit=100)
+        keys = {await key_of(first, prompt) for prompt in PROMPTS}
+        assert keys <= {entry["key"] for entry in listed["entries"]}
+        assert (await admin(first, "GET", "stats"))["total"]["entries"] >= len(keys)
+        assert (await admin(first, "POST", "purge", tenant="default"))["entries"] >= len(keys)
+        assert await cached(first, PROMPTS[0]) == "MISS"
+        await eventually(lambda: _is_missed(second, PROMPTS[1]), within=2)
+
+
+async def test_check_says_that_redis_answers(deployment: Deployment, engines: Engines) -> None:
+    (found, *_) = await check_all(parse(configuration(deployment.url, engines.table()), {}))
+    assert (found["what"], found["ok"]) == ("redis", True)
+    assert found["note"].startswith("version ")
+    assert found["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
 
 
 async def test_no_request_fails_while_sentinel_makes_another_server_the_master(
