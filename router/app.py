@@ -29,9 +29,10 @@ from router.flow.hearing import Hearing, on_purge
 from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
 from router.settings import Settings, Tenant, tenants
-from router.shared.connect import Link, open_client, open_link
+from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
 from router.shared.line import Line
+from router.shared.link import Link
 from router.shared.listener import Listener
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
@@ -61,9 +62,10 @@ def build(
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    line = Line(_link(settings), timeout=settings.cache.timeout, retry=settings.cache.retry)
+    link = open_link(settings.redis_url, timeout=CONNECT)
+    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
-    gateway, sharing = _build_gateway(settings, line, catalog, reader, client, telemetry)
+    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, telemetry)
     probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
     ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
     survey = open_client(settings.redis_url, timeout=PATIENCE)
@@ -101,12 +103,14 @@ def build(
     return Application(generate, pages)
 
 
-def _link(settings: Settings) -> Link:
-    return open_link(settings.redis_url, timeout=settings.cache.timeout)
-
-
 def _build_gateway(
-    settings: Settings, line: Line, catalog: Catalog, reader: RequestReader, client: EngineClient, telemetry: Telemetry
+    settings: Settings,
+    link: Link,
+    line: Line,
+    catalog: Catalog,
+    reader: RequestReader,
+    client: EngineClient,
+    telemetry: Telemetry,
 ) -> tuple[Gateway, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
     cache, limits = settings.cache, settings.timeouts
@@ -139,7 +143,7 @@ def _build_gateway(
         hit=popularity.note,
     )
     listener = Listener(
-        _link(settings),
+        link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
         hears=Hearing(local=local, purges=purges, shared=shared, hints=hints),

@@ -17,7 +17,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
-from router.addresses import is_http, redis_problem
+from router.addresses import is_http
+from router.core import redis_address
 from router.core.key import Markers
 from router.core.names import RESERVED
 from router.core.policy import Store
@@ -287,8 +288,8 @@ def _engine_problems(settings: Settings) -> list[str]:
 
 def _cache_problems(cache: Cache) -> list[str]:
     problems = []
-    if cache.url != EMBEDDED and (problem := redis_problem(cache.url)) is not None:
-        problems.append(f"cache.url: {problem}")
+    if cache.url != EMBEDDED:
+        problems += [f"cache.url: {problem}" for problem in redis_address.problems(cache.url)]
     if cache.ttl < 1:
         problems.append(f"cache.ttl: {_TOO_SHORT}")
     if cache.timeout <= 0 or cache.retry <= 0:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from router.commands.console import WRONG_USE, fail
+from router.core.names import PURGES
 from router.core.scope import Scope, scope_of
 from router.errors import ApiError
 from router.settings import EMBEDDED, Settings
@@ -21,7 +22,7 @@ Told = TypeVar("Told")
 
 def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Awaitable[Told]]") -> Told:
     """Does some work with a client; where that fails, the command ends with one line."""
-    from router.shared.connect import LinkError  # what commands without Redis need not load
+    from router.shared.link import LinkError  # what commands without Redis need not load
 
     try:
         return asyncio.run(_connected(settings, work))
@@ -33,15 +34,12 @@ def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Await
 
 
 async def _connected(settings: Settings, work: "Callable[[Client], Awaitable[Told]]") -> Told:
-    from router.shared.connect import LinkError, open_client
+    from router.shared.connect import open_client
     from router.store.finding import ask
 
     client = open_client(settings.redis_url, timeout=PATIENCE)
     try:
-        try:
-            await ask(client, [("PING",)])
-        except TypeError:  # redis-py hands on to its connections what it does not know
-            raise LinkError("the address has an option that nobody knows") from None
+        await ask(client, [("EXISTS", PURGES)])
         return await work(client)
     finally:
         await client.aclose()

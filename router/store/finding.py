@@ -12,7 +12,7 @@ import redis.exceptions
 
 from router.core.key import NOTHING
 from router.core.scope import Scope, named_by
-from router.shared.connect import FAULTS, Command, LinkError
+from router.shared.link import FAULTS, Command, LinkError
 from router.store.fields import documents_of
 
 Client = Any

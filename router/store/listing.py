@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from router.core.scope import Scope
-from router.shared.connect import Command
+from router.shared.link import Command
 from router.store.fields import documents_of, to_entry
 from router.store.finding import Client, ask, find
 

@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.names import PURGES, claimed_by, hits_of
 from router.core.scope import Scope
-from router.shared.connect import Command
+from router.shared.link import Command
 from router.store.finding import Client, Progress, ask, faults_told, find, keys, unheard
 
 RECORDS: Final = 10_000

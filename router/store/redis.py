@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 import redis.exceptions
 
 from router.core.types import Entry
-from router.shared.connect import Command
 from router.shared.line import Line, RedisDownError
+from router.shared.link import Command, LinkError, later
 from router.shared.purges import BEGINNING, Mark, Purges
 from router.store.fields import to_entry, to_fields
 from router.store.local import LocalCopy
@@ -71,7 +71,7 @@ class EntryStore:
             done.set_result("dropped")
             return done
         try:
-            replies = self._line.ask(_writing(key, entry), self._purges.news(), size=size)
+            replies = self._line.ask(_writing(key, entry), later(self._purges.news()), size=size)
         except RedisDownError:
             done.set_result("dropped")
             return done
@@ -96,11 +96,12 @@ class EntryStore:
             # It answers, so it is not down; out of memory or read-only, it still gives what it has.
             log.warning("an entry could not be written: %s", reply)
             return "failed"
-        if not self._purges.cover(key, entry.documents, since):
+        unsure = isinstance(news, LinkError)  # of a cluster, the one server that knows the purges does not answer
+        if not unsure and not self._purges.cover(key, entry.documents, since):
             return "stored"
         with contextlib.suppress(RedisDownError):
             self._line.ask(("DEL", key))
-        return "purged"
+        return "failed" if unsure else "purged"
 
 
 def _writing(key: str, entry: Entry) -> Command:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from router.core.scope import EntryKey, Scope
-from router.shared.connect import Command
+from router.shared.link import Command
 from router.store.fields import to_entry
 from router.store.finding import Client, Progress, ask, find, unheard
 

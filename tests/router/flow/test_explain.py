@@ -19,7 +19,8 @@ from router.errors import ApiError
 from router.flow.explain import Explainer, Explanation, Question
 from router.flow.reading import Reading
 from router.settings import parse
-from router.shared.connect import LinkError, open_client
+from router.shared.connect import open_client
+from router.shared.link import LinkError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

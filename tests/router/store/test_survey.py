@@ -11,7 +11,8 @@ from stored import entry, key, store
 
 from router.core.names import claim_of, flight_of, hits_of
 from router.core.scope import Scope, text_name
-from router.shared.connect import LinkError, open_client
+from router.shared.connect import open_client
+from router.shared.link import LinkError
 from router.shared.popularity import Popularity
 from router.store import survey
 from router.store.listing import page, show
