@@ -59,6 +59,10 @@ def _facts(exchange: Exchange, ended: float) -> dict[str, Any]:
         facts["ttft_ms"] = round((exchange.first_token - exchange.begun) * 1000, 2)
     if exchange.bypass is not None:
         facts["reason"] = exchange.bypass.value
+    elif exchange.reason is not None:
+        facts["reason"] = exchange.reason
+    if exchange.local:
+        facts["local"] = "yes"
     if exchange.error is not None:
         facts["error"] = exchange.error
     if exchange.key is not None:

@@ -3,29 +3,50 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from typing import Final
 
 import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from router.api.auth import Authenticator
+from router.api.admin import Admin
+from router.api.auth import AdminDoor, Authenticator
 from router.api.leaving import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
 from router.core.classify import Classifier
 from router.core.key import Markers
+from router.core.names import heard
 from router.core.patience import Patience
+from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.dispatch import Dispatcher
-from router.flow.gateway import CacheSettings, Gateway
-from router.settings import Settings, tenants
-from router.store.redis import RedisStore
+from router.flow.explain import Explainer
+from router.flow.flights import Flights
+from router.flow.gateway import CacheSettings, Gateway, TenantCache
+from router.flow.hearing import Hearing, on_purge
+from router.flow.reading import RequestReader
+from router.flow.sharing import Sharing
+from router.settings import Settings, Tenant, tenants
+from router.shared.connect import Link, open_client, open_link
+from router.shared.flights import SharedFlights
+from router.shared.line import Line
+from router.shared.listener import Listener
+from router.shared.popularity import Popularity
+from router.shared.purges import Purges
+from router.shared.tasks import end
+from router.store.finding import Client
+from router.store.local import LocalCopy
+from router.store.redis import EntryStore
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
 from router.upstream.probe import Probe
 from router.upstream.transport import Transport
+
+PATIENCE: Final = 5.0
+"""Seconds that Redis has for each answer to an administrator."""
 
 ALLOW_POST = [(b"allow", b"POST")]
 
@@ -36,29 +57,22 @@ def build(
     """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
     catalog = build_catalog(settings)
-    store = RedisStore(settings.redis_url, timeout=settings.cache.timeout, retry=settings.cache.retry)
     client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
-    classifier = Classifier.load()
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    limits = settings.timeouts
-    gateway = Gateway(
-        catalog=catalog,
-        store=store,
-        dispatcher=Dispatcher(
-            client,
-            Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
-            max_entry=settings.cache.max_entry,
-        ),
-        classify=lambda text: classifier.classify(text).task,
-        cache=CacheSettings(
-            settings.cache.ttl, settings.cache.store, Markers(settings.cache.context_open, settings.cache.context_close)
-        ),
-        written=telemetry.written,
+    line = Line(_link(settings), timeout=settings.cache.timeout, retry=settings.cache.retry)
+    reader = build_reader(settings, catalog)
+    gateway, sharing = _build_gateway(settings, line, catalog, reader, client, telemetry)
+    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
+    ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
+    survey = open_client(settings.redis_url, timeout=PATIENCE)
+    admin = Admin(
+        door=AdminDoor(settings.auth.admin_keys),
+        client=survey,
+        explainer=build_explainer(settings, reader, survey),
+        max_body=settings.router.max_body,
     )
-    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=store.up))
-    ops = Ops(catalog=catalog, store=store, probe=probe, telemetry=telemetry, auth=auth)
     generate = {
         endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
@@ -67,23 +81,84 @@ def build(
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
-            group.create_task(store.start())
+            group.create_task(sharing.start())
             group.create_task(probe.check())
-        probing = asyncio.create_task(probe.run())
+        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run())]
         try:
             yield
         finally:
-            probing.cancel()
-            await store.aclose()
+            await end(*running)
+            await sharing.aclose()
             await client.aclose()
+            await survey.aclose()
 
     pages = Starlette(
-        routes=ops.routes(),
+        routes=[*ops.routes(), *admin.routes()],
         lifespan=lifespan,
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
     )
     pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
     return Application(generate, pages)
+
+
+def _link(settings: Settings) -> Link:
+    return open_link(settings.redis_url, timeout=settings.cache.timeout)
+
+
+def _build_gateway(
+    settings: Settings, line: Line, catalog: Catalog, reader: RequestReader, client: EngineClient, telemetry: Telemetry
+) -> tuple[Gateway, Sharing]:
+    """The story of a request, and what this process shares with others meanwhile."""
+    cache, limits = settings.cache, settings.timeouts
+    popularity = Popularity()
+    hints = Hints()
+    local = LocalCopy(cache.local)
+    flights = Flights(
+        Dispatcher(
+            client,
+            Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            max_entry=cache.max_entry,
+        ),
+        on_abandon=cache.on_abandon,
+        limit=cache.max_entry,
+        landed=telemetry.landed,
+    )
+    purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
+    shared = SharedFlights(line, wanted=flights.wanted)
+    flights.share(shared)
+    gateway = Gateway(
+        reader=reader,
+        catalog=catalog,
+        store=EntryStore(line, purges, local),
+        local=local,
+        flights=flights,
+        purges=purges,
+        hints=hints,
+        cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error),
+        written=telemetry.written,
+        hit=popularity.note,
+    )
+    listener = Listener(
+        _link(settings),
+        prefixes=heard(tenants(settings)),
+        channel=shared.channel,
+        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints),
+        retry=cache.retry,
+    )
+    return gateway, Sharing(
+        line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity
+    )
+
+
+def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
+    cache, own = settings.cache, {tenant.name: tenant for tenant in settings.tenant}
+    caches = {}
+    for name in tenants(settings):
+        tenant = own.get(name, Tenant(name=name))
+        caches[name] = TenantCache(
+            cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
+        )
+    return caches
 
 
 def build_catalog(settings: Settings) -> Catalog:
@@ -104,6 +179,22 @@ def build_catalog(settings: Settings) -> Catalog:
             for number, url in enumerate(engine.addresses, 1)
         ]
     return Catalog(models, engines)
+
+
+def build_reader(settings: Settings, catalog: Catalog) -> RequestReader:
+    """What understands requests."""
+    classifier = Classifier.load()
+    return RequestReader(
+        catalog=catalog,
+        classify=lambda text: classifier.classify(text).task,
+        markers=Markers(settings.cache.context_open, settings.cache.context_close),
+    )
+
+
+def build_explainer(settings: Settings, reader: RequestReader, client: Client) -> Explainer:
+    """What explains requests as the router of these settings would take them; `client` is Redis'."""
+    stores = {name: cache.store for name, cache in _tenant_caches(settings).items()}
+    return Explainer(reader=reader, client=client, stores=stores)
 
 
 class Application:

@@ -12,6 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 INVALID_REQUEST: Final = "invalid_request_error"
 AUTHENTICATION: Final = "authentication_error"
+PERMISSION: Final = "permission_error"
 NOT_FOUND: Final = "not_found_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 UPSTREAM: Final = "upstream_error"
@@ -48,11 +49,11 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
-        self._raw = raw
+        self.raw = raw
 
     def body(self) -> bytes:
         """The JSON body of the error's HTTP answer."""
-        return self._raw if self._raw is not None else _encode(self._shape())
+        return self.raw if self.raw is not None else _encode(self._shape())
 
     def frame(self) -> bytes:
         """The event that ends a stream which failed after it had begun; no `[DONE]` follows it."""

@@ -12,13 +12,14 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from router.addresses import is_http, redis_problem
 from router.core.key import Markers
+from router.core.names import RESERVED
 from router.core.policy import Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
 from router.units import Bytes, Seconds, from_text
@@ -26,9 +27,8 @@ from router.units import Bytes, Seconds, from_text
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
 
-_URL_SCHEMES: Final = ("redis", "rediss", "unix")
-_PLANNED_SCHEMES: Final = ("redis+sentinel", "redis+cluster", "memory")
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
+_TOO_SHORT: Final = "every entry needs a time to live of at least 1s"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
@@ -68,6 +68,7 @@ class Cache(Strict, frozen=True):
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
     store: Store = "all"
+    on_abandon: Literal["cancel", "finish"] = "cancel"
     timeout: Seconds = Seconds(0.05)
     retry: Seconds = Seconds(0.5)
     context_open: str = Markers().open
@@ -84,6 +85,8 @@ class Tenant(Strict, frozen=True):
     keys: list[KeyHash] = []
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    ttl: Seconds | None = None
+    store: Store | None = None
 
 
 class Model(Strict, frozen=True):
@@ -165,13 +168,10 @@ class Settings(Strict, frozen=True):
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
         plans = [
-            (self.cache.local != Cache().local, "cache.local", "local copy of hot entries"),
-            (self.cache.stale_if_error != Cache().stale_if_error, "cache.stale_if_error", "stale answers"),
             (self.breaker != Breaker(), "breaker", "circuit breakers"),
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
             (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
-            (bool(self.auth.admin_keys), "auth.admin_keys", "the admin API"),
         ]
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
@@ -238,6 +238,7 @@ def _problems(settings: Settings) -> list[str]:
         *_model_problems(settings),
         *_engine_problems(settings),
         *_cache_problems(settings.cache),
+        *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *_auth_problems(settings),
     ]
@@ -277,44 +278,19 @@ def _engine_problems(settings: Settings) -> list[str]:
         problems += [
             f"{place}.url: {url.rpartition('@')[2]!r} is not an http:// or https:// address without credentials"
             for url in engine.addresses
-            if not _is_http(url)
+            if not is_http(url)
         ]
         if engine.launch is not None and len(engine.addresses) != 1:
             problems.append(f"{place}.launch: an engine that roundhouse starts has one url")
     return problems
 
 
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        plain = url.isprintable() and " " not in url  # else urlsplit would quietly mend it
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        return plain and named and "@" not in parts.netloc  # credentials would be shown, and never sent
-    except ValueError:  # a port that is no number
-        return False
-
-
-def _redis_problems(url: str) -> list[str]:
-    from redis.asyncio.connection import parse_url  # which the other commands need not load
-
-    try:
-        parse_url(url)
-    except ValueError as error:  # it names the part that is wrong, and not the whole, which may hold a password
-        return [f"cache.url: {error}"]
-    return []
-
-
 def _cache_problems(cache: Cache) -> list[str]:
     problems = []
-    scheme = cache.url.partition("://")[0]
-    if scheme in _PLANNED_SCHEMES:
-        problems.append(f"cache.url: {scheme}:// is not supported yet; use redis://, rediss://, unix:// or embedded")
-    elif cache.url != EMBEDDED and scheme not in _URL_SCHEMES:
-        problems.append("cache.url: expected embedded, redis://, rediss:// or unix://")
-    elif cache.url != EMBEDDED:
-        problems += _redis_problems(cache.url)
+    if cache.url != EMBEDDED and (problem := redis_problem(cache.url)) is not None:
+        problems.append(f"cache.url: {problem}")
     if cache.ttl < 1:
-        problems.append("cache.ttl: every entry needs a time to live of at least 1s")
+        problems.append(f"cache.ttl: {_TOO_SHORT}")
     if cache.timeout <= 0 or cache.retry <= 0:
         problems.append("cache.timeout, cache.retry: must be more than nothing")
     if not cache.context_open or not cache.context_close:
@@ -322,9 +298,18 @@ def _cache_problems(cache: Cache) -> list[str]:
     return problems
 
 
+def _tenant_problems(tenants: list[Tenant]) -> list[str]:
+    short = [index for index, tenant in enumerate(tenants) if tenant.ttl is not None and tenant.ttl < 1]
+    return [f"tenant[{index}].ttl: {_TOO_SHORT}" for index in short]
+
+
 def _auth_problems(settings: Settings) -> list[str]:
     keys = [key for tenant in settings.tenant for key in tenant.keys]
-    problems = []
+    problems = [
+        f"tenant[{index}].name: {tenant.name!r} stands for something else in Redis and cannot be a tenant's name"
+        for index, tenant in enumerate(settings.tenant)
+        if tenant.name in RESERVED
+    ]
     if len(set(keys)) < len(keys):
         problems.append("tenant: two tenants cannot have the same key")
     if settings.auth.mode == "keys" and not keys:

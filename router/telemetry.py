@@ -4,6 +4,7 @@ The names are those that dashboards of this field use. Tenants and models come f
 can make a series.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -14,10 +15,12 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.access_log import AccessLog
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, Work
 from router.upstream.catalog import Engine
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_STORED: Final = (CacheStatus.HIT, CacheStatus.STALE)
+_SPARED: Final = (*_STORED, CacheStatus.COALESCED)  # nobody generated anything for these alone
 _OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _SPEEDS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 _GAUGES: Final = (
@@ -101,12 +104,27 @@ class Telemetry:
             series.took(ended - exchange.begun)
             series.looked_up()
             series.overhead((exchange.dispatched or ended) - exchange.begun)
-            self._count_tokens(exchange, series, ended)
-        for engine, reason in exchange.attempts:
-            self._retries.labels(engine, reason).inc()
-        if exchange.not_kept is not None:
-            self._writes.labels(exchange.not_kept.value).inc()
+            if exchange.cache in _SPARED:
+                series.saved(exchange.completion_tokens)
+            if exchange.cache in _STORED:
+                series.first_token(ended - exchange.begun)
+            elif exchange.first_token is not None:
+                series.first_token(exchange.first_token - exchange.begun)
         self._access_log.write(exchange, ended)
+
+    def landed(self, work: Work) -> None:
+        """Counts a generation that is over: what was generated, however many it was for."""
+        for engine, reason in work.attempts:
+            self._retries.labels(engine, reason).inc()
+        if work.not_kept is not None:
+            self._writes.labels(work.not_kept.value).inc()
+        if work.first_token is None:
+            return
+        self._tokens.labels(work.tenant, work.model, "prompt").inc(work.prompt_tokens)
+        self._tokens.labels(work.tenant, work.model, "completion").inc(work.completion_tokens)
+        took = time.perf_counter() - work.first_token
+        if work.stream and took > 0 and work.completion_tokens > 1:
+            self._speed.labels(work.model).observe((work.completion_tokens - 1) / took)
 
     def _count_refused(self, exchange: Exchange, ended: float) -> None:
         """An exchange that did not get as far as the cache."""
@@ -115,18 +133,6 @@ class Telemetry:
         self._duration.labels(model, "NONE").observe(ended - exchange.begun)
         if exchange.outcome == "refused":
             self._rejected.labels(exchange.error or "none").inc()
-
-    def _count_tokens(self, exchange: Exchange, series: "_Series", ended: float) -> None:
-        if exchange.cache is CacheStatus.HIT:
-            series.saved(exchange.completion_tokens)
-            series.first_token(ended - exchange.begun)
-        elif exchange.first_token is not None:
-            series.prompt(exchange.prompt_tokens)
-            series.completion(exchange.completion_tokens)
-            series.first_token(exchange.first_token - exchange.begun)
-            streamed = ended - exchange.first_token
-            if exchange.stream and streamed > 0 and exchange.completion_tokens > 1:
-                series.speed((exchange.completion_tokens - 1) / streamed)
 
     def _find_series(self, exchange: Exchange) -> "_Series":
         assert exchange.cache is not None
@@ -142,9 +148,6 @@ class Telemetry:
                 looked_up=self._cache.labels(tenant, model, cache.lower()).inc,
                 overhead=self._overhead.labels(cache).observe,
                 first_token=self._first_token.labels(model, cache).observe,
-                speed=self._speed.labels(model).observe,
-                prompt=self._tokens.labels(tenant, model, "prompt").inc,
-                completion=self._tokens.labels(tenant, model, "completion").inc,
                 saved=self._tokens.labels(tenant, model, "saved").inc,
             )
         return series
@@ -188,9 +191,6 @@ class _Series(msgspec.Struct, frozen=True):
     looked_up: Callable[[], None]
     overhead: Callable[[float], None]
     first_token: Callable[[float], None]
-    speed: Callable[[float], None]
-    prompt: Callable[[float], None]
-    completion: Callable[[float], None]
     saved: Callable[[float], None]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from router.core.types import DEFAULT_TENANT
-from router.errors import AUTHENTICATION, ApiError
+from router.errors import AUTHENTICATION, PERMISSION, ApiError
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -47,15 +47,42 @@ class Authenticator:
             if name in self._tenants:
                 return name
             raise _unknown("X-Tenant-ID must name a tenant of this router.")
-        given = hash_key(_key(headers, x_api_key=x_api_key))
-        found = None
-        for known, tenant in self._keys.items():
-            # All are compared, each in constant time: how long it takes tells nothing of the keys there are.
-            if hmac.compare_digest(known, given):
-                found = tenant
+        found = _known(headers, self._keys, x_api_key=x_api_key)
         if found is None:
             raise _unknown("The API key is not known here.")
-        return found
+        return self._keys[found]
+
+
+class AdminDoor:
+    """Lets in whoever has one of the administrators' keys, as `Authorization: Bearer`.
+
+    - Where the configuration has none, nobody comes in: ApiError (403), whatever they send.
+    - Without a known key: ApiError (401). No tenant's key opens it.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        """`keys`: each as `sha256:…`."""
+        self._keys = tuple(keys)
+
+    def check(self, headers: Headers) -> None:
+        """Raises ApiError."""
+        if not self._keys:
+            # Not 404: that a page is there is no secret, and whoever set the router up should learn what is missing.
+            message = "The admin API is closed: the configuration has no auth.admin_keys."
+            raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
+        if _known(headers, self._keys) is None:
+            raise _unknown("The admin key is not known here.")
+
+
+def _known(headers: Headers, keys: Iterable[str], *, x_api_key: bool = False) -> str | None:
+    """Which of the hashes is that of the key that was sent. Raises ApiError where there is none."""
+    given = hash_key(_key(headers, x_api_key=x_api_key))
+    found = None
+    for known in keys:
+        # All are compared, each in constant time: how long it takes tells nothing of the keys there are.
+        if hmac.compare_digest(known, given):
+            found = known
+    return found
 
 
 def _key(headers: Headers, *, x_api_key: bool) -> bytes:

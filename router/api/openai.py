@@ -16,7 +16,7 @@ from router.core.control import NO_WISHES, Control, read_control
 from router.core.types import CacheStatus, Endpoint
 from router.errors import ApiError, internal_error
 from router.flow.exchange import Exchange
-from router.flow.flight import Flight
+from router.flow.flight import Reader
 from router.flow.gateway import Answer, Gateway, Whole
 from router.telemetry import Telemetry
 
@@ -116,15 +116,15 @@ class Generate:
         else:
             await self._stream(answer, [*headers, *_EVENTS], client, send)
 
-    async def _stream(self, flight: Flight, headers: RawHeaders, client: ClientLeaving, send: Send) -> None:
+    async def _stream(self, reader: Reader, headers: RawHeaders, client: ClientLeaving, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while data := await flight.next():
+            while data := await reader.next():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             client.stop()
             await send({"type": "http.response.body", "body": b""})
         finally:
-            await flight.aclose()
+            reader.close()
 
 
 class ClientLeftError(Exception):
@@ -197,8 +197,9 @@ def _headers(exchange: Exchange) -> RawHeaders:
         headers.append((b"cache-status", _cache_status(exchange)))
         if exchange.cache is not CacheStatus.BYPASS and exchange.key is not None:
             headers.append((b"x-cache-key", exchange.key.encode("ascii")))
-        if exchange.bypass is not None:
-            headers.append((b"x-cache-reason", exchange.bypass.encode("ascii")))
+        reason = exchange.bypass or exchange.reason
+        if reason is not None:
+            headers.append((b"x-cache-reason", reason.encode("ascii")))
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
     if exchange.task is not None:
@@ -210,8 +211,13 @@ def _headers(exchange: Exchange) -> RawHeaders:
 
 def _cache_status(exchange: Exchange) -> bytes:
     """RFC 9211."""
-    if exchange.cache is CacheStatus.HIT:
-        return b"roundhouse; hit; ttl=%d" % (exchange.ttl or 0)
-    if exchange.bypass is not None:
-        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode("ascii")
-    return b"roundhouse; fwd=uri-miss"
+    match exchange.cache:
+        case CacheStatus.HIT | CacheStatus.STALE:
+            status = b"roundhouse; hit; ttl=%d" % (exchange.ttl or 0)
+            return status + b"; detail=local" if exchange.local else status
+        case CacheStatus.COALESCED:
+            return b"roundhouse; fwd=miss; collapsed"
+        case CacheStatus.BYPASS if exchange.bypass is not None:
+            return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode("ascii")
+        case _:
+            return b"roundhouse; fwd=stale" if exchange.reason == "expired" else b"roundhouse; fwd=uri-miss"

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from router.api.auth import Authenticator
 from router.errors import ApiError, internal_error, unknown_model
-from router.store.redis import RedisStore
+from router.shared.line import Line
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model
 from router.upstream.probe import Probe
@@ -28,10 +28,10 @@ class Ops:
     """The pages that are not hot: models, health, readiness, version and metrics."""
 
     def __init__(
-        self, *, catalog: Catalog, store: RedisStore, probe: Probe, telemetry: Telemetry, auth: Authenticator
+        self, *, catalog: Catalog, line: Line, probe: Probe, telemetry: Telemetry, auth: Authenticator
     ) -> None:
         self._catalog = catalog
-        self._store = store
+        self._line = line
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
@@ -93,7 +93,7 @@ class Ops:
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
         if not any(engine.up for engine in engines):
             status = "unhealthy"
-        elif self._store.up and all(engine.up for engine in engines):
+        elif self._line.up and all(engine.up for engine in engines):
             status = "healthy"
         else:
             status = "degraded"
@@ -115,12 +115,12 @@ class Ops:
                 }
                 for engine in engines
             },
-            "redis": "up" if self._store.up else "down",
+            "redis": "up" if self._line.up else "down",
         }
         return _json(summary, 503 if status == "unhealthy" else 200)
 
     async def metrics(self, _: Request) -> Response:
-        self._telemetry.observe(self._catalog.engines.values(), redis_up=self._store.up)
+        self._telemetry.observe(self._catalog.engines.values(), redis_up=self._line.up)
         return Response(self._telemetry.page(), media_type=METRICS_TYPE)
 
 

@@ -3,12 +3,13 @@
     rh:1:{tenant}:{model}:{system}:{rag}:{query}               an entry
     rh:1:claim:{tenant}:{model}:{system}:{rag}:{query}         which generation in flight is to give that entry
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
-    rh:1:purge                                                 what was purged, a stream
+    rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 PREFIX: Final = "rh:1:"
@@ -17,7 +18,8 @@ PREFIX: Final = "rh:1:"
 RESERVED: Final = ("claim", "flight", "hits", "purge")
 """What no tenant can be called."""
 
-PURGES: Final = PREFIX + "purge"
+_PURGE: Final = PREFIX + "purge:"
+PURGES: Final = _PURGE + "log"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
@@ -33,6 +35,11 @@ def claim_of(key: str) -> str:
     return _CLAIM + key[len(PREFIX) :]
 
 
+def claimed_by(claim: str) -> str:
+    """The key of the entry that a claim is on."""
+    return PREFIX + claim[len(_CLAIM) :]
+
+
 def flight_of(key: str, flight: str) -> str:
     """The stream of the generation `flight`, which is to give the entry at `key`."""
     return f"{_FLIGHT}{key[len(PREFIX) :]}:{flight}"
@@ -41,3 +48,22 @@ def flight_of(key: str, flight: str) -> str:
 def hits_of(tenant: str) -> str:
     """Where a tenant's hits are counted."""
     return _HITS + tenant
+
+
+ALL_CLAIMS: Final = _CLAIM + "*"
+ALL_FLIGHTS: Final = _FLIGHT + "*"
+ALL_HITS: Final = _HITS + "*"
+"""What SCAN MATCH takes to find all of a kind."""
+
+
+def is_flight(key: str) -> bool:
+    """Whether that is the stream of a generation."""
+    return key.startswith(_FLIGHT)
+
+
+def heard(tenants: Iterable[str]) -> list[str]:
+    """How the keys begin of whose changes a router wants to be told.
+
+    Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
+    """
+    return [*map(entries_of, tenants), _FLIGHT, _PURGE]

@@ -1,5 +1,6 @@
-"""May this request be looked up, and may its answer be stored?"""
+"""May this request be looked up, may its answer be stored, and may a stored answer be given?"""
 
+from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
 from router.core.control import Control
@@ -56,3 +57,25 @@ def _depends_on_more(request: Request) -> bool:
 def _is_reference(item: dict[str, Any]) -> bool:
     """Whether an item of /v1/responses stands for one that is kept elsewhere; without a type, an id alone does."""
     return item.get("type") == "item_reference" or item.keys() == {"id"}
+
+
+class Use(Enum):
+    """What a stored answer is good for, by its age."""
+
+    FRESH = "fresh"
+    STALE = "stale"  # the client takes it although it has outlived its time
+    IF_ERROR = "if-error"  # if no engine can give a new one
+    NONE = "none"
+
+
+def usable(age: float, ttl: float, control: Control, stale_if_error: float) -> Use:
+    """All in seconds. A client that wants no more than a certain age gets no older answer even then."""
+    too_old = control.max_age is not None and age > control.max_age
+    over = age - ttl
+    if over <= 0 and not too_old:
+        return Use.FRESH
+    if control.max_stale is not None:
+        beyond = max(over, age - control.max_age if control.max_age is not None else over)
+        if beyond <= control.max_stale:
+            return Use.STALE if over > 0 else Use.FRESH
+    return Use.IF_ERROR if not too_old and over <= stale_if_error else Use.NONE

@@ -1,5 +1,7 @@
 """A kept answer in the form that a request asks for."""
 
+from typing import Final, Protocol
+
 import msgspec
 
 from router.core.choices import frames_from_body
@@ -7,15 +9,31 @@ from router.core.messages import frames_from_message
 from router.core.request import Request
 from router.core.responses import frames_from_response
 from router.core.sse import DONE
-from router.core.types import Endpoint, Entry
+from router.core.types import Endpoint
+
+SELF_ENDING: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)
+"""Whose streams end with an event of their own, which is kept with the others; see typed_events."""
 
 
-def replay(entry: Entry, request: Request) -> bytes | None:
-    """The entry's answer in the form that the request asks for; None where it has none, or cannot be read."""
+class Forms(Protocol):
+    """An answer in the forms that there are of it; see types.Entry."""
+
+    @property
+    def body(self) -> bytes | None: ...
+
+    @property
+    def frames(self) -> bytes | None: ...
+
+    @property
+    def usage_frame(self) -> bytes | None: ...
+
+
+def replay(entry: Forms, request: Request) -> bytes | None:
+    """The answer in the form that the request asks for; None where it has none, or cannot be read."""
     if not request.stream:
         return entry.body
     if entry.frames is not None:
-        if request.endpoint in (Endpoint.RESPONSES, Endpoint.MESSAGES):
+        if request.endpoint in SELF_ENDING:
             return entry.frames
         usage = entry.usage_frame if request.include_usage else None
         return entry.frames + (usage or b"") + DONE

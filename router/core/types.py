@@ -35,6 +35,8 @@ class CacheStatus(StrEnum):
 
     HIT = "HIT"
     MISS = "MISS"
+    COALESCED = "COALESCED"
+    STALE = "STALE"
     BYPASS = "BYPASS"
 
 
@@ -57,6 +59,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
       of /v1/responses and /v1/messages have neither of the two, and are whole here.
     - `usage_frame`: the event that told the usage; None where there was none.
     - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
+    - `stale`: for how many seconds beyond that it may be given to a client that has nothing better.
     - `generation_ms`: how long the engine took, in milliseconds.
     - `documents`: the names of the documents that it was made with; see scope.document_name.
     - `question`, `params`: hashes of the two halves of the key's query part; see reason.Fingerprint.
@@ -71,9 +74,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     created: float
     ttl: float
+    stale: float = 0.0
     prompt_tokens: int
     completion_tokens: int
     generation_ms: int
     documents: tuple[str, ...] = ()
     question: str = ""
     params: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all in it that has no small bound of its own."""
+        return len(self.body or b"") + len(self.frames or b"") + sum(map(len, self.documents))

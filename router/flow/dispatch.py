@@ -16,7 +16,7 @@ from router.core.recording import NotKept, Recorder, Recording
 from router.core.request import Request, for_engine
 from router.errors import UNAVAILABLE, UPSTREAM, ApiError, unavailable
 from router.flow.deadline import Deadline
-from router.flow.exchange import Exchange
+from router.flow.exchange import Work
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient, EngineError, EngineResponse
 
@@ -95,7 +95,7 @@ class Generation:
 class Dispatcher:
     """Sends requests to engines.
 
-    - The engines of a plan are tried in turn until one answers; each failure is noted in the exchange.
+    - The engines of a plan are tried in turn until one answers; each failure is noted in the work.
     - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
       asked. Any other refusal is the engine's failure.
     - An engine's count of requests in flight comes down whatever happens.
@@ -106,13 +106,13 @@ class Dispatcher:
         self._patience = patience
         self._max_entry = max_entry
 
-    async def stream(self, exchange: Exchange, request: Request, engines: Sequence[Engine]) -> Generation:
+    async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
         """A generation whose first token is there. Raises ApiError."""
 
         async def attempt(engine: Engine) -> Generation:
             deadline = Deadline(total=self._total(request, engine))
             until = asyncio.get_running_loop().time() + self._patience.first_token
-            response = await self._ask(exchange, request, engine, deadline)
+            response = await self._ask(work, request, engine, deadline)
             recorder = recorder_for(request.endpoint, self._max_entry)
             generation = Generation(engine, response, recorder, deadline, self._patience)
             try:
@@ -123,16 +123,14 @@ class Dispatcher:
             engine.in_flight += 1  # what _first_that counted ends with this attempt; this is the generation's
             return generation
 
-        return await self._first_that(attempt, exchange, engines)
+        return await self._first_that(attempt, work, engines)
 
-    async def whole(
-        self, exchange: Exchange, request: Request, engines: Sequence[Engine]
-    ) -> tuple[bytes, Recording | NotKept]:
+    async def whole(self, work: Work, request: Request, engines: Sequence[Engine]) -> tuple[bytes, Recording | NotKept]:
         """A JSON answer, and what is to be kept of it. Raises ApiError."""
 
         async def attempt(engine: Engine) -> tuple[bytes, Recording | NotKept]:
             deadline = Deadline(total=self._total(request, engine))
-            response = await self._ask(exchange, request, engine, deadline)
+            response = await self._ask(work, request, engine, deadline)
             async with response:
                 try:
                     body = await deadline.wait(response.read(MAX_ANSWER), self._total(request, engine))
@@ -145,38 +143,36 @@ class Dispatcher:
                 raise EngineError("malformed", "the engine's answer is not one")
             return body, recording
 
-        return await self._first_that(attempt, exchange, engines)
+        return await self._first_that(attempt, work, engines)
 
     def _total(self, request: Request, engine: Engine) -> float:
         return self._patience.total(request.max_tokens, engine.max_model_len)
 
-    async def _first_that(
-        self, attempt: Callable[[Engine], Awaitable[T]], exchange: Exchange, engines: Sequence[Engine]
-    ) -> T:
+    async def _first_that(self, attempt: Callable[[Engine], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
         last = EngineError("none", "there is no engine for it")
         for engine in engines:
-            exchange.engine = engine.name
-            exchange.dispatched = exchange.dispatched or time.perf_counter()
+            work.engine = engine.name
+            work.dispatched = work.dispatched or time.perf_counter()
             engine.in_flight += 1
             try:
                 return await attempt(engine)
             except EngineError as error:
                 last = error
-                exchange.attempts.append((engine.name, error.reason))
-                log.warning("request %s: engine %s: %s (%s)", exchange.request_id, engine.name, error, error.reason)
+                work.attempts.append((engine.name, error.reason))
+                log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
                 if error.reason == "connect":
                     engine.note(up=False)  # the probe will say when it is back
             finally:
                 engine.in_flight -= 1
         raise _told(last)
 
-    async def _ask(self, exchange: Exchange, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:
+    async def _ask(self, work: Work, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:
         """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's."""
         # A JSON answer has a head only when it is whole, so that only the total can be its limit.
         seconds = self._patience.first_token if request.stream else self._total(request, engine)
-        headers = {"x-request-id": exchange.request_id}
-        if exchange.traceparent is not None:
-            headers["traceparent"] = exchange.traceparent
+        headers = {"x-request-id": work.request_id}
+        if work.traceparent is not None:
+            headers["traceparent"] = work.traceparent
         try:
             response = await deadline.wait(
                 self._client.post(engine, request.endpoint, for_engine(request, engine.served_model), headers), seconds

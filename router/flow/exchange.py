@@ -1,7 +1,8 @@
-"""What happened in one request: the story notes facts here, and telemetry tells them, once, at the end."""
+"""What happened: the story notes facts here, and telemetry tells them, once, at the end."""
 
 from typing import Literal
 
+from router.core.reason import MissReason
 from router.core.recording import NotKept
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
 
@@ -9,13 +10,46 @@ Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
 
 
+class Work:
+    """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
+
+    - `attempts`: those that failed, as (engine, reason).
+    - `error`: what it ended with, if it did not end well.
+    """
+
+    __slots__ = (
+        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "first_token", "model", "not_kept",
+        "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, request_id: str, traceparent: str | None, tenant: str, model: str, task: Task, stream: bool,
+        begun: float,
+    ) -> None:  # fmt: skip
+        self.request_id = request_id
+        self.traceparent = traceparent
+        self.tenant = tenant
+        self.model = model
+        self.task: Task = task
+        self.stream = stream
+        self.begun = begun
+        self.engine: str | None = None
+        self.attempts: list[tuple[str, str]] = []
+        self.dispatched: float | None = None
+        self.first_token: float | None = None
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.not_kept: NotKept | None = None
+        self.error: str | None = None
+
+
 class Exchange:
     """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that."""
 
     __slots__ = (
-        "age", "attempts", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine",
-        "error", "first_token", "key", "model", "not_kept", "outcome", "prompt_tokens", "request_id", "status",
-        "stream", "task", "tenant", "traceparent", "ttl",
+        "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
+        "first_token", "key", "local", "model", "outcome", "prompt_tokens", "reason", "request_id", "status", "stream",
+        "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
     def __init__(self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None) -> None:
@@ -28,15 +62,15 @@ class Exchange:
         self.task: Task | None = None
         self.engine: str | None = None
         self.stream = False
-        # The cache's part: the age and the time to live are whole seconds.
+        # The cache's part: the age and what is left of the time to live are whole seconds; `reason` is that of a miss.
         self.cache: CacheStatus | None = None
         self.bypass: Bypass | None = None
+        self.reason: MissReason | None = None
         self.key: str | None = None
         self.age: int | None = None
         self.ttl: int | None = None
-        self.not_kept: NotKept | None = None
-        # The engines' part: `attempts` are those that failed, as (engine, reason).
-        self.attempts: list[tuple[str, str]] = []
+        self.local = False
+        # The engines' part.
         self.dispatched: float | None = None
         self.first_token: float | None = None
         self.prompt_tokens = 0

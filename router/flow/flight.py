@@ -1,77 +1,271 @@
-"""A generation on its way to its client, recorded as it passes, and kept if it ends well."""
+"""One generation on its way, and all who wait for it.
 
+Theory of operation. A flight takes what is generated as fast as it comes, whoever reads it, and keeps it until it is
+over, so that whoever comes later begins with its first frame. Each reader has a place of his own in it. A flight that
+grows beyond `limit` takes no more readers, and keeps only what those that it has still need, and of that no more than
+MAX_LAG: who is further behind is left behind. So a slow reader slows nobody, and memory is bounded.
+"""
+
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from router.core.error_shapes import error_frame
-from router.core.recording import NotKept, Recording
+from router.core.key import Key
+from router.core.recording import Recording
+from router.core.replay import replay
 from router.core.request import Request
 from router.errors import UPSTREAM, ApiError
-from router.flow.dispatch import Generation
-from router.flow.exchange import Exchange
-from router.upstream.client import EngineError
+from router.flow.exchange import Exchange, Work
+from router.shared.purges import Mark
 
-Keep = Callable[[Recording], None]
-"""Stores an answer, without waiting for it."""
+MAX_LAG: Final = 4 << 20
+"""Bytes by which a reader may be behind, once a flight has grown beyond its limit."""
+
+
+class Again(Exception):  # noqa: N818 - it is no error
+    """The flight came to nothing for this reader, who has had nothing of it yet: he may begin anew."""
+
+
+class Landing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a flight ended.
+
+    - `whole`: the engine ended the answer well. `body`: what it said, if that was JSON; `recording`: what can be
+      replayed of it, if anything; `endings`: how its stream closes, for readers without and with the usage event.
+    - `error`: what its readers are told where it is not whole; `reason`: the same as a word for metrics.
+    - `begun`: whether a token had come before the error, so that another attempt may do better.
+    """
+
+    whole: bool
+    body: bytes | None = None
+    recording: Recording | None = None
+    endings: tuple[bytes, bytes] = (b"", b"")
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    error: ApiError | None = None
+    reason: str | None = None
+    begun: bool = False
 
 
 class Flight:
-    """The stream of one answer.
+    """What is generated, for those who `attach`.
 
-    - `next` gives what the client gets, the first token at once, and nothing at the end.
-    - What ended well has been handed to `keep` before the client sees `[DONE]`, or the last event of its endpoint.
-    - A generation that fails after its first token ends with one error event and no `[DONE]`.
-    - `aclose` frees the engine, whether or not the answer was over.
+    - A reader has every byte from the first on, in order, and the end; those who fail are told so.
+    - `on_empty` is called when the last reader has left a flight that is not over, `on_close` when it takes no more.
     """
 
-    def __init__(self, generation: Generation, request: Request, exchange: Exchange, keep: Keep | None) -> None:
-        """`keep` is None where the answer must not be stored."""
-        self._generation = generation
+    def __init__(
+        self, id_: str, request: Request, key: Key | None, work: Work, *,
+        documents: tuple[str, ...], since: Mark, limit: int,
+        on_empty: "Callable[[Flight], None]", on_close: "Callable[[Flight], None]",
+    ) -> None:  # fmt: skip
+        """`key`: None where nobody else may have it; `since`: how far the purges were known when it began."""
+        self.id = id_
+        self.request = request
+        self.key = key
+        self.work = work
+        self.documents = documents
+        self.since = since
+        self.led_here = True
+        self.open = key is not None
+        self.landing: Landing | None = None
+        self.told: Callable[[bytes], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._frames: list[bytes] = []
+        self._first = 0  # how many frames have been let go of
+        self._held = 0
+        self._limit = limit
+        self._on_empty = on_empty
+        self._on_close = on_close
+        self.storing = False
+        self.readers: set[Reader] = set()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has said anything."""
+        return self._first + len(self._frames) > 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether it holds all that it has said."""
+        return self._first == 0
+
+    def so_far(self) -> bytes:
+        """All that it has said, as long as it is complete."""
+        return b"".join(self._frames)
+
+    def close(self) -> None:
+        """It takes no more readers."""
+        if self.open:
+            self.open = False
+            self._on_close(self)
+
+    def attach(self, request: Request, exchange: Exchange, *, leads: bool = False) -> "Reader":
+        """A reader from the first frame on. `leads`: the flight is there for him, so that its failure is his."""
+        reader = Reader(self, request, exchange, leads=leads)
+        self.readers.add(reader)
+        return reader
+
+    def detach(self, reader: "Reader") -> None:
+        self.readers.discard(reader)
+        if not self.readers and self.landing is None:
+            self._on_empty(self)
+
+    # -- the one who flies ------------------------------------------------------------------------------------------
+
+    def say(self, frames: bytes) -> None:
+        """Takes what has come."""
+        if self.work.first_token is None:
+            self.work.first_token = time.perf_counter()
+        self._frames.append(frames)
+        self._held += len(frames)
+        if self.told is not None:
+            self.told(frames)
+        if self._held > self._limit:
+            self._let_go()
+        for reader in self.readers:
+            reader.wake()
+
+    def land(self, landing: Landing) -> None:
+        """It is over."""
+        self.landing = landing
+        self.open = False
+        self.work.prompt_tokens, self.work.completion_tokens = landing.prompt_tokens, landing.completion_tokens
+        self.work.error = landing.reason
+        for reader in self.readers:
+            reader.wake()
+
+    def _let_go(self) -> None:
+        """Lets go of what all have read, and of readers who are too far behind."""
+        self.close()
+        while True:
+            needed = min((reader.at for reader in self.readers), default=self._first + len(self._frames))
+            self._held -= sum(map(len, self._frames[: needed - self._first]))
+            del self._frames[: needed - self._first]
+            self._first = needed
+            if self._held <= max(self._limit, MAX_LAG):
+                return
+            for reader in [reader for reader in self.readers if reader.at == needed]:
+                reader.left_behind = True
+                self.readers.discard(reader)
+
+    def frames_from(self, at: int) -> bytes:
+        """What it has said from its frame number `at` on, which it still holds."""
+        frames = self._frames[at - self._first :] if at > self._first else self._frames
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    @property
+    def said(self) -> int:
+        """How many frames it has said."""
+        return self._first + len(self._frames)
+
+
+class Reader:
+    """One client's place in a flight, and the form in which he wants it.
+
+    - `begin` waits for the first token, or for all of a JSON answer; it gives the answer if that is whole. Raises the
+      ApiError that the flight ended with, or Again.
+    - `next` then gives what the client gets of a stream, and nothing at the end. A flight that fails after its first
+      token ends with one error event and no `[DONE]`.
+    - `close` must be called once nothing is wanted any more; with the last reader, the engine is freed.
+    """
+
+    def __init__(self, flight: Flight, request: Request, exchange: Exchange, *, leads: bool) -> None:
+        self.at = 0
+        self.left_behind = False
+        self._flight = flight
         self._request = request
         self._exchange = exchange
-        self._keep = keep
-        self._first = True
+        self._leads = leads
+        self._waiting: asyncio.Future[None] | None = None
         self._over = False
 
-    async def next(self) -> bytes:
-        if self._over:
-            return b""
-        if self._first:
-            self._first = False
-            self._exchange.first_token = time.perf_counter()
-            if self._generation.first:
-                return self._generation.first
+    def wake(self) -> None:
+        """There is something new."""
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    async def _news(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
         try:
-            data = await self._generation.next()
-        except EngineError as error:
-            self._over = True
-            return self._broken(error)
-        if data:
-            return data
-        self._over = True
-        return self._well_ended()
+            await self._waiting
+        finally:
+            self._waiting = None
 
-    def _well_ended(self) -> bytes:
-        recorder = self._generation.recorder
-        if recorder.usage is not None:
-            self._exchange.prompt_tokens = recorder.usage.prompt_tokens
-            self._exchange.completion_tokens = recorder.usage.completion_tokens
-        if self._keep is not None:
-            recording = recorder.recording(self._request)
-            if isinstance(recording, NotKept):
-                self._exchange.not_kept = recording
-            else:
-                self._keep(recording)
-        return recorder.ending(include_usage=self._request.include_usage)
+    async def begin(self) -> bytes | None:
+        flight = self._flight
+        # Which form it has is known once something has come of it: another process may lead it for a JSON client.
+        while flight.landing is None and not (self._request.stream and flight.begun):
+            await self._news()
+        work, exchange = flight.work, self._exchange
+        exchange.engine, exchange.task = work.engine, work.task
+        exchange.first_token = time.perf_counter()
+        if flight.landing is None:
+            return None
+        if not flight.landing.whole:
+            raise self._failure(flight.landing)
+        self._note(flight.landing)
+        if self._request.stream and flight.landing.body is None:
+            return None
+        answer = self._in_my_form(flight.landing)
+        if answer is None:
+            raise Again
+        return answer
 
-    def _broken(self, error: EngineError) -> bytes:
-        self._exchange.attempts.append((self._generation.engine.name, error.reason))
+    def _failure(self, landing: Landing) -> Exception:
+        # What went wrong with another process' flight is nobody's failure here.
+        leads = self._leads and self._flight.led_here
+        if landing.error is None or (landing.begun and not leads):
+            return Again()
+        return landing.error
+
+    def _in_my_form(self, landing: Landing) -> bytes | None:
+        if not self._request.stream and landing.body is not None:
+            return landing.body
+        return replay(landing.recording, self._request) if landing.recording is not None else None
+
+    async def next(self) -> bytes:
+        flight = self._flight
+        while not self._over:
+            if self.left_behind:
+                self._over = True
+                return self._broken("slow-reader", "The answer broke off: it was not read fast enough.")
+            if self.at < flight.said:
+                data = flight.frames_from(self.at)
+                self.at = flight.said
+                return data
+            if flight.landing is not None:
+                self._over = True
+                return self._end(flight.landing)
+            await self._news()
+        return b""
+
+    def _end(self, landing: Landing) -> bytes:
+        if landing.whole:
+            self._note(landing)
+            return landing.endings[self._request.include_usage]
+        return self._broken(landing.reason or "lost", landing.error.message if landing.error else "")
+
+    def _broken(self, reason: str, message: str) -> bytes:
         self._exchange.outcome = "failed"
-        self._exchange.error = error.reason
-        self._exchange.not_kept = NotKept.ERROR if error.reason == "error-frame" else NotKept.INCOMPLETE
-        message = f"The answer broke off: {error}."
+        self._exchange.error = reason
         told = ApiError(502, message, kind=UPSTREAM, code="engine_failed")
         return error_frame(self._request.endpoint, told)
 
-    async def aclose(self) -> None:
-        await self._generation.aclose()
+    def _note(self, landing: Landing) -> None:
+        exchange = self._exchange
+        exchange.prompt_tokens, exchange.completion_tokens = landing.prompt_tokens, landing.completion_tokens
+
+    def close(self) -> None:
+        self._over = True
+        self._flight.detach(self)
+
+
+def lost() -> Landing:
+    """The landing of a flight of which nothing more will be heard, and nobody knows why."""
+    error = ApiError(502, "The answer broke off: the router that generated it is gone.", kind=UPSTREAM, code="lost")
+    return Landing(whole=False, error=error, reason="lost", begun=True)

@@ -2,26 +2,33 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from math import floor
+from typing import Final, Protocol
 
 import msgspec
 
 from router.core.control import Control
-from router.core.key import Key, Markers, derive, take_apart
 from router.core.policy import Store as StorePolicy
-from router.core.policy import decide
-from router.core.recording import NotKept, Recording
+from router.core.policy import Use, decide, usable
+from router.core.reason import Fingerprint, Hints, fingerprint
+from router.core.recording import Recording
 from router.core.replay import replay
-from router.core.request import Request, parse
 from router.core.routing import plan
 from router.core.types import Bypass, CacheStatus, Entry, Task
-from router.errors import not_cached
-from router.flow.dispatch import Dispatcher
-from router.flow.exchange import Exchange
-from router.flow.flight import Flight, Keep
-from router.store.redis import RedisStore, StoreDownError, WriteResult
+from router.errors import ApiError, not_cached
+from router.flow.exchange import Exchange, Work
+from router.flow.flight import Again, Reader
+from router.flow.flights import Flights, Keep
+from router.flow.reading import Reading, RequestReader
+from router.shared.line import RedisDownError
+from router.shared.purges import Purges
+from router.store.local import LocalCopy
+from router.store.redis import EntryStore, WriteResult
 from router.upstream.catalog import Catalog, Engine
+
+_ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
+_ENGINES_FAULT: Final = (502, 503, 504)
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -31,7 +38,7 @@ class Whole(msgspec.Struct, frozen=True):
     stream: bool
 
 
-Answer = Whole | Flight
+Answer = Whole | Reader
 
 
 class Leaving(Protocol):
@@ -41,124 +48,216 @@ class Leaving(Protocol):
         """From now on, the request's task is cancelled when the client leaves."""
 
 
-class CacheSettings(msgspec.Struct, frozen=True):
-    """`ttl` in seconds; see settings.Cache."""
+class TenantCache(msgspec.Struct, frozen=True):
+    """How long a tenant's answers live, in seconds, and which of them are stored; see settings.Cache."""
 
     ttl: float
     store: StorePolicy
-    markers: Markers
+
+
+class CacheSettings(msgspec.Struct, frozen=True):
+    """`stale_if_error` in seconds; see settings.Cache."""
+
+    tenants: Mapping[str, TenantCache]
+    stale_if_error: float
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What is stored where this request's answer would be, and what it is good for.
+
+    `body`: the answer in the form that the request asks for; nothing where it is of no use.
+    """
+
+    entry: Entry
+    body: bytes
+    age: float
+    local: bool
+    use: Use
 
 
 class Gateway:
-    """Answers requests: from the store where it has the answer, else from an engine."""
+    """Answers requests: from the store where it has the answer, else from an engine, for all who ask the same."""
 
     def __init__(
         self,
         *,
+        reader: RequestReader,
         catalog: Catalog,
-        store: RedisStore,
-        dispatcher: Dispatcher,
-        classify: Callable[[str], Task],
+        store: EntryStore,
+        local: LocalCopy,
+        flights: Flights,
+        purges: Purges,
+        hints: Hints,
         cache: CacheSettings,
         written: Callable[[str], None],
+        hit: Callable[[str], None],
     ) -> None:
-        """`written` is told what became of every answer that was to be stored: a word for metrics."""
+        """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given."""
+        self._reader = reader
         self._catalog = catalog
         self._store = store
-        self._dispatcher = dispatcher
-        self._classify = classify
+        self._local = local
+        self._flights = flights
+        self._purges = purges
+        self._hints = hints
         self._cache = cache
         self._written = written
+        self._hit = hit
 
     async def answer(self, exchange: Exchange, control: Control, body: bytes, client: Leaving) -> Answer:
         """What the client gets. Raises ApiError."""
-        request = parse(exchange.endpoint, body)
-        parts = take_apart(request, self._cache.markers)
-        task = self._classify(parts.question)
-        model = self._catalog.resolve(request.model, task)
-        exchange.stream, exchange.task, exchange.model = request.stream, task, model.name
-
-        key = derive(parts, tenant=exchange.tenant, model=model.name, revision=model.revision)
-        exchange.bypass, may_keep = decide(request, control, self._cache.store)
-        if exchange.bypass is None:
-            found = await self._look_up(exchange, request, key, control.max_age)
-            if found is not None:
-                return found
+        asked = self._reader.read(exchange.endpoint, exchange.tenant, body, control)
+        exchange.stream, exchange.task, exchange.model = asked.request.stream, asked.task, asked.model.name
+        tenant = self._cache.tenants[exchange.tenant]
+        exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
+        found = await self._look_up(exchange, asked) if exchange.bypass is None else None
+        if found is not None and found.use in (Use.FRESH, Use.STALE):
+            return self._give(exchange, found, asked)
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
         if control.only_if_cached:
             raise not_cached()
-        keep = self._keeper(exchange, key, control.ttl) if may_keep and self._store.up else None
-
+        print_ = fingerprint(asked.key.text, asked.parts)
+        if exchange.cache is CacheStatus.MISS:
+            exchange.reason = "expired" if found is not None else self._hints.reason(print_)
         client.watch()
-        engines = self._plan(model.name, task)
-        if request.stream:
-            generation = await self._dispatcher.stream(exchange, request, engines)
-            return Flight(generation, request, exchange, keep)
-        answer, recording = await self._dispatcher.whole(exchange, request, engines)
-        self._note_whole(exchange, recording, keep)
-        return Whole(answer, stream=False)
-
-    async def _look_up(self, exchange: Exchange, request: Request, key: Key, max_age: int | None) -> Whole | None:
         try:
-            entry = await self._store.get(key.text)
-        except StoreDownError:
-            exchange.bypass = Bypass.REDIS_DOWN
-            return None
-        exchange.key = key.text
-        # The hash in the key only finds an entry; the digest proves that it answers this very request.
-        if entry is None or entry.digest != key.digest:
-            return None
+            keep = self._keeper(exchange, asked, print_) if may_keep else None
+            return await self._generated(exchange, asked, keep, found)
+        except ApiError as error:
+            if error.status not in _ENGINES_FAULT or exchange.bypass is not None:
+                raise
+            found = await self._found_after_all(asked, found)
+            if found is None:
+                raise
+            return self._give(exchange, found, asked)
+
+    # -- what is stored ---------------------------------------------------------------------------------------------
+
+    async def _look_up(self, exchange: Exchange, asked: Reading) -> Found | None:
+        key = asked.key.text
+        entry = self._local.get(key)
+        local = entry is not None
+        if entry is None:
+            if self._flights.find(asked.key) is not None:
+                # It is being generated here, so nobody has stored it.
+                exchange.key = key
+                return None
+            try:
+                entry = await self._store.get(key)
+            except RedisDownError:
+                exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
+                return None
+        exchange.key = key
+        return self._judge(asked, entry, local=local) if entry is not None else None
+
+    def _judge(self, asked: Reading, entry: Entry, *, local: bool) -> Found:
         age = max(0.0, time.time() - entry.created)
-        if max_age is not None and age > max_age:
-            return None
-        body = replay(entry, request)
-        if body is None:
-            return None
-        exchange.cache = CacheStatus.HIT
-        exchange.age, exchange.ttl = int(age), max(0, int(entry.ttl - age))
+        use, body = Use.NONE, None
+        # The hash in the key only finds an entry; the digest proves that it answers this very request.
+        if entry.digest == asked.key.digest:
+            use = usable(age, entry.ttl, asked.control, min(entry.stale, self._cache.stale_if_error))
+            body = replay(entry, asked.request) if use is not Use.NONE else None
+        return Found(entry, body or b"", age, local, use if body is not None else Use.NONE)
+
+    async def _found_after_all(self, asked: Reading, found: Found | None) -> Found | None:
+        """What is stored and can be given although no engine had an answer."""
+        if found is None:  # it may have been there all the time: who joins a flight has not looked
+            try:
+                entry = await self._store.get(asked.key.text)
+            except RedisDownError:
+                return None
+            found = self._judge(asked, entry, local=False) if entry is not None else None
+        return found if found is not None and found.use is not Use.NONE else None
+
+    def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
+        entry = found.entry
+        exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
+        exchange.reason = None
+        exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
-        return Whole(body, request.stream)
+        self._hit(asked.key.text)
+        return Whole(found.body, asked.request.stream)
+
+    # -- what is generated ------------------------------------------------------------------------------------------
+
+    async def _generated(self, exchange: Exchange, asked: Reading, keep: Keep | None, found: Found | None) -> Answer:
+        """`found`: what was stored when it was looked for, and could not be given."""
+        may_share = exchange.bypass is None or exchange.bypass is Bypass.REDIS_DOWN
+        for attempt in range(_ATTEMPTS):
+            share = may_share and attempt < _ATTEMPTS - 1
+            flight = self._flights.find(asked.key) if share else None
+            leads = flight is None
+            if flight is None:
+                flight = self._flights.launch(
+                    asked.request, asked.key if share else None, self._work(exchange, asked),
+                    self._plan(asked.model.name, asked.task),
+                    keep=keep, documents=asked.parts.documents(), since=self._purges.last,
+                    seen=found.entry.created if found is not None else None,
+                )  # fmt: skip
+            reader = flight.attach(asked.request, exchange, leads=leads)
+            exchange.dispatched = time.perf_counter()
+            try:
+                whole = await reader.begin()
+            except Again:
+                reader.close()
+            except BaseException:
+                reader.close()
+                raise
+            else:
+                if not (leads and flight.led_here):
+                    exchange.cache, exchange.reason = CacheStatus.COALESCED, None
+                if whole is None:
+                    return reader
+                reader.close()
+                return Whole(whole, asked.request.stream)
+            if share and exchange.bypass is None:
+                found = await self._look_up(exchange, asked)
+                if found is not None and found.use is Use.FRESH:
+                    return self._give(exchange, found, asked)
+        raise AssertionError("a flight of one's own never asks to begin anew")
+
+    def _work(self, exchange: Exchange, asked: Reading) -> Work:
+        return Work(
+            request_id=exchange.request_id, traceparent=exchange.traceparent, tenant=exchange.tenant,
+            model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
+        )  # fmt: skip
 
     def _plan(self, model: str, task: Task) -> Sequence[Engine]:
         order = plan(task, [engine.view() for engine in self._catalog.serving(model)])
         return [self._catalog.engines[view.name] for view in order]
 
-    def _note_whole(self, exchange: Exchange, recording: Recording | NotKept, keep: Keep | None) -> None:
-        exchange.first_token = time.perf_counter()
-        if isinstance(recording, NotKept):
-            exchange.not_kept = recording
-            return
-        exchange.prompt_tokens, exchange.completion_tokens = recording.prompt_tokens, recording.completion_tokens
-        if keep is not None:
-            keep(recording)
+    def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint) -> Keep:
+        """Stores the answer to this request under its key, for no longer than the client allows."""
+        ttl = self._cache.tenants[exchange.tenant].ttl
+        lifetime = ttl if asked.control.ttl is None else min(ttl, asked.control.ttl)
+        # Who shortens the life of his answer wants it gone by then.
+        stale = self._cache.stale_if_error if lifetime == ttl else 0.0
+        documents, since = asked.parts.documents(), self._purges.last
 
-    def _keeper(self, exchange: Exchange, key: Key, ttl: int | None) -> Keep:
-        """Stores the answer to this exchange under its key, for no longer than `ttl` seconds."""
-        lifetime = self._cache.ttl if ttl is None else min(self._cache.ttl, ttl)
-
-        def keep(recording: Recording) -> None:
-            assert exchange.model is not None
-            assert exchange.engine is not None
-            assert exchange.task is not None
-            began = exchange.dispatched or exchange.begun
+        def keep(recording: Recording, work: Work) -> "asyncio.Future[WriteResult]":
+            assert work.engine is not None
             entry = Entry(
-                digest=key.digest,
+                digest=asked.key.digest,
                 body=recording.body,
                 frames=recording.frames,
                 usage_frame=recording.usage_frame,
-                model=exchange.model,
-                engine=exchange.engine,
-                task=exchange.task,
+                model=work.model,
+                engine=work.engine,
+                task=work.task,
                 created=round(time.time(), 3),
                 ttl=lifetime,
+                stale=stale,
                 prompt_tokens=recording.prompt_tokens,
                 completion_tokens=recording.completion_tokens,
-                generation_ms=int((time.perf_counter() - began) * 1000),
+                generation_ms=int((time.perf_counter() - (work.dispatched or work.begun)) * 1000),
+                documents=documents,
+                question=print_.question,
+                params=print_.params,
             )
-            self._store.put(key.text, entry).add_done_callback(self._note_written)
+            self._hints.note(print_)
+            written = self._store.put(asked.key.text, entry, since)
+            written.add_done_callback(lambda done: self._written(done.result()))
+            return written
 
         return keep
-
-    def _note_written(self, done: "asyncio.Future[WriteResult]") -> None:
-        self._written(done.result())

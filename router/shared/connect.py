@@ -43,6 +43,10 @@ class Link(Protocol):
     - Only one `execute` is under way at a time.
     """
 
+    @property
+    def topology(self) -> object:
+        """Compares equal as long as the same servers hold the keys."""
+
     async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]: ...
 
     async def listeners(self) -> list[AbstractConnection]:
@@ -60,6 +64,10 @@ class ServerLink:
     def __init__(self, client: "aioredis.Redis") -> None:
         self._pool: Any = client.connection_pool  # redis-py leaves much of it untyped
         self._connection: Any = None
+
+    @property
+    def topology(self) -> object:
+        return None
 
     async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         try:

@@ -29,11 +29,13 @@ class RedisServer:
         self._process = self._spawn()
         await eventually(self._pings)
 
-    async def command(self, *words: str) -> None:
-        """Sends it a command. Raises redis.exceptions.ResponseError."""
+    async def command(self, *words: str) -> Any:
+        """Sends it a command and gives the answer. Raises redis.exceptions.ResponseError."""
         client: Any = aioredis.Redis.from_url(self.url)
-        await client.execute_command(*words)
-        await client.aclose()
+        try:
+            return await client.execute_command(*words)
+        finally:
+            await client.aclose()
 
     def freeze(self) -> None:
         """Connections are accepted by the kernel, and nobody answers."""

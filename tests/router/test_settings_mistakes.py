@@ -10,6 +10,7 @@ from configurations import ENGINE, HASH, LEAST, MODEL, mistake, read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.names import RESERVED
 from router.settings import ConfigurationError, load
 
 
@@ -47,6 +48,7 @@ from router.settings import ConfigurationError, load
         ('[[tenant]]\nname = "Acme"\n', "tenant[0].name: "),
         ('[[tenant]]\nname = ""\n', "tenant[0].name: "),
         ('[[tenant]]\nname = "acme\\n"\n', "tenant[0].name: "),
+        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} stands for") for name in RESERVED),
         (f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n', "tenant[0].keys[0]: "),
         (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name: "),
         ("[[tenant]]\n", "tenant[0]: object missing required field `name`"),

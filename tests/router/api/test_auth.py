@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.auth import Authenticator, Headers, hash_key
+from router.api.auth import AdminDoor, Authenticator, Headers, hash_key
 from router.errors import ApiError
 
 KEYS: Final = {"acme-key": "acme", "acme-second": "acme", "other-key": "other"}
@@ -18,7 +18,7 @@ def authenticator(mode: str) -> Authenticator:
     return Authenticator(mode, {hash_key(key.encode()): tenant for key, tenant in KEYS.items()}, TENANTS)  # type: ignore[arg-type]  # a test may say any
 
 
-def bearer(value: bytes) -> Headers:
+def bearer(value: bytes) -> list[tuple[bytes, bytes]]:
     return [(b"host", b"x"), (b"authorization", value)]
 
 
@@ -138,3 +138,34 @@ def test_two_keys_are_none_and_neither_is_a_wrong_one(headers: Headers) -> None:
 def test_one_key_in_both_headers_is_one_key() -> None:
     headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
     assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"
+
+
+# -- administrators ---------------------------------------------------------------------------------------------------
+
+DOOR = AdminDoor([hash_key(b"first"), hash_key(b"second")])
+
+
+@pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
+def test_an_administrators_key_opens_the_door(value: bytes) -> None:
+    DOOR.check(bearer(value))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [], bearer(b"Bearer"), bearer(b"Bearer third"), bearer(b"Basic first"), bearer(b"first"),
+        bearer(b"Bearer " + hash_key(b"first").encode()), bearer(b"Bearer first") + bearer(b"Bearer first"),
+        [(b"x-api-key", b"first")],
+    ],
+)  # fmt: skip
+def test_without_it_the_door_stays_shut(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        DOOR.check(headers)
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("headers", [[], bearer(b"Bearer "), bearer(b"Bearer first")])
+def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        AdminDoor([]).check(headers)
+    assert (caught.value.status, caught.value.code) == (403, "admin_closed")

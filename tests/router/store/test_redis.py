@@ -1,4 +1,4 @@
-"""The promises of RedisStore, against a real Redis."""
+"""The promises of EntryStore, and of the line below it, against a real Redis."""
 
 import asyncio
 import time
@@ -10,16 +10,17 @@ import msgspec
 import pytest
 import pytest_asyncio
 from redis_process import RedisServer
+from stores import Store
 from waiting import eventually
 
 from router.core.types import Entry
+from router.shared.line import RedisDownError
 from router.store import redis as store_module
-from router.store.redis import RedisStore, StoreDownError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
-OpenStore = Callable[..., Awaitable[RedisStore]]
+OpenStore = Callable[..., Awaitable[Store]]
 
 ENTRY = Entry(
     digest="d" * 64,
@@ -41,8 +42,8 @@ ENTRY = Entry(
 async def open_store() -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make(server: RedisServer, *, timeout: float = 0.5, retry: float = 0.02) -> RedisStore:
-            store = RedisStore(server.url, timeout=timeout, retry=retry)
+        async def make(server: RedisServer, *, timeout: float = 0.5) -> Store:
+            store = Store(server.url, timeout=timeout)
             await store.start()
             stack.push_async_callback(store.aclose)
             return store
@@ -51,28 +52,28 @@ async def open_store() -> AsyncIterator[OpenStore]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) -> RedisStore:
+async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) -> Store:
     return await open_store(redis_server)
 
 
 # -- what was put is found --------------------------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_found_by_the_next_get(store: RedisStore) -> None:
+async def test_what_was_put_is_found_by_the_next_get(store: Store) -> None:
     written = store.put("k", ENTRY)
     assert await store.get("k") == ENTRY
     assert await written == "stored"
 
 
 @pytest.mark.parametrize("missing", ["body", "frames", "usage_frame"])
-async def test_an_entry_comes_back_without_what_it_never_had(store: RedisStore, missing: str) -> None:
+async def test_an_entry_comes_back_without_what_it_never_had(store: Store, missing: str) -> None:
     entry = msgspec.structs.replace(ENTRY, **{missing: None})
     store.put("k", entry)
     assert await store.get("k") == entry
 
 
 async def test_another_process_finds_what_redis_has(
-    redis_server: RedisServer, store: RedisStore, open_store: OpenStore
+    redis_server: RedisServer, store: Store, open_store: OpenStore
 ) -> None:
     other = await open_store(redis_server)
     assert await other.get("k") is None
@@ -80,7 +81,7 @@ async def test_another_process_finds_what_redis_has(
     assert await other.get("k") == ENTRY
 
 
-async def test_many_lookups_at_once_each_get_their_own_answer(store: RedisStore) -> None:
+async def test_many_lookups_at_once_each_get_their_own_answer(store: Store) -> None:
     entries = {f"k{n}": msgspec.structs.replace(ENTRY, prompt_tokens=n) for n in range(300)}
     for key, entry in entries.items():
         store.put(key, entry)
@@ -88,7 +89,7 @@ async def test_many_lookups_at_once_each_get_their_own_answer(store: RedisStore)
     assert found == list(entries.values())
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: RedisStore) -> None:
+async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: Store) -> None:
     store.put("k", ENTRY)
     waiting = [asyncio.ensure_future(store.get("k")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -99,18 +100,18 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: RedisS
 # -- every entry has an expiry, and no field of an older one ----------------------------------------------------------
 
 
-async def test_every_entry_expires(store: RedisStore, redis: Any) -> None:
+async def test_every_entry_expires(store: Store, redis: Any) -> None:
     for ttl in (60.0, 0.0001):
         await store.put(f"k{ttl}", msgspec.structs.replace(ENTRY, ttl=ttl))
     assert 0 < await redis.pttl("k60.0") <= 60_000
     await eventually(lambda: _missing(store, "k0.0001"))
 
 
-async def _missing(store: RedisStore, key: str) -> bool:
+async def _missing(store: Store, key: str) -> bool:
     return await store.get(key) is None
 
 
-async def test_an_entry_keeps_no_field_of_the_one_before(store: RedisStore, redis: Any) -> None:
+async def test_an_entry_keeps_no_field_of_the_one_before(store: Store, redis: Any) -> None:
     await store.put("k", ENTRY)
     json_only = msgspec.structs.replace(ENTRY, frames=None, usage_frame=None)
     await store.put("k", json_only)
@@ -118,9 +119,8 @@ async def test_an_entry_keeps_no_field_of_the_one_before(store: RedisStore, redi
     assert not await redis.hexists("k", "frames")
 
 
-async def test_an_entry_takes_the_place_of_what_was_no_entry(store: RedisStore) -> None:
-    client = store._client
-    await client.set("k", "a string")
+async def test_an_entry_takes_the_place_of_what_was_no_entry(store: Store) -> None:
+    await store.command("SET", "k", "a string")
     assert await store.put("k", ENTRY) == "stored"
     assert await store.get("k") == ENTRY
 
@@ -136,7 +136,7 @@ async def test_an_entry_takes_the_place_of_what_was_no_entry(store: RedisStore) 
     ],
     ids=" ".join,
 )  # fmt: skip
-async def test_what_is_no_entry_is_a_miss(store: RedisStore, redis: Any, command: tuple[str, ...]) -> None:
+async def test_what_is_no_entry_is_a_miss(store: Store, redis: Any, command: tuple[str, ...]) -> None:
     await redis.execute_command(*command)
     assert await store.get("k") is None
     assert store.up
@@ -144,7 +144,7 @@ async def test_what_is_no_entry_is_a_miss(store: RedisStore, redis: Any, command
 
 @pytest.mark.parametrize("field", ["digest", "model", "engine", "task", "created", "ttl", "prompt_tokens"])
 @pytest.mark.parametrize("value", [None, b"\xff\xfe"], ids=["gone", "not-text"])
-async def test_a_corrupt_field_is_a_miss(store: RedisStore, redis: Any, field: str, value: bytes | None) -> None:
+async def test_a_corrupt_field_is_a_miss(store: Store, redis: Any, field: str, value: bytes | None) -> None:
     await store.put("k", ENTRY)
     await (redis.hdel("k", field) if value is None else redis.hset("k", field, value))
     assert await store.get("k") is None
@@ -155,7 +155,7 @@ async def test_a_corrupt_field_is_a_miss(store: RedisStore, redis: Any, field: s
     [("ttl", "nan"), ("ttl", "inf"), ("created", "-inf"), ("completion_tokens", "-1"), ("engine", "x\r\ny: z")],
 )
 async def test_what_headers_and_counters_cannot_take_is_a_miss(
-    store: RedisStore, redis: Any, field: str, value: str
+    store: Store, redis: Any, field: str, value: str
 ) -> None:
     await store.put("k", ENTRY)
     await redis.hset("k", field, value)
@@ -165,28 +165,24 @@ async def test_what_headers_and_counters_cannot_take_is_a_miss(
 # -- a defect of ours, too, leaves nobody waiting ---------------------------------------------------------------------
 
 
-async def test_a_defect_in_reading_fails_those_who_wait_and_not_those_who_come(
-    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.put("k", ENTRY)
     with monkeypatch.context() as broken:
-        broken.setattr(store_module, "_to_entry", lambda fields: 1 / 0)
+        broken.setattr(store.link, "execute", lambda commands, timeout: 1 / 0)
+        written = store.put("k", ENTRY)
         for one in await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True):
-            assert isinstance(one, StoreDownError)
+            assert isinstance(one, RedisDownError)
+        assert await written == "failed"
     assert await store.get("k") == ENTRY
-
-
-async def test_a_defect_in_writing_fails_the_writes_in_hand(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as broken:
-        broken.setattr(store_module, "_to_fields", lambda entry: 1 / 0)
-        assert await store.put("k", ENTRY) == "failed"
     assert await store.put("k", ENTRY) == "stored"
 
 
 async def test_an_address_that_redis_py_cannot_use_is_looked_at_again_and_again_without_an_exception(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = RedisStore(f"{redis_server.url}?foo=bar", timeout=0.5, retry=0.02)
+    store = Store(f"{redis_server.url}?foo=bar")
     opening = asyncio.ensure_future(store.start())
     await eventually(lambda: "Redis cannot be asked" in caplog.text)
     assert not store.up
@@ -205,12 +201,12 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     began = time.perf_counter()
     failed = await asyncio.gather(*(store.get("k") for _ in range(20)), return_exceptions=True)
     took = time.perf_counter() - began
-    assert all(isinstance(error, StoreDownError) for error in failed)
+    assert all(isinstance(error, RedisDownError) for error in failed)
     assert 0.15 < took < 2, "the timeout once, not once for each; the bound leaves room for a busy machine"
     assert not store.up
     began = time.perf_counter()
     for _ in range(100):
-        with pytest.raises(StoreDownError):
+        with pytest.raises(RedisDownError):
             await store.get("k")
     assert time.perf_counter() - began < 0.15, "nobody waits any more"
     own_redis.thaw()
@@ -223,7 +219,7 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     store = await open_store(own_redis)
     assert store.up
     own_redis.kill()
-    with pytest.raises(StoreDownError):
+    with pytest.raises(RedisDownError):
         await store.get("k")
     assert await store.put("k", ENTRY) == "dropped"
     await own_redis.start()
@@ -260,8 +256,7 @@ async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
     await own_redis.start()
     store = await open_store(own_redis)
     await store.put("k", ENTRY)
-    client: Any = store._client
-    await client.config_set(setting, value)
+    await own_redis.command("CONFIG", "SET", setting, value)
     assert await store.put("other", ENTRY) == "failed"
     assert store.up
     assert await store.get("k") == ENTRY
@@ -271,9 +266,8 @@ async def test_a_read_only_redis_still_gives_what_it_has(own_redis: RedisServer,
     await own_redis.start()
     store = await open_store(own_redis)
     await store.put("k", ENTRY)
-    client: Any = store._client
-    await client.config_set("replica-serve-stale-data", "yes")
-    await client.replicaof("127.0.0.1", "1")
+    await own_redis.command("CONFIG", "SET", "replica-serve-stale-data", "yes")
+    await own_redis.command("REPLICAOF", "127.0.0.1", "1")
     assert await store.put("other", ENTRY) == "failed"
     assert store.up
     assert await store.get("k") == ENTRY
@@ -293,7 +287,7 @@ async def test_what_waits_to_be_written_has_a_bound(
 
 
 async def test_closing_writes_what_waits(redis_server: RedisServer, redis: Any) -> None:
-    store = RedisStore(redis_server.url, timeout=0.5, retry=0.02)
+    store = Store(redis_server.url)
     await store.start()
     written = store.put("k", ENTRY)
     await store.aclose()

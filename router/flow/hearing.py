@@ -1,0 +1,64 @@
+"""What this process does when Redis tells it that something has changed."""
+
+import asyncio
+from collections.abc import Sequence
+
+from router.core.names import PURGES, is_flight
+from router.core.reason import Hints
+from router.core.scope import Scope
+from router.flow.flights import Flights
+from router.shared.flights import SharedFlights
+from router.shared.purges import Purges
+from router.store.local import LocalCopy
+
+
+class Hearing:
+    """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
+
+    def __init__(self, *, local: LocalCopy, purges: Purges, shared: SharedFlights, hints: Hints) -> None:
+        self._local = local
+        self._purges = purges
+        self._shared = shared
+        self._hints = hints
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listening(self) -> None:
+        self._local.listening()
+        self._catch_up()
+
+    def deaf(self) -> None:
+        self._local.deaf()
+
+    def changed(self, keys: Sequence[bytes] | None) -> None:
+        if keys is None:  # all of Redis was emptied
+            self._local.drop()
+            self._hints.clear()
+            return
+        entries = []
+        for key in map(_text, keys):
+            if key == PURGES:
+                self._catch_up()
+            elif is_flight(key):
+                self._shared.changed(key)
+            else:
+                entries.append(key)
+                self._hints.note_key(key)
+        self._local.changed(entries)
+
+    def message(self, payload: bytes) -> None:
+        self._shared.message(payload)
+
+    def _catch_up(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._purges.changed())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def on_purge(flights: Flights, hints: Hints, scope: Scope) -> None:
+    """A purge has become known; of entries, Redis tells by itself."""
+    flights.purged(scope)
+    hints.clear()
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "replace")

@@ -1,0 +1,320 @@
+"""Generations in flight, as router processes share them through Redis.
+
+Theory of operation. A claim is a string beside the entry-to-be: it says which process generates it, under which id. It
+lapses unless it is renewed, so a process that is killed is missed within seconds. Whoever finds a claim of another
+process tells it, on its channel, that the flight is wanted; only then does that process write what the flight has said,
+from its first frame on, to a stream, and goes on with what comes, gathered over some tens of milliseconds. So a flight
+that nobody else asks for costs a claim and nothing more. Whoever follows is told by Redis when the stream has changed
+(router.shared.listener), reads on from where he was, and says again every second that he is there.
+
+Where the process of a flight ends before the flight does, its followers see the claim lapse: the flight is lost.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from router.core.names import claim_of, flight_of
+from router.shared.connect import Command
+from router.shared.line import Line, RedisDownError
+
+log = logging.getLogger("roundhouse.flights")
+
+LEASE: Final = 2.0
+"""Seconds for which a claim stands without being renewed."""
+
+WANTED: Final = 1.0
+"""Seconds between two words of a follower that he is still there."""
+
+MAX_UNSENT: Final = 4 << 20
+"""Bytes that may wait to be written to one flight's stream; a flight that has more is no longer shared."""
+
+_RENEW_EVERY: Final = LEASE / 3
+_GATHER: Final = 0.025  # seconds for which frames are gathered before they are written
+_KEPT: Final = 4 << 20  # bytes of a stream that stay for those who follow
+_LOOK_AGAIN: Final = 0.5  # seconds; in case that a change was not told
+_STREAM_LIFE: Final = 30_000  # milliseconds for which a stream stays after its last record
+
+_RENEW: Final = (
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
+)
+_RELEASE: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A process' word that it generates an entry: `flight` is the generation's id, `digest` the request's."""
+
+    process: str
+    flight: str
+    digest: str
+
+    def text(self) -> str:
+        return f"{self.process}:{self.flight}:{self.digest}"
+
+    @classmethod
+    def read(cls, text: object) -> "Claim | None":
+        words = text.decode("ascii", "replace").split(":") if isinstance(text, bytes) else []
+        return cls(*words) if len(words) == 3 else None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a flight's stream holds: `frames`, and at its end `end`, whatever that is to those who write and read it."""
+
+    engine: str | None
+    frames: bytes
+    end: bytes | None
+
+
+class LostError(Exception):
+    """Whoever generated is gone, or has nothing more to say of it."""
+
+
+class SharedFlights:
+    """The claims and streams of one process.
+
+    - Of all processes that `claim` an entry, one has it, until it releases it, dies, or the entry is purged.
+    - Whoever `follow`s a claim has what the flight says from its first frame on, in order and without a gap, to its
+      end, or LostError within seconds.
+    - A flight is written to its stream only if somebody follows it.
+    """
+
+    def __init__(self, line: Line, *, wanted: Callable[[str], None]) -> None:
+        """`wanted` is told, every second, which flight of this process another one follows."""
+        self.process = secrets.token_hex(6)
+        self._line = line
+        self._wanted = wanted
+        self._held: dict[str, tuple[str, Claim]] = {}
+        self._broadcasts: dict[str, _Broadcast] = {}
+        self._followed: dict[str, asyncio.Event] = {}
+
+    @property
+    def channel(self) -> str:
+        """On which others say what they want of this process."""
+        return channel_of(self.process)
+
+    # -- leading ----------------------------------------------------------------------------------------------------
+
+    async def claim(
+        self, key: str, digest: str, flight: str, seen: float | None = None
+    ) -> Claim | Literal["stored"] | None:
+        """Claims an entry for a flight. None: it is ours; else who has it, or that the entry has been stored meanwhile.
+
+        `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
+        """
+        mine = Claim(self.process, flight, digest)
+        taken, found, created = await self._line.ask(
+            ("SET", claim_of(key), mine.text(), "NX", "PX", int(LEASE * 1000)),
+            ("GET", claim_of(key)),
+            ("HGET", key, "created"),
+        )
+        if isinstance(taken, Exception):
+            raise RedisDownError
+        if taken is None:
+            # What is at the place of a claim and is none, is nobody's; whoever comes then generates for himself.
+            return Claim.read(found) or mine
+        if _is_another(created, seen):
+            self._release(key, mine)
+            return "stored"
+        self._held[flight] = (key, mine)
+        return None
+
+    def release(self, flight: str) -> None:
+        """Gives up the claim of a flight, if it has one."""
+        held = self._held.pop(flight, None)
+        if held is not None:
+            self._release(*held)
+
+    def _release(self, key: str, claim: Claim) -> None:
+        self._tell(("EVAL", _RELEASE, 1, claim_of(key), claim.text()))
+
+    def _tell(self, *commands: Command) -> None:
+        try:
+            self._line.ask(*commands)
+        except RedisDownError:
+            log.debug("claims lapse by themselves while Redis is away")
+
+    async def run(self) -> None:
+        """Renews the claims, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY)
+            if self._held:
+                await self._renew(list(self._held.items()))
+
+    async def _renew(self, held: list[tuple[str, tuple[str, Claim]]]) -> None:
+        commands: list[Command] = [
+            ("EVAL", _RENEW, 1, claim_of(key), claim.text(), int(LEASE * 1000)) for _, (key, claim) in held
+        ]
+        try:
+            replies = await self._line.ask(*commands)
+        except RedisDownError:
+            return
+        for (flight, _), reply in zip(held, replies, strict=True):
+            if reply != 1:  # it was purged, or lapsed while Redis was away: others may begin the same
+                self._held.pop(flight, None)
+
+    def say(self, key: str, flight: str, engine: str | None, frames: bytes) -> None:
+        """What a flight says, to those who follow it: all it has said so far, and then what comes."""
+        broadcast = self._broadcasts.get(flight)
+        if broadcast is None:
+            broadcast = self._broadcasts[flight] = _Broadcast(self._line, flight_of(key, flight))
+        broadcast.say(engine, frames)
+
+    def end(self, key: str, flight: str, engine: str | None, end: bytes) -> None:
+        """How the flight ended, after all that it has said."""
+        broadcast = self._broadcasts.pop(flight, None) or _Broadcast(self._line, flight_of(key, flight))
+        broadcast.say(engine, b"", end)
+
+    # -- following --------------------------------------------------------------------------------------------------
+
+    async def follow(self, key: str, claim: Claim) -> AsyncIterator[Record]:
+        """What a flight says, from its first frame to its end. Raises LostError, RedisDownError."""
+        stream = flight_of(key, claim.flight)
+        changed = self._followed[stream] = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        last, heard, said = 0, loop.time(), 0.0
+        try:
+            while True:
+                if loop.time() - said >= WANTED:
+                    self._line.ask(("PUBLISH", channel_of(claim.process), claim.flight))
+                    said = loop.time()
+                changed.clear()
+                # The claim first: if it is gone by then, the stream has all that it ever will.
+                found, records = await self._line.ask(
+                    ("GET", claim_of(key)), ("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100)
+                )
+                if isinstance(records, Exception):
+                    raise LostError
+                for id_, fields in records:
+                    number = int(id_.partition(b"-")[0])
+                    if number != last + 1:
+                        raise LostError  # it has said more than a stream keeps
+                    last, heard = number, loop.time()
+                    record = _record(fields)
+                    yield record
+                    if record.end is not None:
+                        return
+                gone = found != claim.text().encode()
+                if gone and not records and (last == 0 or loop.time() - heard > LEASE):
+                    raise LostError
+                if not records:
+                    await _event(changed, _LOOK_AGAIN)
+        finally:
+            if self._followed.get(stream) is changed:
+                del self._followed[stream]
+
+    # -- what is heard ----------------------------------------------------------------------------------------------
+
+    def changed(self, stream: str) -> None:
+        """A flight's stream has changed."""
+        event = self._followed.get(stream)
+        if event is not None:
+            event.set()
+
+    def message(self, payload: bytes) -> None:
+        """Somebody has said something on this process' channel."""
+        self._wanted(payload.decode("ascii", "replace"))
+
+
+def channel_of(process: str) -> str:
+    """On which channel a process is told that one of its flights is wanted."""
+    return f"rh:1:process:{process}"
+
+
+def _is_another(created: object, seen: float | None) -> bool:
+    """Whether an entry's field tells of another entry than the one that was seen; what is at its place may be none."""
+    try:
+        return isinstance(created, bytes) and float(created) != seen
+    except ValueError:
+        return False
+
+
+async def _event(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _record(fields: Any) -> Record:
+    pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
+    engine = pairs.get(b"engine")
+    return Record(engine.decode("ascii", "replace") if engine else None, pairs.get(b"frames", b""), pairs.get(b"end"))
+
+
+class _Broadcast:
+    """One flight on its way to its stream: what is said is gathered, and written some tens of milliseconds later."""
+
+    def __init__(self, line: Line, stream: str) -> None:
+        self._line = line
+        self._stream = stream
+        self._unsent: list[bytes] = []
+        self._size = 0
+        self._end: bytes | None = None
+        self._engine = ""
+        self._records: deque[int] = deque()  # the sizes of those that the stream keeps
+        self._kept = 0
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending = False
+        self._failed = False
+
+    def say(self, engine: str | None, frames: bytes, end: bytes | None = None) -> None:
+        """Takes what the flight says; with its end, nothing follows."""
+        if self._failed or self._end is not None:
+            return
+        self._engine = engine or ""
+        self._unsent.append(frames)
+        self._size += len(frames)
+        self._end = end
+        if self._size > MAX_UNSENT:
+            self._give_up()
+        elif end is not None:
+            self._send()
+        elif self._timer is None and not self._sending:
+            self._timer = asyncio.get_running_loop().call_later(_GATHER, self._send)
+
+    def _give_up(self) -> None:
+        self._failed = True
+        self._unsent.clear()
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sending or self._failed:
+            return
+        frames, self._size = b"".join(self._unsent), 0
+        self._unsent.clear()
+        self._number += 1
+        record: Command = ("XADD", self._stream, "MINID", f"{self._first_kept(len(frames))}-0", f"{self._number}-0")
+        record += ("engine", self._engine, "frames", frames)
+        if self._end is not None:
+            record += ("end", self._end)
+        try:
+            sent = self._line.ask(record, ("PEXPIRE", self._stream, _STREAM_LIFE), size=len(frames))
+        except RedisDownError:
+            self._give_up()
+            return
+        self._sending = True
+        ended = self._end is not None
+        sent.add_done_callback(lambda replies: self._sent(replies, ended=ended))
+
+    def _first_kept(self, size: int) -> int:
+        self._records.append(size)
+        self._kept += size
+        while len(self._records) > 1 and self._kept > _KEPT:
+            self._kept -= self._records.popleft()
+        return self._number - len(self._records) + 1
+
+    def _sent(self, replies: "asyncio.Future[list[Any]]", *, ended: bool) -> None:
+        self._sending = False
+        if replies.cancelled() or replies.exception() is not None or isinstance(replies.result()[0], Exception):
+            self._give_up()
+        elif self._unsent or (self._end is not None and not ended):
+            self._send()

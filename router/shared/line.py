@@ -1,0 +1,175 @@
+"""The one line of a process to Redis.
+
+Theory of operation. All commands go through one queue, and one batch of them is on its way at a time: while Redis
+answers one, the next gathers. So a command costs a fraction of a round trip's work under load, the number of
+connections does not grow with the number of requests, and Redis sees the commands in the order in which they were
+given.
+
+Redis is a help and not a need. The first batch that fails or takes too long puts the line out of service: from then on
+whoever asks is told so at once, without waiting, until a probe in the background has had an answer again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+from router.core.names import PURGES
+from router.shared.connect import Command, Link, LinkError
+from router.shared.tasks import end
+
+log = logging.getLogger("roundhouse.redis")
+
+Replies = list[Any]
+"""One for each command; what Redis refused is an exception in its place."""
+
+_MAX_BATCH: Final = 1 << 20  # bytes sent before those who wait behind them get their turn
+_SLOWEST: Final = 10 << 20  # bytes a second; a batch may take so much longer than the timeout as it is large
+_CONNECT: Final = 2.0  # seconds that the probe gives a connection, TLS handshake included
+_PROBE: Final[Command] = ("EXISTS", PURGES)  # it has a key, as a cluster wants it
+
+
+class RedisDownError(Exception):
+    """Redis cannot be asked at present."""
+
+
+class Line:
+    """Commands in, replies out.
+
+    - Commands reach Redis in the order in which they were given; those given together, together.
+    - When Redis is gone, frozen or failing, asking costs at most `timeout` once, and nothing from then on until Redis
+      answers again; it raises RedisDownError.
+    - Nothing is tried twice, and no queue grows without a bound.
+    """
+
+    def __init__(self, link: Link, *, timeout: float, retry: float) -> None:
+        """`timeout`, `retry` in seconds: for a batch's answer, and between two looks for a Redis that is away."""
+        self._link = link
+        self._timeout = timeout
+        self._retry = retry
+        self._waiting: list[_Asked] = []
+        self._in_hand: list[_Asked] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
+        self._up = asyncio.Event()
+
+    @property
+    def up(self) -> bool:
+        """Whether Redis answered when it was last asked."""
+        return self._up.is_set()
+
+    async def start(self) -> None:
+        """Begins to look for Redis; waits for it a moment, so that the first request need not."""
+        self._go_down(None)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._up.wait(), _CONNECT)
+
+    async def wait_until_up(self) -> None:
+        """Returns once Redis answers."""
+        await self._up.wait()
+
+    async def aclose(self) -> None:
+        """Sends what waits to be sent, and closes the connections."""
+        while self._worker is not None:
+            await self._worker
+        await end(self._probe)
+        await self._link.aclose()
+
+    def ask(self, *commands: Command, size: int = 0) -> "asyncio.Future[Replies]":
+        """Sends commands of one key each; their replies. `size`: how many bytes they have, where that is many.
+
+        Raises RedisDownError, also through what it returns.
+        """
+        if not self._up.is_set():
+            raise RedisDownError
+        replies: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        self._waiting.append((commands, size, replies))
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._run())
+        return replies
+
+    # -- the one that talks to Redis --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                self._in_hand, size = self._take()
+                await self._send(self._in_hand, size)
+        except Exception:
+            # A defect here must not leave requests waiting for ever.
+            log.exception("the line to Redis failed")
+            self._fail(self._in_hand + self._waiting)
+            self._waiting = []
+        finally:
+            self._worker = None
+
+    def _take(self) -> "tuple[list[_Asked], int]":
+        size = count = 0
+        for _, bytes_, _ in self._waiting:
+            size += bytes_
+            count += 1
+            if size >= _MAX_BATCH:
+                break
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken, size
+
+    async def _send(self, batch: "list[_Asked]", size: int) -> None:
+        commands = [command for asked in batch for command in asked[0]]
+        try:
+            replies = await self._link.execute(commands, self._timeout + size / _SLOWEST)
+        except LinkError as error:
+            self._go_down(error)
+            self._fail(batch)
+            self._fail(self._waiting)
+            self._waiting = []
+            return
+        at = 0
+        for asked, _, waiting in batch:
+            if not waiting.done():  # else who asked has left
+                waiting.set_result(replies[at : at + len(asked)])
+            at += len(asked)
+
+    @staticmethod
+    def _fail(batch: "list[_Asked]") -> None:
+        for _, _, waiting in batch:
+            if not waiting.done():
+                waiting.set_exception(RedisDownError())
+                waiting.exception()  # nobody need look
+
+    # -- out of service and back ------------------------------------------------------------------------------------
+
+    def _go_down(self, error: Exception | None) -> None:
+        if self._probe is None:
+            if error is not None:
+                log.warning("Redis does not answer (%s); requests go on without it", error)
+            self._up.clear()
+            self._probe = asyncio.get_running_loop().create_task(self._look_for_it(was_up=error is not None))
+
+    async def _look_for_it(self, *, was_up: bool) -> None:
+        silent = not was_up  # nothing has been said of it being away, so nothing need be said of it being back
+        while True:
+            try:
+                await self._ask_whether_it_is_there()
+                break
+            except LinkError as error:
+                if silent:
+                    log.warning("Redis cannot be reached (%s); trying again every %g s", error, self._retry)
+                silent = False
+            except Exception:
+                # A defect here, or an option in the address that redis-py does not know, must not end the looking.
+                if silent:
+                    log.exception("Redis cannot be asked")
+                silent = False
+            await asyncio.sleep(self._retry)
+        self._probe = None
+        self._up.set()
+        if not silent:
+            log.info("Redis answers again")
+
+    async def _ask_whether_it_is_there(self) -> None:
+        (reply,) = await self._link.execute([_PROBE], max(self._timeout, _CONNECT))
+        if isinstance(reply, Exception):  # it loads its data, or wants a password
+            raise LinkError(str(reply))
+
+
+_Asked = tuple[tuple[Command, ...], int, "asyncio.Future[Replies]"]

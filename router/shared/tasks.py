@@ -1,0 +1,20 @@
+"""Ending tasks for certain."""
+
+import asyncio
+from typing import Any
+
+
+async def end(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancels tasks, and returns once all are done; what they failed with does not matter any more.
+
+    redis-py, and on Python 3.11 asyncio.wait_for below it, can lose a cancellation that comes just as something else
+    happens. So it is said again until it has been heard.
+    """
+    left = {task for task in tasks if task is not None and not task.done()}
+    while left:
+        for going in left:
+            going.cancel()
+        _, left = await asyncio.wait(left, timeout=0.1)
+    for task in tasks:
+        if task is not None and not task.cancelled():
+            task.exception()

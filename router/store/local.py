@@ -1,0 +1,130 @@
+"""A copy of hot entries in the process, kept coherent by Redis.
+
+Theory of operation. Redis tells this process of every change under its prefixes (router.shared.listener). What it
+tells comes over another connection than the entries do, so the news that an entry has changed may overtake the entry as
+it was before. Therefore an entry that is being fetched is marked, and if anything is heard of it meanwhile, it is used
+once and not copied. While nobody listens, there is no copy.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from router.core.types import Entry
+
+_OVERHEAD: Final = 1500
+"""Bytes that an entry takes beside its forms."""
+
+_PER_DOCUMENT: Final = 64
+"""Bytes that the name of a document takes beside its characters."""
+
+
+class LocalCopy:
+    """The entries that were fetched last, as many as there is room for.
+
+    - What `get` gives is what Redis holds, or held less than a second ago.
+    - It never holds more than `limit` bytes; whoever has not been asked for longest goes first.
+    - An entry that was changed while it was fetched is not kept.
+    - Nothing is held or given while nobody listens.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.time) -> None:
+        """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch."""
+        self._limit = limit
+        self._clock = clock
+        self._entries: dict[str, tuple[Entry, int]] = {}
+        self._fetches: dict[str, _Fetches] = {}
+        self._size = 0
+        self._coherent = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds, about."""
+        return self._size
+
+    def get(self, key: str) -> Entry | None:
+        """The entry, if it is here; it may be older than its time to live, as in Redis."""
+        held = self._entries.get(key)
+        if held is None:
+            return None
+        entry, _ = held
+        if self._clock() > entry.created + entry.ttl + entry.stale:
+            # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
+            self._remove(key)
+            return None
+        del self._entries[key]
+        self._entries[key] = held  # now the one that was asked for last
+        return entry
+
+    def fetching(self, key: str) -> Callable[[Entry | None], None]:
+        """Says that an entry is being fetched; what it returns must be called with what came of that."""
+        if not self._coherent:
+            return _forget
+        fetches = self._fetches.get(key)
+        if fetches is None:
+            fetches = self._fetches[key] = _Fetches()
+        fetches.count += 1
+
+        def fetched(entry: Entry | None) -> None:
+            fetches.count -= 1
+            if fetches.count == 0 and self._fetches.get(key) is fetches:
+                del self._fetches[key]
+            if entry is not None and not fetches.changed and self._coherent:
+                self._keep(key, entry)
+
+        return fetched
+
+    def _keep(self, key: str, entry: Entry) -> None:
+        size = entry.size + _PER_DOCUMENT * len(entry.documents) + _OVERHEAD
+        if size > self._limit:
+            return
+        self._remove(key)
+        self._entries[key] = (entry, size)
+        self._size += size
+        while self._size > self._limit:
+            self._remove(next(iter(self._entries)))
+
+    def _remove(self, key: str) -> None:
+        held = self._entries.pop(key, None)
+        if held is not None:
+            self._size -= held[1]
+
+    # -- what is heard ----------------------------------------------------------------------------------------------
+
+    def listening(self) -> None:
+        """From now on, every change is told."""
+        self._coherent = self._limit > 0
+
+    def changed(self, keys: Sequence[str]) -> None:
+        """These have changed."""
+        for key in keys:
+            self._remove(key)
+            fetches = self._fetches.pop(key, None)
+            if fetches is not None:
+                fetches.changed = True
+
+    def drop(self) -> None:
+        """Everything may have changed."""
+        self.changed([*self._entries, *self._fetches])
+
+    def deaf(self) -> None:
+        """From now on, nothing is told."""
+        self._coherent = False
+        self.drop()
+
+
+class _Fetches:
+    """Those of one entry that are under way, `count` of them, and whether the entry has `changed` since they began."""
+
+    __slots__ = ("changed", "count")
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.count = 0
+
+
+def _forget(_: Entry | None) -> None:
+    pass

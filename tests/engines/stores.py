@@ -1,0 +1,47 @@
+"""An entry store with all that it stands on, as the application puts it together."""
+
+import asyncio
+from typing import Any
+
+from router.core.types import Entry
+from router.shared.connect import open_link
+from router.shared.line import Line
+from router.shared.purges import BEGINNING, Mark, Purges
+from router.store.local import LocalCopy
+from router.store.redis import EntryStore, WriteResult
+
+
+class Store:
+    """A store on a line of its own; without a local copy, unless it is given one that somebody keeps coherent."""
+
+    def __init__(self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None) -> None:
+        """`timeout` and `retry` in seconds, see Line."""
+        self.link = open_link(url, timeout=timeout)
+        self.line = Line(self.link, timeout=timeout, retry=retry)
+        self.purges = Purges(self.line)
+        self.local = local or LocalCopy(0)
+        self.entries = EntryStore(self.line, self.purges, self.local)
+
+    async def start(self) -> None:
+        await self.line.start()
+
+    async def aclose(self) -> None:
+        await self.line.aclose()
+
+    @property
+    def up(self) -> bool:
+        return self.line.up
+
+    async def wait_until_up(self) -> None:
+        await self.line.wait_until_up()
+
+    async def get(self, key: str) -> Entry | None:
+        return await self.entries.get(key)
+
+    def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
+        return self.entries.put(key, entry, since)
+
+    async def command(self, *words: Any) -> Any:
+        """What Redis answers to a command of one key."""
+        (reply,) = await self.line.ask(words)
+        return reply
