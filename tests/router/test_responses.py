@@ -149,7 +149,8 @@ async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, 
 
 
 async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "drop", "after": 3})
+    # At a pace at which the client has the first token before the engine fails.
+    await engines.chat.faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
     stream = await client.responses.create(model="llama", input="The sea?", stream=True)
     seen: list[Any] = []
     with pytest.raises(openai.APIError, match="broke off"):

@@ -22,6 +22,8 @@ FIRST, LAST = (
     },
 )
 TEXT: Final = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
+SLOWLY: Final[dict[str, Any]] = {"fault": "tps", "rate": 100}
+"""So that a client has the first token before the engine fails."""
 IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 
 
@@ -99,6 +101,37 @@ async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
     assert (await ask(router, path, "The sea?")).headers["x-cache"] == "HIT"
 
 
+# Many who ask the same
+
+
+@PATHS
+@pytest.mark.parametrize("first", [False, True], ids=["json-first", "stream-first"])
+async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_two_routers(
+    make_router: MakeRouter, config: str, engines: Engines, path: str, first: bool
+) -> None:
+    routers = [await make_router(config), await make_router(config)]
+    before = (await engines.chat.stats())["started"]
+    await engines.chat.faults({"fault": "ttft", "ms": 300})
+    asking = (ask(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
+    answers = await asyncio.gather(*asking)
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({said(answer) for answer in answers}) == 1
+    assert [answer.headers["x-cache"] for answer in answers].count("MISS") == 1
+    streams = {answer.content for answer in answers if answer.headers["content-type"] != "application/json"}
+    assert len(streams) == 1
+    assert {typed_events(stream)[-1]["type"] for stream in streams} == {LAST[path]}
+    assert (await engines.chat.stats())["started"] == before + 1
+
+
+async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterServer, engines: Engines) -> None:
+    before = (await engines.chat.stats())["started"]
+    await engines.chat.faults({"fault": "ttft", "ms": 100})
+    asking = (ask(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
+    answers = await asyncio.gather(*asking)
+    assert [answer.headers["x-cache"] for answer in answers] == ["BYPASS"] * 3
+    assert (await engines.chat.stats())["started"] == before + 3
+
+
 # Failures
 
 
@@ -143,7 +176,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_kept(
     make_router: MakeRouter, redis_server: RedisServer, engines: Engines, redis: Any, path: str, fault: dict[str, Any]
 ) -> None:
     router = await make_router(configuration(redis_server.url, engines.table(), rest=IMPATIENT))
-    await engines.chat.faults(fault)
+    await engines.chat.faults(fault, SLOWLY)
     answer = await ask(router, path, "The sea?", stream=True)
     assert answer.status_code == 200
     events = typed_events(answer.content)
