@@ -11,7 +11,8 @@ from uvicorn.supervisors import Multiprocess
 
 from router.access_log import set_up_logging
 from router.api.protocol import BoundedHttpProtocol
-from router.app import Application, build
+from router.app import build
+from router.application import Application
 from router.settings import Settings, load
 
 CONFIG: Final = "ROUNDHOUSE_CONFIG"

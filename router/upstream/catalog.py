@@ -1,7 +1,7 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import httpx
 import msgspec
@@ -34,11 +34,14 @@ class Gauges(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One engine process and what this router knows of it. `up` is None until it has been asked."""
+    """One engine process and what this router knows of it. `up` is None until it has been asked.
+
+    One that is `drained` gets no new work; see router.shared.registry.
+    """
 
     __slots__ = (
         "_pages",
-        "_url",
+        "drained",
         "gauges",
         "in_flight",
         "max_model_len",
@@ -47,6 +50,7 @@ class Engine:
         "served_model",
         "task",
         "up",
+        "url",
     )
 
     def __init__(
@@ -55,19 +59,20 @@ class Engine:
         self.name = name
         self.model = model
         self.task: EngineTask = task
-        self._url = url
+        self.url = url
         self._pages: dict[str, httpx.URL] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
         self.in_flight = 0
         self.up: bool | None = None
+        self.drained = False
         self.gauges = Gauges()
 
     def at(self, path: str) -> httpx.URL:
         """The address of one of the engine's pages; there are few of them, and each is parsed once."""
         page = self._pages.get(path)
         if page is None:
-            page = self._pages[path] = httpx.URL(self._url + path)
+            page = self._pages[path] = httpx.URL(self.url + path)
         return page
 
     def note(self, *, up: bool) -> None:
@@ -76,8 +81,12 @@ class Engine:
             log.info("engine %s is %s", self.name, "up" if up else "down")
         self.up = up
 
+    def inherit(self, known: "Engine") -> None:
+        """It is the same engine in other settings: what is known of it is still true."""
+        self.up, self.drained, self.gauges = known.up, known.drained, known.gauges
+
     def view(self) -> EngineView:
-        return EngineView(self.name, self.task, self.up, self.in_flight)
+        return EngineView(self.name, self.task, self.up, self.in_flight, self.drained)
 
 
 class Catalog:
@@ -115,7 +124,14 @@ class Catalog:
         if any(model.auto for model in self.models):
             yield AUTO, None
 
+    def drain(self, names: Collection[str]) -> None:
+        """From now on, these engines get no new work, and all others do."""
+        for engine in self.engines.values():
+            if engine.drained is not (drained := engine.name in names):
+                log.info("engine %s is %s", engine.name, "drained" if drained else "back in service")
+                engine.drained = drained
+
     @property
     def ready(self) -> bool:
-        """Whether at least one engine of each model is up."""
-        return all(any(engine.up for engine in engines) for engines in self._serving.values())
+        """Whether at least one engine of each model is up, and not drained."""
+        return all(any(e.up and not e.drained for e in engines) for engines in self._serving.values())

@@ -13,6 +13,7 @@ from scripted_engine import ScriptedEngine
 from simulated import SimulatedEngine
 from waiting import PATIENCE
 
+from router.api.protocol import BoundedHttpProtocol
 from router.app import build
 from router.settings import parse
 
@@ -47,7 +48,7 @@ class RouterServer:
     def __init__(self, text: str) -> None:
         """`text` is the configuration's."""
         self.application = build(parse(text, {}))
-        options: dict[str, Any] = {"http": "httptools", "ws": "none", "lifespan": "on", "log_config": None}
+        options: dict[str, Any] = {"http": BoundedHttpProtocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)
         self._defects = _Defects()
