@@ -7,12 +7,10 @@ metrics and the connections to engines, belongs to the application.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import httpx
-from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from router.api.leaving import Receive
@@ -27,8 +25,6 @@ from router.store.finding import Client
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog
 from router.upstream.probe import Probe
-
-log = logging.getLogger("roundhouse.configuration")
 
 ALLOW_POST: Final = [(b"allow", b"POST")]
 
@@ -113,20 +109,14 @@ class Application:
         """From now on, /readyz says that no more should be sent here. What is sent is answered."""
         self._lasting.draining = True
 
-    async def reload(self, settings: Settings) -> Sequence[str]:
-        """Puts other settings into effect; names those that stay as they were until a restart.
+    async def reload(self, settings: Settings) -> None:
+        """Puts other settings into effect, but for those of the server; see router.server.read_again.
 
-        Requests under way end with what they began with. Where the settings cannot be used after all, all stays.
+        Requests under way end with what they began with. Where this raises, all stays as it was.
         """
         async with self._changing:
             old = self._site
-            kept = replace(old.settings.router, max_body=settings.router.max_body)
-            waiting = [
-                f"router.{name}"
-                for name in kept.__struct_fields__
-                if getattr(kept, name) != getattr(settings.router, name)
-            ]
-            new = self._make(replace(settings, router=kept), self._lasting, old)
+            new = self._make(settings, self._lasting, old)
             try:
                 await new.start()
             except BaseException:
@@ -138,7 +128,6 @@ class Application:
             task = asyncio.get_running_loop().create_task(self._retire(old))
             self._retiring[task] = old
             task.add_done_callback(self._retiring.pop)
-            return waiting
 
     async def _retire(self, site: Site) -> None:
         while not site.idle:  # noqa: ASYNC110 - a look now and then costs less than a word from every request

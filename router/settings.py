@@ -57,6 +57,10 @@ class Router(Strict, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
     max_body: Bytes = Bytes(4 << 20)
+    receive: Seconds = Seconds(30)
+    send: Seconds = Seconds(60)
+    drain: Seconds = Seconds(5)
+    grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
 
 
@@ -241,6 +245,7 @@ def _problems(settings: Settings) -> list[str]:
         *_cache_problems(settings.cache),
         *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
+        *[f"router.{s}: must be more than nothing" for s in ("receive", "send") if getattr(settings.router, s) <= 0],
         *_auth_problems(settings),
     ]
 

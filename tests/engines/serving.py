@@ -32,7 +32,10 @@ def configuration(
 ) -> str:
     """A configuration as TOML. `engines`: by name, the model, the task and the url; other texts go in as they are."""
     models = dict.fromkeys(model for model, _, _ in engines.values())
-    tables = [f"[router]\n{router}", f'[cache]\nurl = "{redis_url}"\ntimeout = "500ms"\nretry = "20ms"\n{cache}']
+    tables = [
+        f"[router]\n{router}" if "drain" in router else f'[router]\ndrain = "0s"\n{router}',
+        f'[cache]\nurl = "{redis_url}"\ntimeout = "500ms"\nretry = "20ms"\n{cache}',
+    ]
     tables += [f"[[model]]\n{_MODELS[model]}" for model in models]
     for name, (model, task, url) in engines.items():
         tables.append(
