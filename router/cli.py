@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from router.commands.cache import app as cache
 from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
+from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
 from router.settings import DEFAULT_PATH, Settings
 from router.units import Seconds
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cache, name="cache")
+app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
 
 

@@ -31,7 +31,14 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
         self._config = folder / f"{name}.toml"
-        self._config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+        self.write(text)
+
+    def write(self, text: str | None) -> None:
+        """Another configuration in the place of the one that it was started with; None takes the file away."""
+        if text is None:
+            self._config.unlink()
+        else:
+            self._config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
 
     def start(self) -> None:
         argv = [*ROUNDHOUSE, "serve", "-c", str(self._config)]
@@ -67,6 +74,11 @@ class Served:
 
     def send(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
+
+    def kill_one(self, worker: int) -> None:
+        """Ends one of its workers as a crash would."""
+        assert worker in self.workers()
+        os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
         """Ends it as a crash would; does nothing where it has ended."""

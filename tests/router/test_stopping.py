@@ -125,7 +125,7 @@ async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
     served = await serve("workers = 2")
     before = served.workers()
     gone = before.pop()
-    os.kill(gone, signal.SIGKILL)
+    served.kill_one(gone)
     await eventually(lambda: len(now := served.workers()) == 2 and gone not in now)
     assert before < served.workers()
     assert f"worker {gone} ended with -9, and is replaced" in served.log.read_text()
