@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +14,7 @@ from scripted_engine import ScriptedEngine
 from simulated import SimulatedEngine
 from waiting import PATIENCE
 
-from router.api.protocol import BoundedHttpProtocol
+from router.api.protocol import BoundedHttpProtocol, Bounds
 from router.app import build
 from router.settings import parse
 
@@ -50,8 +51,10 @@ class RouterServer:
 
     def __init__(self, text: str) -> None:
         """`text` is the configuration's."""
-        self.application = build(parse(text, {}))
-        options: dict[str, Any] = {"http": BoundedHttpProtocol, "ws": "none", "lifespan": "on", "log_config": None}
+        settings = parse(text, {})
+        self.application = build(settings)
+        protocol = partial(BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send))
+        options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)
         self._defects = _Defects()
