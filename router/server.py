@@ -42,8 +42,8 @@ class Server(uvicorn.Server):
 
     - SIGTERM: drains; said twice, it is said once, since a service manager may tell every process of a group.
     - SIGINT, which a person sends: leaves; a second one ends it at once.
-    - With a `config`, SIGHUP reads that file again; one of several workers is told by its supervisor instead, and takes
-      no notice of SIGINT and SIGHUP.
+    - With a `file`, SIGHUP reads that again; but where it says that the terminal is gone, the server leaves. One of
+      several workers has none, is told by its supervisor, and takes no notice of SIGINT and SIGHUP.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Server(uvicorn.Server):
         self._file = file
         self._orders: deque[Order | Literal["reload"]] = deque()
         self._leave_at: float | None = None
+        self._terminal = Terminal()
 
     def serve_until_told(self, listening: socket.socket) -> int:
         """Returns the exit code."""
@@ -93,9 +94,9 @@ class Server(uvicorn.Server):
             case "leave":
                 self._stop(0.0)
             case "reload":
-                assert self._file is not None
-                settings = read_again(self._file, self._application.settings)
-                if settings is not None:
+                if self._terminal.hung_up:
+                    self._stop(0.0)
+                elif self._file is not None and (settings := read_again(self._file, self._application.settings)):
                     await self._reload(settings)
             case _:
                 await self._reload(order)
@@ -116,6 +117,17 @@ class Server(uvicorn.Server):
             log.exception("the configuration cannot be used; the one before it stays")
         else:
             log.info("another configuration is in effect")
+
+
+class Terminal:
+    """The terminal that the process was started at, if there is one: when it goes, that is a SIGHUP too."""
+
+    def __init__(self) -> None:
+        self._there = os.isatty(0)
+
+    @property
+    def hung_up(self) -> bool:
+        return self._there and not os.isatty(0)
 
 
 def make_server(settings: Settings, application: Application, file: Path | None) -> Server:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from uvicorn.config import STARTUP_FAILURE
 
-from router.server import FORCED, Order, read_again, work
+from router.server import FORCED, Order, Terminal, read_again, work
 from router.settings import Settings
 
 log = logging.getLogger("roundhouse.server")
@@ -51,7 +51,8 @@ class Workers:
     """Decides: how many there are, and what they are told.
 
     - SIGTERM and SIGINT end all of them, as they end one server; a second SIGINT kills them.
-    - SIGHUP reads the configuration again; one that cannot be used is refused, and nobody is told of it.
+    - SIGHUP reads the configuration again; one that cannot be used is refused, and nobody is told of it. Where it says
+      that the terminal is gone, it is a SIGINT.
     - One that dies is replaced; where one cannot even start, all end.
     """
 
@@ -65,6 +66,7 @@ class Workers:
         self._signals: list[int] = []
         self._over_at: float | None = None
         self._code = 0
+        self._terminal = Terminal()
 
     def run(self) -> int:
         """Until all have ended; returns the exit code."""
@@ -91,14 +93,14 @@ class Workers:
         return Worker(self._settings, self._listening, self._shared)
 
     def _heed(self, number: int) -> None:
-        if number == signal.SIGHUP:
+        if number == signal.SIGHUP and not self._terminal.hung_up:
             settings = read_again(self._config, self._settings)
             if settings is not None and self._over_at is None:
                 self._settings = settings
                 self._tell(settings)
         elif number == signal.SIGTERM:
             self._end("drain")
-        elif self._over_at is None:
+        elif self._over_at is None or number == signal.SIGHUP:
             self._end("leave")
         else:
             self._kill(FORCED)

@@ -40,11 +40,11 @@ class Served:
         else:
             self._config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
 
-    def start(self) -> None:
+    def start(self, stdin: int = subprocess.DEVNULL) -> None:
         argv = [*ROUNDHOUSE, "serve", "-c", str(self._config)]
         with self.log.open("ab") as log:
             # In a group of its own, so that one signal reaches its workers too.
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(argv, stdin=stdin, stdout=log, stderr=log, start_new_session=True)
 
     @property
     def runs(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,3 +164,20 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@WORKERS
+async def test_a_router_whose_terminal_is_closed_ends(
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines, workers: int
+) -> None:
+    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router=f"workers = {workers}"))
+    ours, theirs = pty.openpty()
+    try:
+        served.start(theirs)
+        os.close(theirs)
+        await served.ready()
+        os.close(ours)
+        served.process.send_signal(signal.SIGHUP)
+        assert await code(served) == 0
+    finally:
+        served.kill()
