@@ -16,7 +16,7 @@ from engines.redis_server import find_program
 
 
 class CannotStartError(Exception):
-    """The server ended instead of starting: it does not know one of its options."""
+    """The server ended instead of starting: a port is taken, or it does not know one of its options."""
 
 
 class RedisServer:
