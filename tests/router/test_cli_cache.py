@@ -266,7 +266,7 @@ async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, comma
 async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
     file.write_text(configuration("redis://127.0.0.1:1/0?foo=bar", ENGINES))
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 1, "Redis does not answer")
+    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "cache.url: the options here are db")
 
 
 async def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:
