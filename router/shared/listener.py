@@ -55,6 +55,7 @@ class Listener:
         self._channel = channel
         self._hears = hears
         self._retry = retry
+        self._pushed: list[Sequence[bytes] | None] = []
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -79,6 +80,7 @@ class Listener:
         """Returns or raises once one of the connections is lost."""
         if not connections:
             raise LinkError("there is no server")
+        self._pushed.clear()
         topology = self._link.topology
         async with asyncio.timeout(_CONNECT):
             for number, connection in enumerate(connections):
@@ -124,8 +126,11 @@ class Listener:
                 raise LinkError("Redis is silent")
             if said is not None:
                 last = heard
+            pushed, self._pushed = self._pushed, []
+            for keys in pushed:
+                self._hears.changed(keys)
             if isinstance(said, list) and said[0] == b"message":
                 self._hears.message(said[2])
 
     async def _invalidated(self, push: Sequence[Any]) -> None:
-        self._hears.changed(push[1])
+        self._pushed.append(push[1])  # redis-py would keep what is raised here to itself, and the change would be lost
