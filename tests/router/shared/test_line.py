@@ -58,9 +58,7 @@ async def test_commands_reach_redis_in_the_order_in_which_they_were_given(line: 
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
-async def test_commands_given_together_stay_together(
-    line: Line, redis_server: RedisServer, redis: Any, open_line: OpenLine, size: int
-) -> None:
+async def test_commands_given_together_stay_together(line: Line, redis: Any, size: int) -> None:
     for n in range(50):
         replies = line.ask(*(("RPUSH", "list", f"{n}.{part}") for part in range(3)), size=size)
     await replies
