@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from typing import Final
 
 import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from router.api.auth import Authenticator
+from router.api.admin import Admin
+from router.api.auth import AdminDoor, Authenticator
 from router.api.leaving import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
@@ -20,17 +22,22 @@ from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.dispatch import Dispatcher
+from router.flow.explain import Explainer
 from router.flow.flights import Flights
 from router.flow.gateway import CacheSettings, Gateway, TenantCache
 from router.flow.hearing import Hearing, on_purge
+from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
-from router.settings import Cache, Settings, Tenant, tenants
-from router.shared.connect import Link, open_link
+from router.settings import Settings, Tenant, tenants
+from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
 from router.shared.line import Line
+from router.shared.link import Link
 from router.shared.listener import Listener
+from router.shared.popularity import Popularity
 from router.shared.purges import Purges
 from router.shared.tasks import end
+from router.store.finding import Client
 from router.store.local import LocalCopy
 from router.store.redis import EntryStore
 from router.telemetry import Telemetry
@@ -38,6 +45,9 @@ from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
 from router.upstream.probe import Probe
 from router.upstream.transport import Transport
+
+PATIENCE: Final = 5.0
+"""Seconds that Redis has for each answer to an administrator."""
 
 ALLOW_POST = [(b"allow", b"POST")]
 
@@ -52,10 +62,19 @@ def build(
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    line = Line(_link(settings), timeout=settings.cache.timeout, retry=settings.cache.retry)
-    gateway, sharing = _build_gateway(settings, line, catalog, client, telemetry)
+    link = open_link(settings.redis_url, timeout=CONNECT)
+    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
+    reader = build_reader(settings, catalog)
+    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, telemetry)
     probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
     ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
+    survey = open_client(settings.redis_url, timeout=PATIENCE)
+    admin = Admin(
+        door=AdminDoor(settings.auth.admin_keys),
+        client=survey,
+        explainer=build_explainer(settings, reader, survey),
+        max_body=settings.router.max_body,
+    )
     generate = {
         endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
@@ -73,9 +92,10 @@ def build(
             await end(*running)
             await sharing.aclose()
             await client.aclose()
+            await survey.aclose()
 
     pages = Starlette(
-        routes=ops.routes(),
+        routes=[*ops.routes(), *admin.routes()],
         lifespan=lifespan,
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
     )
@@ -83,16 +103,18 @@ def build(
     return Application(generate, pages)
 
 
-def _link(settings: Settings) -> Link:
-    return open_link(settings.redis_url, timeout=settings.cache.timeout)
-
-
 def _build_gateway(
-    settings: Settings, line: Line, catalog: Catalog, client: EngineClient, telemetry: Telemetry
+    settings: Settings,
+    link: Link,
+    line: Line,
+    catalog: Catalog,
+    reader: RequestReader,
+    client: EngineClient,
+    telemetry: Telemetry,
 ) -> tuple[Gateway, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
     cache, limits = settings.cache, settings.timeouts
-    classifier = Classifier.load()
+    popularity = Popularity()
     hints = Hints()
     local = LocalCopy(cache.local)
     flights = Flights(
@@ -108,37 +130,39 @@ def _build_gateway(
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
     flights.share(shared)
-    own = {tenant.name: tenant for tenant in settings.tenant}
     gateway = Gateway(
+        reader=reader,
         catalog=catalog,
         store=EntryStore(line, purges, local),
         local=local,
         flights=flights,
         purges=purges,
         hints=hints,
-        classify=lambda text: classifier.classify(text).task,
-        cache=CacheSettings(
-            {name: _tenant_cache(cache, own.get(name)) for name in tenants(settings)},
-            cache.stale_if_error,
-            Markers(cache.context_open, cache.context_close),
-        ),
+        cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error),
         written=telemetry.written,
-        hit=lambda _: None,
+        hit=popularity.note,
     )
     listener = Listener(
-        _link(settings),
+        link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
         hears=Hearing(local=local, purges=purges, shared=shared, hints=hints),
         retry=cache.retry,
     )
-    return gateway, Sharing(line=line, purges=purges, shared=shared, listener=listener, flights=flights)
+    return gateway, Sharing(
+        line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity
+    )
 
 
-def _tenant_cache(cache: Cache, tenant: Tenant | None) -> TenantCache:
-    ttl = tenant.ttl if tenant is not None and tenant.ttl is not None else cache.ttl
-    store = tenant.store if tenant is not None and tenant.store is not None else cache.store
-    return TenantCache(ttl, store)
+def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
+    cache, own = settings.cache, {tenant.name: tenant for tenant in settings.tenant}
+    caches = {}
+    for name in tenants(settings):
+        tenant = own.get(name, Tenant(name=name))
+        caches[name] = TenantCache(
+            cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
+        )
+    return caches
 
 
 def build_catalog(settings: Settings) -> Catalog:
@@ -159,6 +183,22 @@ def build_catalog(settings: Settings) -> Catalog:
             for number, url in enumerate(engine.addresses, 1)
         ]
     return Catalog(models, engines)
+
+
+def build_reader(settings: Settings, catalog: Catalog) -> RequestReader:
+    """What understands requests."""
+    classifier = Classifier.load()
+    return RequestReader(
+        catalog=catalog,
+        classify=lambda text: classifier.classify(text).task,
+        markers=Markers(settings.cache.context_open, settings.cache.context_close),
+    )
+
+
+def build_explainer(settings: Settings, reader: RequestReader, client: Client) -> Explainer:
+    """What explains requests as the router of these settings would take them; `client` is Redis'."""
+    stores = {name: cache.store for name, cache in _tenant_caches(settings).items()}
+    return Explainer(reader=reader, client=client, stores=stores)
 
 
 class Application:

@@ -1,14 +1,15 @@
 """Does everything that the configuration names answer? What `roundhouse check` asks."""
 
 import asyncio
+import re
 from typing import Any, Final
 
 import httpx
 import msgspec
-import redis.asyncio as aioredis
-import redis.exceptions
 
 from router.settings import Engine, Settings
+from router.shared.connect import open_link
+from router.shared.link import LinkError
 
 PATIENCE: Final = 5.0
 """Seconds for each answer."""
@@ -26,16 +27,19 @@ async def check_all(settings: Settings) -> list[Finding]:
 
 async def _check_redis(settings: Settings) -> Finding:
     where = "redis (embedded)" if settings.redis_url != settings.cache.url else "redis"
-    client = aioredis.Redis.from_url(
-        settings.redis_url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, decode_responses=True
-    )
+    link = open_link(settings.redis_url, timeout=PATIENCE)
     try:
-        info: dict[str, Any] = await client.info("server")
-    except (TimeoutError, redis.exceptions.RedisError, OSError, TypeError) as error:  # TypeError: an unknown option
-        return {"what": where, "ok": False, "note": f"does not answer ({type(error).__name__})"}
+        (info,) = await link.execute([("INFO", "server")], PATIENCE)
+        servers = await link.listeners()
+    except LinkError as error:
+        return {"what": where, "ok": False, "note": f"does not answer ({error})"}
     finally:
-        await client.aclose()
-    return {"what": where, "ok": True, "note": f"version {info.get('redis_version', 'unknown')}"}
+        await link.aclose()
+    if isinstance(info, Exception):
+        return {"what": where, "ok": False, "note": f"does not do what it is asked ({info})"}
+    version = re.search(rb"redis_version:(\S+)", info)
+    note = f"version {version[1].decode() if version else 'unknown'}"
+    return {"what": where, "ok": True, "note": note if len(servers) == 1 else f"{note}, {len(servers)} primaries"}
 
 
 async def _check_engine(client: httpx.AsyncClient, engine: Engine, url: str) -> Finding:

@@ -7,15 +7,15 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load
-
-FAILED = 1
-WRONG_USE = 2
+from router.commands.cache import app as cache
+from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
+from router.commands.keys import app as keys
+from router.settings import DEFAULT_PATH, Settings
 
 app = typer.Typer(
     name="roundhouse",
@@ -25,26 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Config = Annotated[
-    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration file.", show_default=True)
-]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
-
-
-def _say(message: str) -> None:
-    typer.echo(message, err=True)
-
-
-def _fail(message: str, code: int = FAILED) -> NoReturn:
-    _say(f"roundhouse: {message}")
-    raise typer.Exit(code)
-
-
-def _settings(config: Path) -> Settings:
-    try:
-        return load(config)
-    except ConfigurationError as error:
-        _fail(str(error), WRONG_USE)
+app.add_typer(cache, name="cache")
+app.add_typer(keys, name="keys")
 
 
 @app.callback(invoke_without_command=True)
@@ -57,15 +39,15 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the 
 @app.command()
 def serve(config: Config = Path(DEFAULT_PATH)) -> None:
     """Run the router alone; its engines and its Redis run elsewhere."""
-    settings = _settings(config)
+    settings = settings_of(config)
     from router.serve import listen, run  # what only this command needs would slow the others down
 
     try:
         listening = listen(settings)
     except OSError as error:
-        _fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
+        fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
     for line in settings.not_yet():
-        _say(f"roundhouse: {config}: {line}")
+        say(f"roundhouse: {config}: {line}")
     run(settings, config, listening)
 
 
@@ -80,11 +62,11 @@ def up(
     ] = None,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
-    settings = _settings(config)
+    settings = settings_of(config)
     if engines not in ("auto", "vllm", "simulator"):
-        _fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", WRONG_USE)
+        fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", WRONG_USE)
     for line in settings.not_yet():
-        _say(f"roundhouse: {config}: {line}")
+        say(f"roundhouse: {config}: {line}")
     # The router's package and the engines' meet over HTTP and Redis, and here over a file: neither imports the other.
     # The plan may hold secrets of `launch.env`, which a file with a name or an argument would show to others; and a
     # pipe takes 64 KiB and then waits for a reader.
@@ -130,7 +112,7 @@ def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | No
 @app.command()
 def check(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
     """Read the configuration, connect to everything in it, and say what is wrong."""
-    settings = _settings(config)
+    settings = settings_of(config)
     from router.check import check_all
 
     findings = asyncio.run(check_all(settings))
@@ -168,7 +150,7 @@ def classify(
 
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
-        _say("reading JSON lines with `prompt` from standard input; end with Ctrl-D")
+        say("reading JSON lines with `prompt` from standard input; end with Ctrl-D")
     prompts = []
     for number, line in enumerate(sys.stdin, 1):
         if not line.strip():
@@ -178,7 +160,7 @@ def _prompts_from_stdin() -> list[str]:
         except (ValueError, KeyError, TypeError):
             prompt = None
         if not isinstance(prompt, str):
-            _fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', WRONG_USE)
+            fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', WRONG_USE)
         prompts.append(prompt)
     return prompts
 

@@ -12,6 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 INVALID_REQUEST: Final = "invalid_request_error"
 AUTHENTICATION: Final = "authentication_error"
+PERMISSION: Final = "permission_error"
 NOT_FOUND: Final = "not_found_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 UPSTREAM: Final = "upstream_error"

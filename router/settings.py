@@ -12,13 +12,15 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import asdict
 
+from router.addresses import is_http
+from router.core import redis_address
 from router.core.key import Markers
+from router.core.names import RESERVED
 from router.core.policy import Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
 from router.units import Bytes, Seconds, from_text
@@ -26,8 +28,6 @@ from router.units import Bytes, Seconds, from_text
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
 
-_URL_SCHEMES: Final = ("redis", "rediss", "unix")
-_PLANNED_SCHEMES: Final = ("redis+sentinel", "redis+cluster", "memory")
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
 _TOO_SHORT: Final = "every entry needs a time to live of at least 1s"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -173,7 +173,6 @@ class Settings(Strict, frozen=True):
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
             (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
-            (bool(self.auth.admin_keys), "auth.admin_keys", "the admin API"),
         ]
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
@@ -280,42 +279,17 @@ def _engine_problems(settings: Settings) -> list[str]:
         problems += [
             f"{place}.url: {url.rpartition('@')[2]!r} is not an http:// or https:// address without credentials"
             for url in engine.addresses
-            if not _is_http(url)
+            if not is_http(url)
         ]
         if engine.launch is not None and len(engine.addresses) != 1:
             problems.append(f"{place}.launch: an engine that roundhouse starts has one url")
     return problems
 
 
-def _is_http(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        plain = url.isprintable() and " " not in url  # else urlsplit would quietly mend it
-        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        return plain and named and "@" not in parts.netloc  # credentials would be shown, and never sent
-    except ValueError:  # a port that is no number
-        return False
-
-
-def _redis_problems(url: str) -> list[str]:
-    from redis.asyncio.connection import parse_url  # which the other commands need not load
-
-    try:
-        parse_url(url)
-    except ValueError as error:  # it names the part that is wrong, and not the whole, which may hold a password
-        return [f"cache.url: {error}"]
-    return []
-
-
 def _cache_problems(cache: Cache) -> list[str]:
     problems = []
-    scheme = cache.url.partition("://")[0]
-    if scheme in _PLANNED_SCHEMES:
-        problems.append(f"cache.url: {scheme}:// is not supported yet; use redis://, rediss://, unix:// or embedded")
-    elif cache.url != EMBEDDED and scheme not in _URL_SCHEMES:
-        problems.append("cache.url: expected embedded, redis://, rediss:// or unix://")
-    elif cache.url != EMBEDDED:
-        problems += _redis_problems(cache.url)
+    if cache.url != EMBEDDED:
+        problems += [f"cache.url: {problem}" for problem in redis_address.problems(cache.url)]
     if cache.ttl < 1:
         problems.append(f"cache.ttl: {_TOO_SHORT}")
     if cache.timeout <= 0 or cache.retry <= 0:
@@ -332,7 +306,11 @@ def _tenant_problems(tenants: list[Tenant]) -> list[str]:
 
 def _auth_problems(settings: Settings) -> list[str]:
     keys = [key for tenant in settings.tenant for key in tenant.keys]
-    problems = []
+    problems = [
+        f"tenant[{index}].name: {tenant.name!r} stands for something else in Redis and cannot be a tenant's name"
+        for index, tenant in enumerate(settings.tenant)
+        if tenant.name in RESERVED
+    ]
     if len(set(keys)) < len(keys):
         problems.append("tenant: two tenants cannot have the same key")
     if settings.auth.mode == "keys" and not keys:

@@ -6,6 +6,7 @@ from typing import get_args
 
 import msgspec
 import pytest
+from redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
 from router.core.key import NOT_PART_OF_THE_ANSWER
 from router.core.reason import MissReason
@@ -132,3 +133,9 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.resolve().is_relative_to(ROOT), f"{link} leads out of the project"
         if anchor:
             assert anchor in anchors(target), f"{link}: there is no such heading"
+
+
+def test_the_rights_in_redis_are_those_that_the_tests_have() -> None:
+    page = (DOCS / "deploying.md").read_text(encoding="utf-8")
+    assert " ".join(word for word in LEAST_RIGHTS if word[0] not in ">o") in page.replace(" on >password", "")
+    assert " ".join(word for word in SENTINEL_RIGHTS if word[0] == "+") in page

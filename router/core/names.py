@@ -35,6 +35,11 @@ def claim_of(key: str) -> str:
     return _CLAIM + key[len(PREFIX) :]
 
 
+def claimed_by(claim: str) -> str:
+    """The key of the entry that a claim is on."""
+    return PREFIX + claim[len(_CLAIM) :]
+
+
 def flight_of(key: str, flight: str) -> str:
     """The stream of the generation `flight`, which is to give the entry at `key`."""
     return f"{_FLIGHT}{key[len(PREFIX) :]}:{flight}"
@@ -43,6 +48,12 @@ def flight_of(key: str, flight: str) -> str:
 def hits_of(tenant: str) -> str:
     """Where a tenant's hits are counted."""
     return _HITS + tenant
+
+
+ALL_CLAIMS: Final = _CLAIM + "*"
+ALL_FLIGHTS: Final = _FLIGHT + "*"
+ALL_HITS: Final = _HITS + "*"
+"""What SCAN MATCH takes to find all of a kind."""
 
 
 def is_flight(key: str) -> bool:

@@ -16,7 +16,9 @@ from router.core.names import PREFIX
 MissReason = Literal["new", "expired", "system", "rag", "query", "params", "model"]
 
 REMEMBERED: Final = 4096
-"""Entries of which a process remembers the key; some 2.5 MB."""
+"""Entries of which a process remembers the key; some 3 MB."""
+
+_MARKS: Final = 7  # what is remembered of one entry
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -34,13 +36,19 @@ class Fingerprint(msgspec.Struct, frozen=True):
     params: str
 
     def differences(self, other: "Fingerprint") -> list[MissReason]:
-        """In which parts another differs, of the same tenant; none where they are the same but for the revision."""
+        """In which parts another differs, of the same tenant; another revision of the model is another model.
+
+        Of an entry that does not know its two halves, the one or the other that differs counts as `query`.
+        """
+        halves = bool(self.question and other.question)
+        asked, how = self.question != other.question, self.params != other.params
+        revision = halves and not asked and not how and self.query != other.query
         parts: list[tuple[MissReason, bool]] = [
-            ("model", self.model != other.model),
+            ("model", self.model != other.model or revision),
             ("system", self.system != other.system),
             ("rag", self.rag != other.rag),
-            ("query", self.question != other.question),
-            ("params", self.params != other.params),
+            ("query", asked if halves else self.query != other.query),
+            ("params", halves and how),
         ]
         return [name for name, differs in parts if differs]
 
@@ -48,11 +56,20 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def fingerprint(key: str, parts: Parts) -> Fingerprint:
     """The fingerprint of a request that was taken apart, and whose key was derived from that."""
     endpoint, messages, rest = parts.query
+    question, params = canonical(messages), canonical([endpoint, rest])
     tenant, model, system, rag, query = key[len(PREFIX) :].split(":")
     return Fingerprint(
-        tenant, model, system, rag, query,
-        xxhash.xxh3_64_hexdigest(canonical(messages)), xxhash.xxh3_64_hexdigest(canonical([endpoint, rest])),
-    )  # fmt: skip
+        tenant, model, system, rag, query, xxhash.xxh3_64_hexdigest(question), xxhash.xxh3_64_hexdigest(params)
+    )
+
+
+def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
+    """The fingerprint of the entry at a key, with what it notes of itself; None where the key is none of an entry."""
+    parts = key.removeprefix(PREFIX).split(":")
+    if len(parts) != 5:
+        return None
+    tenant, model, system, rag, query = parts
+    return Fingerprint(tenant, model, system, rag, query, question, params)
 
 
 class Hints:
@@ -62,7 +79,7 @@ class Hints:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._known: dict[int, None] = {}
-        self._limit = 6 * remembered
+        self._limit = _MARKS * remembered
 
     def reason(self, wanted: Fingerprint) -> MissReason:
         """The word for a request that has no entry."""
@@ -94,9 +111,11 @@ class Hints:
 
     def _marks(self, of: Fingerprint) -> list[tuple[MissReason, int]]:
         exact, system, rag, context = self._marks_of_key(of.tenant, of.model, of.system, of.rag, of.query)
+        # Where all is the same but the key's last part, that is the model's revision.
+        revision = hash(("revision", of.tenant, of.model, of.system, of.rag, of.question, of.params))
         params = hash(("params", of.tenant, of.model, of.system, of.rag, of.question))
         model = hash(("model", of.tenant, of.system, of.rag, of.question, of.params))
-        return [("expired", exact), ("params", params), ("model", model),
+        return [("expired", exact), ("model", revision), ("params", params), ("model", model),
                 ("system", system), ("rag", rag), ("query", context)]  # fmt: skip
 
     @staticmethod

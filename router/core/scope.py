@@ -1,6 +1,7 @@
 """What a purge is about: one entry, or all that have some things in common."""
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 import xxhash
@@ -11,6 +12,9 @@ from router.errors import bad_request
 
 MAX_DOCUMENT: Final = 128
 """Characters of a document's id; of a longer one, its hash is the name."""
+
+MAX_PAGE: Final = 1000
+"""Entries on one page of a listing."""
 
 Part = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
@@ -57,6 +61,11 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             part or "*" for part in (self.tenant, self.model, self.system, self.rag, None)
         )
 
+    def record(self) -> bytes:
+        """The scope as JSON, of a bounded length, for those who are to be told: a long document stands by its name."""
+        document = None if self.document is None else document_name(self.document)
+        return msgspec.json.encode(msgspec.structs.replace(self, document=document))
+
     @property
     def claims(self) -> str:
         """The same for the claims of generations in flight."""
@@ -92,3 +101,12 @@ def read_scope(body: bytes) -> Scope:
     if scope.all and not Scope(all=True) == scope:
         raise bad_request("A purge of `all` takes nothing else.", param="all", code="invalid_purge")
     return scope
+
+
+def scope_of(fields: Mapping[str, Any]) -> Scope:
+    """The scope of a listing that is narrowed down by these; by none, it is of all. Raises ApiError (400)."""
+    try:
+        scope = msgspec.convert(fields, Scope)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"The listing is not understood: {error}", code="invalid_query") from None
+    return Scope(all=True) if scope.empty else scope

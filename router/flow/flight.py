@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from router.core.error_shapes import error_frame
 from router.core.key import Key
 from router.core.recording import Recording
 from router.core.replay import replay
@@ -81,11 +82,6 @@ class Flight:
         self._on_close = on_close
         self.storing = False
         self.readers: set[Reader] = set()
-
-    @property
-    def stream(self) -> bool:
-        """Whether it comes in frames, and not as one JSON answer."""
-        return self.request.stream
 
     @property
     def begun(self) -> bool:
@@ -202,8 +198,8 @@ class Reader:
 
     async def begin(self) -> bytes | None:
         flight = self._flight
-        live = self._request.stream and flight.stream
-        while flight.landing is None and not (live and flight.begun):
+        # Which form it has is known once something has come of it: another process may lead it for a JSON client.
+        while flight.landing is None and not (self._request.stream and flight.begun):
             await self._news()
         work, exchange = flight.work, self._exchange
         exchange.engine, exchange.task = work.engine, work.task
@@ -211,9 +207,12 @@ class Reader:
         if flight.landing is None:
             return None
         if not flight.landing.whole:
-            raise self._failure(flight.landing)
+            failure = self._failure(flight.landing)
+            if self._request.stream and flight.begun and failure is flight.landing.error:
+                return None  # what there is of it comes first
+            raise failure
         self._note(flight.landing)
-        if live:
+        if self._request.stream and flight.landing.body is None:
             return None
         answer = self._in_my_form(flight.landing)
         if answer is None:
@@ -257,7 +256,7 @@ class Reader:
     def _broken(self, reason: str, message: str) -> bytes:
         self._exchange.outcome = "failed"
         self._exchange.error = reason
-        return ApiError(502, message, kind=UPSTREAM, code="engine_failed").frame()
+        return error_frame(self._request.endpoint, ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
 
     def _note(self, landing: Landing) -> None:
         exchange = self._exchange

@@ -37,11 +37,12 @@ _ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that h
 
 
 class _End(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis; the frames of a recording are in the stream already."""
+    """A landing as it goes through Redis; the frames of a recording are in the stream already, but for the last."""
 
     landing_body: bytes | None
     body: bytes | None
     usage_frame: bytes | None
+    last_frames: bytes | None
     kept: bool
     endings: tuple[bytes, bytes]
     prompt_tokens: int
@@ -155,7 +156,7 @@ class Flights:
 
     async def _lead(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None) -> Landing:
         try:
-            lead = self._stream if flight.stream else self._whole
+            lead = self._stream if flight.request.stream else self._whole
             landing, recording = await lead(flight, engines)
         except ApiError as error:
             return Landing(whole=False, error=error, reason=error.code or error.kind)
@@ -292,6 +293,7 @@ class Flights:
             landing_body=landing.body,
             body=recording.body if recording is not None and landing.body is None else None,
             usage_frame=recording.usage_frame if recording is not None else None,
+            last_frames=_beyond(recording.frames, flight) if recording is not None else None,
             kept=recording is not None,
             endings=landing.endings,
             prompt_tokens=landing.prompt_tokens,
@@ -319,7 +321,7 @@ class Flights:
         if end.kept:
             recording = Recording(
                 body=end.landing_body if end.landing_body is not None else end.body,
-                frames=flight.so_far() if flight.begun and flight.complete else None,
+                frames=flight.so_far() + end.last_frames if end.last_frames is not None and flight.complete else None,
                 usage_frame=end.usage_frame,
                 prompt_tokens=end.prompt_tokens,
                 completion_tokens=end.completion_tokens,
@@ -328,3 +330,8 @@ class Flights:
             whole=True, body=end.landing_body, recording=recording, endings=end.endings,
             prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
         )  # fmt: skip
+
+
+def _beyond(frames: bytes | None, flight: Flight) -> bytes | None:
+    """What a recording has beyond that which the flight has said to its readers before its end."""
+    return frames[len(flight.so_far()) :] if frames is not None and flight.complete else None

@@ -9,24 +9,23 @@ from typing import Final, Protocol
 import msgspec
 
 from router.core.control import Control
-from router.core.key import Key, Markers, Parts, derive, take_apart
 from router.core.policy import Store as StorePolicy
 from router.core.policy import Use, decide, usable
 from router.core.reason import Fingerprint, Hints, fingerprint
 from router.core.recording import Recording
 from router.core.replay import replay
-from router.core.request import Request, parse
 from router.core.routing import plan
 from router.core.types import Bypass, CacheStatus, Entry, Task
 from router.errors import ApiError, not_cached
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
+from router.flow.reading import Reading, RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
 from router.store.redis import EntryStore, WriteResult
-from router.upstream.catalog import Catalog, Engine, Model
+from router.upstream.catalog import Catalog, Engine
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
 _ENGINES_FAULT: Final = (502, 503, 504)
@@ -61,18 +60,6 @@ class CacheSettings(msgspec.Struct, frozen=True):
 
     tenants: Mapping[str, TenantCache]
     stale_if_error: float
-    markers: Markers
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A request that has been understood: what it asks for, of whom, and the key of its answer."""
-
-    request: Request
-    parts: Parts
-    task: Task
-    model: Model
-    key: Key
-    control: Control
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -94,32 +81,33 @@ class Gateway:
     def __init__(
         self,
         *,
+        reader: RequestReader,
         catalog: Catalog,
         store: EntryStore,
         local: LocalCopy,
         flights: Flights,
         purges: Purges,
         hints: Hints,
-        classify: Callable[[str], Task],
         cache: CacheSettings,
         written: Callable[[str], None],
         hit: Callable[[str], None],
     ) -> None:
         """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given."""
+        self._reader = reader
         self._catalog = catalog
         self._store = store
         self._local = local
         self._flights = flights
         self._purges = purges
         self._hints = hints
-        self._classify = classify
         self._cache = cache
         self._written = written
         self._hit = hit
 
     async def answer(self, exchange: Exchange, control: Control, body: bytes, client: Leaving) -> Answer:
         """What the client gets. Raises ApiError."""
-        asked = self._understand(exchange, control, body)
+        asked = self._reader.read(exchange.endpoint, exchange.tenant, body, control)
+        exchange.stream, exchange.task, exchange.model = asked.request.stream, asked.task, asked.model.name
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
         found = await self._look_up(exchange, asked) if exchange.bypass is None else None
@@ -143,18 +131,9 @@ class Gateway:
                 raise
             return self._give(exchange, found, asked)
 
-    def _understand(self, exchange: Exchange, control: Control, body: bytes) -> Asked:
-        request = parse(exchange.endpoint, body)
-        parts = take_apart(request, self._cache.markers)
-        task = self._classify(parts.question)
-        model = self._catalog.resolve(request.model, task)
-        exchange.stream, exchange.task, exchange.model = request.stream, task, model.name
-        key = derive(parts, tenant=exchange.tenant, model=model.name, revision=model.revision)
-        return Asked(request, parts, task, model, key, control)
-
     # -- what is stored ---------------------------------------------------------------------------------------------
 
-    async def _look_up(self, exchange: Exchange, asked: Asked) -> Found | None:
+    async def _look_up(self, exchange: Exchange, asked: Reading) -> Found | None:
         key = asked.key.text
         entry = self._local.get(key)
         local = entry is not None
@@ -171,7 +150,7 @@ class Gateway:
         exchange.key = key
         return self._judge(asked, entry, local=local) if entry is not None else None
 
-    def _judge(self, asked: Asked, entry: Entry, *, local: bool) -> Found:
+    def _judge(self, asked: Reading, entry: Entry, *, local: bool) -> Found:
         age = max(0.0, time.time() - entry.created)
         use, body = Use.NONE, None
         # The hash in the key only finds an entry; the digest proves that it answers this very request.
@@ -180,7 +159,7 @@ class Gateway:
             body = replay(entry, asked.request) if use is not Use.NONE else None
         return Found(entry, body or b"", age, local, use if body is not None else Use.NONE)
 
-    async def _found_after_all(self, asked: Asked, found: Found | None) -> Found | None:
+    async def _found_after_all(self, asked: Reading, found: Found | None) -> Found | None:
         """What is stored and can be given although no engine had an answer."""
         if found is None:  # it may have been there all the time: who joins a flight has not looked
             try:
@@ -190,7 +169,7 @@ class Gateway:
             found = self._judge(asked, entry, local=False) if entry is not None else None
         return found if found is not None and found.use is not Use.NONE else None
 
-    def _give(self, exchange: Exchange, found: Found, asked: Asked) -> Whole:
+    def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
         exchange.reason = None
@@ -202,7 +181,7 @@ class Gateway:
 
     # -- what is generated ------------------------------------------------------------------------------------------
 
-    async def _generated(self, exchange: Exchange, asked: Asked, keep: Keep | None, found: Found | None) -> Answer:
+    async def _generated(self, exchange: Exchange, asked: Reading, keep: Keep | None, found: Found | None) -> Answer:
         """`found`: what was stored when it was looked for, and could not be given."""
         may_share = exchange.bypass is None or exchange.bypass is Bypass.REDIS_DOWN
         for attempt in range(_ATTEMPTS):
@@ -238,7 +217,7 @@ class Gateway:
                     return self._give(exchange, found, asked)
         raise AssertionError("a flight of one's own never asks to begin anew")
 
-    def _work(self, exchange: Exchange, asked: Asked) -> Work:
+    def _work(self, exchange: Exchange, asked: Reading) -> Work:
         return Work(
             request_id=exchange.request_id, traceparent=exchange.traceparent, tenant=exchange.tenant,
             model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
@@ -248,7 +227,7 @@ class Gateway:
         order = plan(task, [engine.view() for engine in self._catalog.serving(model)])
         return [self._catalog.engines[view.name] for view in order]
 
-    def _keeper(self, exchange: Exchange, asked: Asked, print_: Fingerprint) -> Keep:
+    def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint) -> Keep:
         """Stores the answer to this request under its key, for no longer than the client allows."""
         ttl = self._cache.tenants[exchange.tenant].ttl
         lifetime = ttl if asked.control.ttl is None else min(ttl, asked.control.ttl)

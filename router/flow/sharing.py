@@ -2,26 +2,33 @@
 
 import asyncio
 import contextlib
+from typing import Final
 
 from router.flow.flights import Flights
 from router.shared.flights import SharedFlights
 from router.shared.line import Line, RedisDownError
 from router.shared.listener import Listener
+from router.shared.popularity import Popularity
 from router.shared.purges import Purges
 from router.shared.tasks import end
+
+_COUNTED_EVERY: Final = 2.0  # seconds
+_AT_ONCE: Final = 500  # commands, so that lookups need not wait behind thousands
 
 
 class Sharing:
     """The line to Redis, what is heard over it, and the claims that are held through it."""
 
     def __init__(
-        self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights
-    ) -> None:
+        self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights,
+        popularity: Popularity,
+    ) -> None:  # fmt: skip
         self._line = line
         self._purges = purges
         self._shared = shared
         self._listener = listener
         self._flights = flights
+        self._popularity = popularity
 
     async def start(self) -> None:
         """Looks for Redis; waits for it a moment."""
@@ -34,7 +41,7 @@ class Sharing:
         """Until it is cancelled."""
         await self._learn()
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._listener.run()), loop.create_task(self._shared.run())]
+        tasks = [loop.create_task(work) for work in (self._listener.run(), self._shared.run(), self._count_hits())]
         try:
             await asyncio.wait(tasks)
         finally:
@@ -48,7 +55,19 @@ class Sharing:
             except RedisDownError:
                 await asyncio.sleep(0)  # it was up, and is away again
 
+    async def _count_hits(self) -> None:
+        while True:
+            await asyncio.sleep(_COUNTED_EVERY)
+            self._tell_hits()
+
+    def _tell_hits(self) -> None:
+        commands = self._popularity.take()
+        with contextlib.suppress(RedisDownError):
+            for at in range(0, len(commands), _AT_ONCE):
+                self._line.ask(*commands[at : at + _AT_ONCE])
+
     async def aclose(self) -> None:
         """Ends the flights that are still in the air, and lets what is to be written be written."""
         await self._flights.aclose()
+        self._tell_hits()
         await self._line.aclose()

@@ -1,130 +1,96 @@
-"""Redis, however people run it: from the address in the configuration to connections.
+"""Redis, however people run it: from the address in the configuration to a link, or to redis-py's client."""
 
-redis-py knows how to connect, log in, follow a Sentinel and find a cluster's nodes. What it would do beside that, such
-as trying again for seconds, is turned off: whoever asks decides how long an answer is waited for.
-"""
-
-import asyncio
-import contextlib
-import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis.asyncio as aioredis
-import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 
-Command = tuple[bytes | str | int | float, ...]
-"""A command's name and its arguments; the key, if it has one, stands where redis-py looks for it."""
-
-FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
-"""What redis-py raises when Redis does not do what it was asked."""
+from router.core.redis_address import Host, RedisAddress, parse
+from router.shared.cluster_link import ClusterLink
+from router.shared.link import Link, ServerLink
+from router.shared.sentinel_link import SentinelLink, Sentinels
 
 CLIENT_NAME: Final = "roundhouse"
 
+CONNECT: Final = 2.0
+"""Seconds for a connection, TLS handshake included, where nothing waits for it that is hot."""
 
-class LinkError(Exception):
-    """Redis cannot be asked; the message names the kind of fault, and never an address or a password."""
-
-    @classmethod
-    def of(cls, error: Exception) -> "LinkError":
-        # redis-py repeats the address, which may hold a password; what Redis itself said holds none.
-        return cls(str(error) if isinstance(error, redis.exceptions.ResponseError) else type(error).__name__)
+Client = aioredis.Redis | RedisCluster
 
 
-class Link(Protocol):
-    """The way to a Redis, or to a cluster of them.
+def open_client(url: str, *, timeout: float) -> Client:
+    """A redis-py client, for what is not hot. `timeout` in seconds, for connecting and for each answer.
 
-    - `execute` sends commands of one key each, those of one key in their order, and gives a reply each; one that
-      Redis refused is an exception in its place. Raises LinkError where nothing is known of some of them.
-    - After a LinkError the next `execute` connects anew.
-    - Only one `execute` is under way at a time.
+    Raises AddressError.
     """
-
-    @property
-    def topology(self) -> object:
-        """Compares equal as long as the same servers hold the keys."""
-
-    async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]: ...
-
-    async def listeners(self) -> list[AbstractConnection]:
-        """Connections of their own to every server that holds keys, for whoever wants to be told of changes.
-
-        They speak RESP3 and are not connected yet. Raises LinkError where it is not known which servers there are.
-        """
-
-    async def aclose(self) -> None: ...
-
-
-class ServerLink:
-    """The link to one server, through one connection."""
-
-    def __init__(self, client: "aioredis.Redis") -> None:
-        self._pool: Any = client.connection_pool  # redis-py leaves much of it untyped
-        self._connection: Any = None
-
-    @property
-    def topology(self) -> object:
-        return None
-
-    async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
-        try:
-            async with asyncio.timeout(timeout):
-                if self._connection is None:
-                    self._connection = await self._pool.get_connection()
-                return await _exchange(self._connection, commands)
-        except FAULTS as error:
-            await self._drop()
-            raise LinkError.of(error) from error
-        except BaseException:
-            await self._drop()
-            raise
-
-    async def listeners(self) -> list[AbstractConnection]:
-        return [self._pool.make_connection()]
-
-    async def aclose(self) -> None:
-        await self._drop()
-        await self._pool.disconnect()
-
-    async def _drop(self) -> None:
-        # What has been sent and not answered must not answer the next question.
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(*FAULTS):
-                await connection.disconnect(nowait=True)
-            await self._pool.release(connection)
-
-
-async def _exchange(connection: Any, commands: Iterable[Command]) -> list[Any]:
-    """Sends all, then reads the replies; the connection's owner minds the time."""
-    commands = list(commands)
-    await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-    replies = []
-    for _ in commands:
-        try:
-            replies.append(await connection.read_response(disable_decoding=True, timeout=math.inf))
-        except redis.exceptions.ResponseError as error:
-            replies.append(error)
-    return replies
-
-
-def open_client(url: str, *, timeout: float) -> "aioredis.Redis":
-    """A redis-py client, for what is not hot. `timeout` in seconds, for connecting and for each answer."""
-    return aioredis.Redis.from_url(
-        url,
-        socket_timeout=timeout,
-        socket_connect_timeout=timeout,
-        # redis-py tries again for seconds unless it is told not to.
-        retry=Retry(NoBackoff(), 0),
-        decode_responses=False,
-        client_name=CLIENT_NAME,
-        protocol=3,
+    address = parse(url)
+    if address.kind != "cluster":
+        return aioredis.Redis.from_pool(_pool(address, timeout))
+    tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
+    return RedisCluster(
+        startup_nodes=[ClusterNode(name, port) for name, port in address.hosts],
+        require_full_coverage=False,
+        **_options(address, timeout),
+        **tls,
     )
 
 
 def open_link(url: str, *, timeout: float) -> Link:
-    """The link to the Redis at an address. `timeout` in seconds, for connecting."""
-    return ServerLink(open_client(url, timeout=timeout))
+    """The link to the Redis at an address. `timeout` in seconds, for connecting. Raises AddressError."""
+    address = parse(url)
+    if address.kind == "cluster":
+        return ClusterLink(
+            address.hosts, lambda host: ServerLink(_server_pool(address, host, timeout)), timeout=timeout
+        )
+    if address.kind == "sentinel":
+        return SentinelLink(_sentinel_pool(address, timeout))
+    return ServerLink(_pool(address, timeout))
+
+
+def _pool(address: RedisAddress, timeout: float) -> "aioredis.ConnectionPool":
+    if address.kind == "sentinel":
+        return _sentinel_pool(address, timeout)
+    if address.kind == "socket":
+        return aioredis.ConnectionPool(
+            connection_class=UnixDomainSocketConnection,
+            path=address.path,
+            db=address.db,
+            **_options(address, timeout),
+        )
+    return _server_pool(address, address.hosts[0], timeout)
+
+
+def _server_pool(address: RedisAddress, host: Host, timeout: float) -> "aioredis.ConnectionPool":
+    tls: dict[str, Any] = {"connection_class": SSLConnection, **address.tls_options} if address.tls else {}
+    return aioredis.ConnectionPool(host=host[0], port=host[1], db=address.db, **_options(address, timeout), **tls)
+
+
+def _sentinel_pool(address: RedisAddress, timeout: float) -> SentinelConnectionPool:
+    tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
+    # Half of the time for the Sentinels, the other for the master.
+    asking = _options(address, timeout / 2) | {
+        "username": address.sentinel_username,
+        "password": address.sentinel_password,
+    }
+    sentinels = Sentinels(address.hosts, sentinel_kwargs={**asking, **tls})
+    options = {**_options(address, timeout), **tls, "db": address.db}
+    return SentinelConnectionPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
+
+
+def _options(address: RedisAddress, timeout: float) -> dict[str, Any]:
+    """What redis-py is told for every connection, by its names."""
+    return {
+        "username": address.username,
+        "password": address.password,
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        # redis-py tries again for seconds unless it is told not to.
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": False,
+        "client_name": CLIENT_NAME,
+        "protocol": 3,
+    }

@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from router.core.names import claim_of, flight_of
-from router.shared.connect import Command
 from router.shared.line import Line, RedisDownError
+from router.shared.link import Command, later
 
 log = logging.getLogger("roundhouse.flights")
 
@@ -110,7 +110,7 @@ class SharedFlights:
         taken, found, created = await self._line.ask(
             ("SET", claim_of(key), mine.text(), "NX", "PX", int(LEASE * 1000)),
             ("GET", claim_of(key)),
-            ("HGET", key, "created"),
+            later(("HGET", key, "created")),
         )
         if isinstance(taken, Exception):
             raise RedisDownError
@@ -130,7 +130,8 @@ class SharedFlights:
             self._release(*held)
 
     def _release(self, key: str, claim: Claim) -> None:
-        self._tell(("EVAL", _RELEASE, 1, claim_of(key), claim.text()))
+        # Whoever finds it gone must find the entry, and all of the stream.
+        self._tell(later(("EVAL", _RELEASE, 1, claim_of(key), claim.text())))
 
     def _tell(self, *commands: Command) -> None:
         try:
@@ -185,7 +186,7 @@ class SharedFlights:
                 changed.clear()
                 # The claim first: if it is gone by then, the stream has all that it ever will.
                 found, records = await self._line.ask(
-                    ("GET", claim_of(key)), ("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100)
+                    ("GET", claim_of(key)), later(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
                 )
                 if isinstance(records, Exception):
                     raise LostError

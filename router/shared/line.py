@@ -15,7 +15,7 @@ import logging
 from typing import Any, Final
 
 from router.core.names import PURGES
-from router.shared.connect import Command, Link, LinkError
+from router.shared.link import Command, Link, LinkError
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
@@ -72,7 +72,9 @@ class Line:
         """Sends what waits to be sent, and closes the connections."""
         while self._worker is not None:
             await self._worker
+            await asyncio.sleep(0)  # who has just been answered may have one more thing to say
         await end(self._probe)
+        self._up.clear()  # what comes now must not connect anew
         await self._link.aclose()
 
     def ask(self, *commands: Command, size: int = 0) -> "asyncio.Future[Replies]":

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from redis.asyncio.connection import AbstractConnection
 
-from router.shared.connect import FAULTS, Link, LinkError
+from router.shared.link import FAULTS, Link, LinkError
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")

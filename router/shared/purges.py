@@ -16,8 +16,8 @@ import msgspec
 
 from router.core.names import PURGES
 from router.core.scope import Scope
-from router.shared.connect import Command
 from router.shared.line import Line, RedisDownError
+from router.shared.link import Command
 
 log = logging.getLogger("roundhouse.purges")
 

@@ -3,17 +3,15 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from math import isfinite
 from typing import Any, Final, Literal
 
-import msgspec
 import redis.exceptions
 
-from router.core.types import Entry, Task
-from router.shared.connect import Command
+from router.core.types import Entry
 from router.shared.line import Line, RedisDownError
+from router.shared.link import Command, LinkError, later
 from router.shared.purges import BEGINNING, Mark, Purges
+from router.store.fields import to_entry, to_fields
 from router.store.local import LocalCopy
 
 log = logging.getLogger("roundhouse.store")
@@ -22,12 +20,6 @@ WriteResult = Literal["stored", "failed", "dropped", "purged"]
 
 MAX_BACKLOG: Final = 64 << 20
 """Bytes of entries that may wait to be written; what comes beyond that is dropped."""
-
-_FIELDS: Final = (
-    "digest", "model", "engine", "task", "created", "ttl", "stale", "prompt_tokens", "completion_tokens",
-    "generation_ms", "question", "params", "body", "frames", "usage_frame",
-)  # fmt: skip
-_TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 
 # In one step, and on a cluster too. SET comes first because it replaces what is there whatever it is, and because a
 # Redis without memory refuses it: once a script has deleted something, Redis refuses it nothing any more.
@@ -79,7 +71,7 @@ class EntryStore:
             done.set_result("dropped")
             return done
         try:
-            replies = self._line.ask(_writing(key, entry), self._purges.news(), size=size)
+            replies = self._line.ask(_writing(key, entry), later(self._purges.news()), size=size)
         except RedisDownError:
             done.set_result("dropped")
             return done
@@ -104,63 +96,14 @@ class EntryStore:
             # It answers, so it is not down; out of memory or read-only, it still gives what it has.
             log.warning("an entry could not be written: %s", reply)
             return "failed"
-        if not self._purges.cover(key, entry.documents, since):
+        unsure = isinstance(news, LinkError)  # of a cluster, the one server that knows the purges does not answer
+        if not unsure and not self._purges.cover(key, entry.documents, since):
             return "stored"
         with contextlib.suppress(RedisDownError):
             self._line.ask(("DEL", key))
-        return "purged"
+        return "failed" if unsure else "purged"
 
 
 def _writing(key: str, entry: Entry) -> Command:
     lifetime = max(1, int((entry.ttl + entry.stale) * 1000))
-    return ("EVAL", _WRITE, 1, key, lifetime, *to_fields(entry))
-
-
-def to_fields(entry: Entry) -> list[Any]:
-    """An entry as the names and values of a Redis hash, in turn."""
-    fields: list[Any] = []
-    for name in _FIELDS:
-        value = getattr(entry, name)
-        if value is not None:
-            fields += (name, value)
-    if entry.documents:
-        fields += ("documents", msgspec.json.encode(entry.documents))
-    return fields
-
-
-def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
-    """None for what is not there, and for what is there and is no entry."""
-    if not fields:
-        return None
-    body, frames = fields.get(b"body"), fields.get(b"frames")
-    task = _TASKS.get(fields.get(b"task", b""))
-    if task is None or (body is None and frames is None):
-        return None
-    try:
-        documents = fields.get(b"documents")
-        entry = Entry(
-            digest=fields[b"digest"].decode("ascii"),
-            body=body,
-            frames=frames,
-            usage_frame=fields.get(b"usage_frame"),
-            model=fields[b"model"].decode("ascii"),
-            engine=fields[b"engine"].decode("ascii"),
-            task=task,
-            created=float(fields[b"created"]),
-            ttl=float(fields[b"ttl"]),
-            stale=float(fields.get(b"stale", b"0")),
-            prompt_tokens=int(fields[b"prompt_tokens"]),
-            completion_tokens=int(fields[b"completion_tokens"]),
-            generation_ms=int(fields[b"generation_ms"]),
-            documents=msgspec.json.decode(documents, type=tuple[str, ...]) if documents is not None else (),
-            question=fields.get(b"question", b"").decode("ascii"),
-            params=fields.get(b"params", b"").decode("ascii"),
-        )
-    except (KeyError, ValueError, msgspec.DecodeError):
-        return None
-    # What of it goes into headers and counters must be fit for them, whoever wrote it.
-    counts = (
-        entry.created, entry.ttl, entry.stale, entry.prompt_tokens, entry.completion_tokens, entry.generation_ms,
-    )  # fmt: skip
-    fit = entry.engine.isprintable() and all(isfinite(count) and count >= 0 for count in counts)
-    return entry if fit else None
+    return ("EVAL", _WRITE, 1, key, lifetime, *[word for field in to_fields(entry).items() for word in field])

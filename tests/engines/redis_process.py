@@ -15,25 +15,44 @@ from waiting import eventually
 from engines.redis_server import find_program
 
 
-class RedisServer:
-    """A redis-server of its own on a Unix socket; `stop` and `start` bring it back, empty, at the same place."""
+class CannotStartError(Exception):
+    """The server ended instead of starting: it does not know one of its options."""
 
-    def __init__(self, *options: str) -> None:
+
+class RedisServer:
+    """A redis-server of its own on a Unix socket; `kill` and `start` bring it back, empty, at the same place.
+
+    `port`: where it listens too; `program`: what is started; `conf`: the text of its configuration file.
+    """
+
+    def __init__(self, *options: str, port: int = 0, program: str = "redis-server", conf: str | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rh-"))  # a socket's path must be short
         self.socket = self.folder / "redis.sock"
         self.url = f"unix://{self.socket}"
+        self.port = port
+        self._program = program
         self._options = options
+        self._conf = self.folder / "redis.conf" if conf is not None else None
+        if self._conf is not None:
+            self._conf.write_text(conf or "")
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
+        """Raises CannotStartError."""
         self._process = self._spawn()
         await eventually(self._pings)
 
-    async def command(self, *words: str) -> None:
-        """Sends it a command. Raises redis.exceptions.ResponseError."""
-        client: Any = aioredis.Redis.from_url(self.url)
-        await client.execute_command(*words)
-        await client.aclose()
+    async def command(self, *words: str | int) -> Any:
+        """Sends it a command; its reply, as redis-py gives it. Raises redis.exceptions.ResponseError."""
+        client: Any = aioredis.Redis.from_url(self.url, decode_responses=True)
+        try:
+            return await client.execute_command(*words)
+        finally:
+            await client.aclose()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
 
     def freeze(self) -> None:
         """Connections are accepted by the kernel, and nobody answers."""
@@ -56,8 +75,10 @@ class RedisServer:
         shutil.rmtree(self.folder)
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        argv = [find_program("redis-server"), "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
-        argv += ["--dir", str(self.folder), "--appendonly", "no", *self._options]
+        argv = [find_program(self._program), *([str(self._conf)] if self._conf is not None else [])]
+        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options]
+        if "--sentinel" not in self._options:
+            argv += ["--save", "", "--appendonly", "no"]
         return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -65,6 +86,9 @@ class RedisServer:
         os.kill(self._process.pid, number)
 
     async def _pings(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise CannotStartError
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.socket))
         except OSError:

@@ -16,6 +16,8 @@ from scripted_engine import ScriptedEngine
 from serving import LLAMA, MISTRAL, Engines, MakeRouter, RouterServer, ScriptedRouter, configuration
 from simulated import SimulatedEngine
 
+from router.shared.connect import open_client
+
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis_server() -> AsyncIterator[RedisServer]:
@@ -94,9 +96,9 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
     started: list[ScriptedEngine] = []
 
     async def make(
-        *pieces: bytes, hold: bool = False, rest: str = "", cache: str = "", content_type: str = "text/event-stream"
+        *pieces: bytes, rest: str = "", cache: str = "", **options: Any
     ) -> tuple[RouterServer, ScriptedEngine]:
-        engine = ScriptedEngine(*pieces, hold=hold, content_type=content_type)
+        engine = ScriptedEngine(*pieces, **options)
         await engine.start()
         started.append(engine)
         table = {"scripted": ("llama", "any", engine.url)}
@@ -105,3 +107,11 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
     yield make
     for engine in started:
         await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(redis_server: RedisServer, redis: "aioredis.Redis") -> AsyncIterator[Any]:
+    """A client of a Redis that is empty, as the router and its commands open theirs."""
+    opened = open_client(redis_server.url, timeout=5)
+    yield opened
+    await opened.aclose()

@@ -1,18 +1,24 @@
 """An engine that says its lines, byte for byte."""
 
 import asyncio
+from typing import Any
 
 
 class ScriptedEngine:
     """An HTTP server that answers every POST with the same pieces, an HTTP chunk each, and then ends or holds still.
 
     - `heads` and `bodies` are what it was sent.
-    - `left` is set when a client has closed the connection while the engine held still.
+    - `left` is set when a client has closed the connection while the engine held still, or was paced.
+    - Where it is `paced`, each piece but the first waits until `go` has been released once for it.
     """
 
-    def __init__(self, *pieces: bytes, hold: bool = False, content_type: str = "text/event-stream") -> None:
+    def __init__(
+        self, *pieces: bytes, hold: bool = False, paced: bool = False, content_type: str = "text/event-stream"
+    ) -> None:
         self.pieces = pieces
         self.hold = hold
+        self.paced = paced
+        self.go = asyncio.Semaphore(0)
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.left = asyncio.Event()
@@ -47,15 +53,31 @@ class ScriptedEngine:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % self._type)
-        for piece in self.pieces:
+        await writer.drain()
+        leaves = asyncio.ensure_future(reader.read(1)) if self.paced else None
+        for number, piece in enumerate(self.pieces):
+            if leaves is not None and number > 0:
+                await self._may_go(leaves)
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
             await asyncio.sleep(0)
+        if leaves is not None:
+            leaves.cancel()
+            await asyncio.wait([leaves])
         if self.hold:
             await reader.read()
             self.left.set()
             raise ConnectionResetError
         writer.write(b"0\r\n\r\n")
+
+    async def _may_go(self, leaves: "asyncio.Future[bytes]") -> None:
+        going = asyncio.ensure_future(self.go.acquire())
+        either: list[asyncio.Future[Any]] = [going, leaves]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if leaves.done():
+            going.cancel()
+            self.left.set()
+            raise ConnectionResetError
 
 
 def _headers(head: bytes) -> list[tuple[bytes, bytes]]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from redis_process import RedisServer
+from served import ROUNDHOUSE, Served, http_client
 from serving import Engines, chat_body, configuration
 from waiting import eventually, free_port
 
@@ -22,37 +22,6 @@ from router.serve import forget_dead_workers
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
-ROUNDHOUSE = [sys.executable, "-m", "router"]
-
-
-def http_client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, verify=False, trust_env=False)
-
-
-class Served:
-    """A running `roundhouse serve`; what it says is in `log`."""
-
-    def __init__(self, folder: Path, text: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / "serve.log"
-        config = folder / "roundhouse.toml"
-        config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([*ROUNDHOUSE, "serve", "-c", str(config)], stdout=log, stderr=log)
-
-    async def ready(self) -> None:
-        async with http_client(self.url) as http:
-
-            async def answers() -> bool:
-                assert self.process.poll() is None, self.log.read_text()
-                try:
-                    return (await http.get("/readyz")).status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            await eventually(answers)
-
 
 @pytest.fixture
 def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
@@ -60,12 +29,12 @@ def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
 
     def start(text: str) -> Served:
         started.append(Served(tmp_path, text))
+        started[-1].start()
         return started[-1]
 
     yield start
     for served in started:
-        served.process.kill()
-        served.process.wait()
+        served.kill()
 
 
 def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
@@ -242,8 +211,8 @@ async def test_check_says_that_an_option_of_the_address_is_unknown(
     path = tmp_path / "roundhouse.toml"
     path.write_text(configuration(f"{redis_server.url}?foo=bar", engines.table()))
     result = await command("check", "-c", str(path))
-    assert (result.returncode, result.stderr) == (1, "")
-    assert "FAIL  redis: does not answer (TypeError)" in result.stdout
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "cache.url: the options here are db, each once" in result.stderr
 
 
 # -- classify ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from configurations import ENGINE, HASH, LEAST, MODEL, mistake, read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.names import RESERVED
 from router.settings import ConfigurationError, load
 
 
@@ -26,9 +27,12 @@ from router.settings import ConfigurationError, load
         ('[router]\nlog_format = "xml"\n', "router.log_format: invalid enum value 'xml'"),
         ("[router]\nhost = 1979-05-27\n", "router.host: "),
         ('[cache]\nstore = "some"\n', "cache.store: invalid enum value 'some'"),
-        ('[cache]\nurl = "memcached://x"\n', "cache.url: expected embedded, redis://, rediss:// or unix://"),
-        ('[cache]\nurl = "memory://"\n', "cache.url: memory:// is not supported yet"),
-        ('[cache]\nurl = "redis+cluster://x"\n', "cache.url: redis+cluster:// is not supported yet"),
+        (
+            '[cache]\nurl = "memcached://x"\n',
+            "cache.url: expected embedded, redis://, rediss://, unix://, redis+sentinel://",
+        ),
+        ('[cache]\nurl = "memory://"\n', "cache.url: memory:// is not supported: "),
+        ('[cache]\nurl = "redis+cluster://x/1"\n', "cache.url: a cluster has only database 0"),
         ('[cache]\nttl = "500ms"\n', "cache.ttl: every entry needs a time to live"),
         ("[cache]\nttl = 0\n", "cache.ttl: "),
         ('[cache]\nstale_if_error = "-1s"\n', "cache.stale_if_error: "),
@@ -55,6 +59,7 @@ from router.settings import ConfigurationError, load
         ('[[tenant]]\nname = "Acme"\n', "tenant[0].name: "),
         ('[[tenant]]\nname = ""\n', "tenant[0].name: "),
         ('[[tenant]]\nname = "acme\\n"\n', "tenant[0].name: "),
+        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} stands for") for name in RESERVED),
         (f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n', "tenant[0].keys[0]: "),
         (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name: "),
         ("[[tenant]]\n", "tenant[0]: object missing required field `name`"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.auth import Authenticator, Headers, hash_key
+from router.api.auth import AdminDoor, Authenticator, Headers, hash_key
 from router.errors import ApiError
 
 KEYS: Final = {"acme-key": "acme", "acme-second": "acme", "other-key": "other"}
@@ -18,7 +18,7 @@ def authenticator(mode: str) -> Authenticator:
     return Authenticator(mode, {hash_key(key.encode()): tenant for key, tenant in KEYS.items()}, TENANTS)  # type: ignore[arg-type]  # a test may say any
 
 
-def bearer(value: bytes) -> Headers:
+def bearer(value: bytes) -> list[tuple[bytes, bytes]]:
     return [(b"host", b"x"), (b"authorization", value)]
 
 
@@ -105,3 +105,67 @@ def test_a_refusal_tells_nothing_of_the_key_that_was_sent() -> None:
 def test_no_header_raises_anything_but_a_refusal(value: bytes, mode: str) -> None:
     refused(mode, [(b"authorization", value), (b"authorization", value)])
     refused(mode, [(b"authorization", b"Bearer " + value), (b"x-tenant-id", b"!" + value)])
+
+
+# -- administrators ---------------------------------------------------------------------------------------------------
+
+DOOR = AdminDoor([hash_key(b"first"), hash_key(b"second")])
+
+
+@pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
+def test_an_administrators_key_opens_the_door(value: bytes) -> None:
+    DOOR.check(bearer(value))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [], bearer(b"Bearer"), bearer(b"Bearer third"), bearer(b"Basic first"), bearer(b"first"),
+        bearer(b"Bearer " + hash_key(b"first").encode()), bearer(b"Bearer first") + bearer(b"Bearer first"),
+        [(b"x-api-key", b"first")],
+    ],
+)  # fmt: skip
+def test_without_it_the_door_stays_shut(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        DOOR.check(headers)
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("headers", [[], bearer(b"Bearer "), bearer(b"Bearer first")])
+def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        AdminDoor([]).check(headers)
+    assert (caught.value.status, caught.value.code) == (403, "admin_closed")
+
+
+# Where x-api-key is taken
+
+
+def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
+    headers = [(b"x-api-key", b"acme-key")]
+    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"
+    refused("keys", headers)
+    assert authenticator("open").tenant(headers, x_api_key=True) == "default"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"wrong")],
+        [(b"x-api-key", b"Bearer acme-key")],
+        [(b"x-api-key", b"acme-key"), (b"x-api-key", b"acme-key")],
+        [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer other-key")],
+        [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer wrong")],
+    ],
+)
+def test_two_keys_are_none_and_neither_is_a_wrong_one(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        authenticator("keys").tenant(headers, x_api_key=True)
+    assert caught.value.status == 401
+
+
+def test_one_key_in_both_headers_is_one_key() -> None:
+    headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
+    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"

@@ -26,6 +26,7 @@ from router.errors import ApiError
         (b"max-stale", Control(max_stale=inf)),
         (b"max-age=1, max-stale=0", Control(max_age=1, max_stale=0)),
         (b"min-fresh=10, no-transform, private, x=y", NO_WISHES),
+        (b"max-stale=soon", NO_WISHES),
         (b"no-storex, x-no-cache", NO_WISHES),
     ],
 )

@@ -179,10 +179,11 @@ async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
     assert await store.put("k", ENTRY) == "stored"
 
 
-async def test_an_address_that_redis_py_cannot_use_is_looked_at_again_and_again_without_an_exception(
-    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+async def test_a_defect_in_connecting_does_not_end_the_looking(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(f"{redis_server.url}?foo=bar")
+    store = Store(redis_server.url)
+    monkeypatch.setattr(store.link, "execute", lambda *_: 1 / 0)
     opening = asyncio.ensure_future(store.start())
     await eventually(lambda: "Redis cannot be asked" in caplog.text)
     assert not store.up

@@ -1,0 +1,108 @@
+"""What the commands have in common: how they speak, how they fail, and where their configuration is."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import msgspec
+import typer
+
+from router.settings import ConfigurationError, Settings, load
+
+FAILED: Final = 1
+WRONG_USE: Final = 2
+
+Config = Annotated[
+    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration file.", show_default=True)
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write JSON, an object a line.")]
+
+
+def say(message: str) -> None:
+    """To people, beside what the command is to give."""
+    typer.echo(message, err=True)
+
+
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    """Ends the command with one line."""
+    say(f"roundhouse: {' '.join(message.split())}")
+    raise typer.Exit(code)
+
+
+def agrees(question: str) -> bool:
+    """Asks the person at the terminal; anything but yes is no. (typer's own would write to standard output, too.)"""
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def settings_of(config: Path) -> Settings:
+    """The configuration; where it cannot be used, the command ends."""
+    try:
+        return load(config)
+    except ConfigurationError as error:
+        fail(str(error), WRONG_USE)
+
+
+def write_json(value: Any) -> None:
+    """One line of JSON to standard output."""
+    typer.echo(msgspec.json.encode(value))
+
+
+def printable(text: str) -> str:
+    """A text without what would command a terminal; answers may hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def write_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Columns, the first row being their heads; what stands last may be as long as it likes."""
+    rows = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows how many there have been, where a person is looking on."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # which short commands need not load
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def amount(count: int, one: str, many: str | None = None) -> str:
+    """`1 entry`, `2 entries`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def size(count: float | None) -> str:
+    """Bytes, to be read."""
+    if count is None:
+        return "?"
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def span(seconds: float | None) -> str:
+    """A duration, to be read, in its largest unit."""
+    if seconds is None:
+        return "?"
+    seconds = max(0.0, seconds)  # who wrote it may have a clock that is ahead
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,50 @@
+"""`roundhouse keys`: API keys, and what is written of them in the configuration."""
+
+import getpass
+import secrets
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from router.api.auth import hash_key
+from router.commands.console import WRONG_USE, Json, fail, say, write_json
+
+MAX_KEY: Final = 4096
+"""Bytes; a longer one could not be sent among the headers of a request for long."""
+
+app = typer.Typer(help="Make API keys, and what the configuration says of them.", no_args_is_help=True)
+
+
+@app.command()
+def new(as_json: Json = False) -> None:
+    """Make a key: the first line is the key itself, which is kept nowhere; the second is for the configuration."""
+    key = "rh-" + secrets.token_urlsafe(32)
+    if as_json:
+        write_json({"key": key, "hash": hash_key(key.encode())})
+        return
+    typer.echo(key)
+    typer.echo(hash_key(key.encode()))
+    if sys.stdout.isatty():
+        say("The first line is the key: hand it to its owner, for it is kept nowhere. The second goes into `keys` of a")
+        say("[[tenant]], or `admin_keys` of [auth].")
+
+
+@app.command(name="hash")
+def hash_(
+    key: Annotated[
+        str | None,
+        typer.Argument(help="The key; without it, it is asked for, or read from standard input, and no other sees it."),
+    ] = None,
+) -> None:
+    """Say what is written of a key in the configuration."""
+    if key is not None:
+        given = key.encode("utf-8", "surrogateescape")
+    elif sys.stdin.isatty():
+        given = getpass.getpass("Key: ").encode("utf-8", "surrogateescape")
+    else:
+        given = sys.stdin.buffer.read(MAX_KEY + 1)
+    given = given.strip()
+    if not given or len(given) > MAX_KEY or len(given.splitlines()) > 1:
+        fail(f"expected one key of at most {MAX_KEY} bytes", WRONG_USE)
+    typer.echo(hash_key(given))

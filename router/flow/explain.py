@@ -1,0 +1,173 @@
+"""What would become of a request in the cache, and why: told to people, without an engine being asked."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from router.core.control import NO_WISHES
+from router.core.key import NOTHING
+from router.core.policy import Store as StorePolicy
+from router.core.policy import decide
+from router.core.reason import MissReason, fingerprint
+from router.core.replay import replay
+from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
+from router.errors import bad_request
+from router.flow.reading import Reading, RequestReader
+from router.store.fields import to_entry
+from router.store.finding import Client, ask
+from router.store.listing import Listed, listed
+from router.store.nearest import Nearest, nearest
+
+COMPARED: Final = 20_000
+"""Entries of the tenant among which the nearest is looked for."""
+
+State = Literal["absent", "fresh", "stale", "other-digest", "unreadable", "no-such-form"]
+"""What stands at the key: nothing; an answer, within its time or beyond it; the answer to another request; what is no
+entry; an answer that has no form as the request wants it."""
+
+_DIFFERS: Final[dict[MissReason, str]] = {
+    "model": "the model, or its revision in the configuration",
+    "system": "the text of the system messages",
+    "rag": "the documents, or what stands between the context markers",
+    "query": "the messages: what is asked, their order, their roles",
+    "params": "the other fields, such as temperature or max_tokens, or the endpoint",
+}
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request that is to be explained: whose it is, the path it goes to, and its body as JSON."""
+
+    body: msgspec.Raw
+    tenant: str = DEFAULT_TENANT
+    path: str = Endpoint.CHAT.value
+
+
+class KeyPart(msgspec.Struct, frozen=True):
+    """A part of the key: its value there, and what it was made of here."""
+
+    part: str
+    value: str
+    made_of: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """`result` is what X-Cache would be, with all engines up; `why` says it in words.
+
+    - `reason` is one of X-Cache-Reason's words where one part differs, or the entry was there and is stale.
+    - `state` is what stands at the key, `entry` that itself; both None where the cache would not be asked.
+    - `nearest` is None on a hit; `differs` says in words in what it differs.
+    """
+
+    result: CacheStatus
+    reason: str | None
+    why: str
+    key: str
+    parts: list[KeyPart]
+    model: str
+    task: Task
+    documents: list[str]
+    state: State | None = None
+    entry: Listed | None = None
+    nearest: Nearest | None = None
+    differs: list[str] = []
+
+
+class Explainer:
+    """Explains requests as the router that has this configuration would take them.
+
+    - Nothing is changed, and no engine is asked.
+    - What the router would refuse is refused here, with the same ApiError.
+    """
+
+    def __init__(
+        self, *, reader: RequestReader, client: Client, stores: Mapping[str, StorePolicy], compared: int = COMPARED
+    ) -> None:
+        self._reader = reader
+        self._client = client
+        self._stores = stores
+        self._compared = compared
+
+    async def explain(self, question: Question) -> Explanation:
+        """Raises ApiError for a request that would be refused, and LinkError where Redis does not answer."""
+        store = self._stores.get(question.tenant)
+        if store is None:
+            raise bad_request(f"There is no tenant {question.tenant[:64]!r}.", param="tenant")
+        try:
+            endpoint = Endpoint(question.path)
+        except ValueError:
+            paths = ", ".join(known.value for known in Endpoint)
+            raise bad_request(f"`path` must be one of {paths}.", param="path") from None
+        reading = self._reader.read(endpoint, question.tenant, bytes(question.body))
+        told: dict[str, Any] = {
+            "key": reading.key.text,
+            "parts": _parts(reading),
+            "model": reading.model.name,
+            "task": reading.task,
+            "documents": list(reading.parts.documents()),
+        }
+        bypass, _ = decide(reading.request, NO_WISHES, store)
+        if bypass is not None:
+            why = f'cache.store is "{store}", and the request has neither temperature 0 nor a seed.'
+            return Explanation(result=CacheStatus.BYPASS, reason=bypass.value, why=why, **told)
+        state, told["entry"] = await self._stands_there(reading)
+        if state == "fresh":
+            return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **told)
+        near = await nearest(
+            self._client, fingerprint(reading.key.text, reading.parts), reading.key.text, self._compared
+        )
+        reason, why = _why(state, near)
+        return Explanation(
+            result=CacheStatus.MISS, reason=reason, why=why, state=state, nearest=near,
+            differs=[_DIFFERS[part] for part in near.differs], **told,
+        )  # fmt: skip
+
+    async def _stands_there(self, reading: Reading) -> tuple[State, Listed | None]:
+        key = reading.key
+        (fields,) = await ask(self._client, [("HGETALL", key.text)])
+        (shown,) = await listed(self._client, [key.text])
+        if shown is None:
+            return "absent", None
+        entry = to_entry(fields or {})
+        if entry is None:
+            return "unreadable", shown
+        if entry.digest != key.digest:
+            return "other-digest", shown
+        if replay(entry, reading.request) is None:
+            return "no-such-form", shown
+        return "stale" if time.time() - entry.created > entry.ttl else "fresh", shown
+
+
+def _why(state: State, near: Nearest) -> tuple[str | None, str]:
+    match state:
+        case "stale":
+            return "expired", "Its answer is stored and has outlived its time; it is given only while engines are down."
+        case "other-digest":
+            return None, "What stands at its key is the answer to another request, with the same hashes."
+        case "unreadable":
+            return None, "What stands at its key is no entry; the next answer takes its place."
+        case "no-such-form":
+            return None, "Its answer is stored, but has no form such as the request asks for (stream or JSON)."
+    if near.key is None:
+        return "new", "The tenant has no answers stored."
+    if len(near.differs) == 1:
+        return near.differs[0], f"Another answer is stored for a request that differs in one part: {near.differs[0]}."
+    return "new", "Of the stored answers that were compared, none is for a request that differs in one part alone."
+
+
+def _parts(reading: Reading) -> list[KeyPart]:
+    parts, key, revision = reading.parts, reading.key.text, reading.model.revision
+    _, _, tenant, model, system, rag, query = key.split(":")
+    asked = f"`{reading.request.model}`" + (f", revision {revision!r}" if revision else "")
+    said = f"{sum(map(len, parts.system))} characters of system text" if system != NOTHING else "no system text"
+    context = f"{len(parts.documents())} documents or pieces of context" if rag != NOTHING else "no retrieved context"
+    last = fingerprint(key, parts)
+    rest = f"the messages ({last.question}), the other fields ({last.params}), the model's revision"
+    return [
+        KeyPart("tenant", tenant, "who asks"),
+        KeyPart("model", model, asked),
+        KeyPart("system", system, said),
+        KeyPart("rag", rag, context),
+        KeyPart("query", query, rest),
+    ]

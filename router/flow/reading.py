@@ -1,0 +1,42 @@
+"""The first steps of every request: what is asked, of which model, and under which key its answer stands."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from router.core.control import NO_WISHES, Control
+from router.core.key import Key, Markers, Parts, derive, take_apart
+from router.core.request import Request, parse
+from router.core.types import Endpoint, Task
+from router.upstream.catalog import Catalog, Model
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A request that was understood; see the types of its parts."""
+
+    request: Request
+    parts: Parts
+    task: Task
+    model: Model
+    key: Key
+    control: Control
+
+
+class RequestReader:
+    """Understands requests. It asks nobody, so nothing in it waits."""
+
+    __slots__ = ("_catalog", "_classify", "_markers")
+
+    def __init__(self, *, catalog: Catalog, classify: Callable[[str], Task], markers: Markers) -> None:
+        self._catalog = catalog
+        self._classify = classify
+        self._markers = markers
+
+    def read(self, endpoint: Endpoint, tenant: str, body: bytes, control: Control = NO_WISHES) -> Reading:
+        """Raises ApiError for what is no request (400), and for a model that there is not (404)."""
+        request = parse(endpoint, body)
+        parts = take_apart(request, self._markers)
+        task = self._classify(parts.question)
+        model = self._catalog.resolve(request.model, task)
+        key = derive(parts, tenant=tenant, model=model.name, revision=model.revision)
+        return Reading(request, parts, task, model, key, control)

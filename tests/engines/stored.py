@@ -1,0 +1,31 @@
+"""Entries in a Redis, written as a router writes them, for the tests of what looks for them."""
+
+import time
+from typing import Any, Final
+
+from router.core.types import Entry
+from router.store.fields import to_fields
+
+NONE: Final = "0" * 16
+
+
+def key(number: int = 0, *, tenant: str = "acme", model: str = "llama", system: str = NONE, rag: str = NONE) -> str:
+    """The key of one of many entries."""
+    return f"rh:1:{tenant}:{model}:{system}:{rag}:{number:032x}"
+
+
+def entry(**fields: Any) -> Entry:
+    """An entry that was written just now."""
+    told: dict[str, Any] = {
+        "digest": "d" * 64, "body": b'{"a": 1}', "frames": None, "usage_frame": None, "model": "llama",
+        "engine": "llama-chat", "task": "chat", "created": round(time.time(), 3), "ttl": 3600.0, "prompt_tokens": 3,
+        "completion_tokens": 5, "generation_ms": 12, **fields,
+    }  # fmt: skip
+    return Entry(**told)
+
+
+async def store(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
+    """Stores an entry at a key, which Redis drops after so many seconds; gives the key."""
+    await redis.hset(at, mapping=to_fields(stored or entry()))
+    await redis.expire(at, expires)
+    return at
