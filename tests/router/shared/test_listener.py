@@ -12,7 +12,8 @@ from redis_process import RedisServer
 from waiting import eventually
 
 from router.core.names import PURGES, heard
-from router.shared.connect import Link, ServerLink, open_client, open_link
+from router.shared.connect import open_client, open_link
+from router.shared.link import Link, ServerLink
 from router.shared.listener import SILENCE, Listener
 from router.shared.tasks import end
 
