@@ -216,7 +216,8 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
             return self.servers
 
     await own_redis.start()
-    told, link = Told(), Moving(open_client(own_redis.url, timeout=0.5))
+    client: Any = open_client(own_redis.url, timeout=0.5)
+    told, link = Told(), Moving(client.connection_pool)
     listen(own_redis, told, link)
     await told.hears("listening")
     link.servers = "those"
