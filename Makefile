@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-vllm models clean
+.PHONY: help install run check test test-vllm chaos models clean
 
 # auto: vLLM where it is installed beside the router, else the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -29,6 +29,7 @@ help:
 	@echo 'make check               linter, types, import layers, the tests of the pure core'
 	@echo 'make test                all tests that need no vLLM'
 	@echo 'make test-vllm           the tests with real vLLM engines'
+	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
 install: $(VENV)/.developed
@@ -55,6 +56,9 @@ test: $(VENV)/.developed
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
+
+chaos: $(VENV)/.developed
+	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 models: $(VLLM_VENV)/.installed
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(MODELS)

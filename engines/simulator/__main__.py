@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: embeddings")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
     options = parser.parse_args()
@@ -41,6 +42,7 @@ def main() -> None:
             kv_blocks=options.kv_blocks,
             max_num_seqs=options.max_num_seqs,
             auto_tool_choice=options.enable_auto_tool_choice,
+            pooling=options.runner == "pooling",
         )
     except ValueError as error:
         parser.error(str(error))

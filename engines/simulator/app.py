@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from engines.simulator.apis import APIS
 from engines.simulator.bodies import models_body
 from engines.simulator.control import control_routes
+from engines.simulator.embeddings import EmbeddingEndpoint
 from engines.simulator.engine import Engine
 from engines.simulator.faults import Fault, FaultBook
 from engines.simulator.fields import parse
@@ -71,12 +73,15 @@ def create_app(settings: Settings) -> Starlette:
             tokens = encode(str(body.get("prompt", "")))
         return _json({"count": len(tokens), "max_model_len": settings.context, "tokens": tokens, "token_strs": None})
 
-    chat = GenerationEndpoint(engine, book, ledger, time.time, chat=True)
-    completion = GenerationEndpoint(engine, book, ledger, time.time, chat=False)
+    if settings.pooling:
+        works = [Route("/v1/embeddings", EmbeddingEndpoint(settings, book, ledger, time.time), methods=["POST"])]
+    else:
+        works = [
+            Route(api.path, GenerationEndpoint(api, engine, book, ledger, time.time), methods=["POST"]) for api in APIS
+        ]
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
+            *works,
             Route("/v1/models", models, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/ping", health, methods=["GET", "POST"]),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from engines.simulator.rejections import invalid
+from engines.simulator.rejections import Rejection, invalid
 
 Body = dict[str, Any]
 Problem = dict[str, object]
@@ -51,6 +51,11 @@ def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ())
     if problems:
         raise invalid(*problems)
     return result
+
+
+def missing(body: Body, *names: str) -> Rejection:
+    """What vLLM says of a body without these fields."""
+    return invalid(*(_problem("missing", f"body.{name}", "Field required", body) for name in names))
 
 
 def _problem(fault: str, where: str, message: str, value: object) -> Problem:
@@ -150,6 +155,12 @@ def _not_text(values: list[object]) -> Iterator[tuple[str, str, str, object]]:
             yield "string_type", f".{at}", "Input should be a valid string", item
 
 
+def _text_or_objects(value: object) -> _Converted:
+    if isinstance(value, str):
+        return value, []
+    return _objects(value)
+
+
 def _prompt(value: object) -> _Converted:
     """A text, token ids, or a list of either; vLLM lists a problem for every form that does not fit."""
     if isinstance(value, str):
@@ -178,4 +189,5 @@ _CONVERTERS: Mapping[str, Callable[[object], _Converted]] = {
     "messages": _messages,
     "stop": _stop,
     "prompt": _prompt,
+    "text or objects": _text_or_objects,
 }

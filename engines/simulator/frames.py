@@ -35,13 +35,20 @@ def error_frame(rejection: Rejection) -> bytes:
     return b"data: " + json.dumps(rejection.body).encode() + b"\n\n"
 
 
+def typed_frame(event: dict[str, object]) -> bytes:
+    """An event of a stream whose events say what they are."""
+    return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
 def tool_call_id() -> str:
     """An id for a tool call, unique as vLLM's are."""
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
 class Frames(Protocol):
-    """Makes the events of one stream."""
+    """Makes the events of one stream; `at_once` is whether it opens before there is anything to say."""
+
+    at_once: bool
 
     def opening(self) -> list[bytes]:
         """The events before any token."""
@@ -50,11 +57,14 @@ class Frames(Protocol):
         """The events for one delta; none where nothing of it may be shown yet."""
 
     def closing(self) -> list[bytes]:
-        """The events after the last token, without `[DONE]`."""
+        """The events after the last token, without the last one."""
+
+    def ending(self) -> bytes:
+        """How a stream ends that ends well."""
 
 
 @dataclass(slots=True)
-class _Usage:
+class Usage:
     """Tokens so far; `by_choice` and `reasoning` have one number an answer."""
 
     prompt: int
@@ -81,10 +91,12 @@ def usage(prompt: int, completion: int, **more: object) -> dict[str, object]:
 class ChatFrames:
     """The events of one /v1/chat/completions stream."""
 
+    at_once = False
+
     def __init__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> None:
         self._request = request
         self._finish = finish
-        self._usage = _Usage(len(request.prompts[0].tokens), request.n)
+        self._usage = Usage(len(request.prompts[0].tokens), request.n)
         self._start = _start(envelope, "chat.completion.chunk")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
         # Between the index and the text, and after the text: all that most tokens need.
@@ -133,6 +145,9 @@ class ChatFrames:
         total = usage(self._usage.prompt, sum(self._usage.by_choice), **details)
         return [self._start + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
 
+    def ending(self) -> bytes:
+        return DONE
+
     def _frame(self, index: int, message: bytes, logprobs: bytes, end: tuple[Delta, str] | None, ids: bytes) -> bytes:
         frame = self._start + b'{"index":%d,"delta":' % index + message + b',"logprobs":' + logprobs
         if end is None:
@@ -169,11 +184,13 @@ class ChatFrames:
 class CompletionFrames:
     """The events of one /v1/completions stream."""
 
+    at_once = False
+
     def __init__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> None:
         self._request = request
         self._finish = finish
         choices = len(request.prompts) * request.n
-        self._usage = _Usage(sum(len(prompt.tokens) for prompt in request.prompts), choices)
+        self._usage = Usage(sum(len(prompt.tokens) for prompt in request.prompts), choices)
         self._start = _start(envelope, "text_completion")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
         self._begun = [False] * choices
@@ -217,6 +234,9 @@ class CompletionFrames:
             return []
         total = usage(self._usage.prompt, sum(self._usage.by_choice))
         return [self._start + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
+
+    def ending(self) -> bytes:
+        return DONE
 
 
 def finish_reason(request: GenerationRequest, reason: str) -> str:

@@ -1,7 +1,8 @@
 """A request for a generation, checked in vLLM's order: first what it refuses outright, then types, then values."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -98,6 +99,8 @@ class GenerationRequest:
     """Hash of the model and of what else decides what is said, but for the prompt."""
     salt: int
     """Where the prefix cache is divided (`cache_salt`)."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the body, for an answer that repeats them."""
 
     @property
     def text(self) -> str:

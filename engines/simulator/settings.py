@@ -33,6 +33,8 @@ class Settings:
     kv_blocks: int = 4096
     max_num_seqs: int = 256
     auto_tool_choice: bool = False
+    pooling: bool = False
+    """Embeddings are all that it serves (vLLM's `--runner pooling`)."""
 
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:

@@ -50,9 +50,9 @@ class Wire:
         await self.write(content)
         await self.end()
 
-    async def reject(self, rejection: Rejection) -> None:
-        """An error as vLLM words it."""
-        await self.json(rejection.status, rejection.body, rejection.headers)
+    async def reject(self, rejection: Rejection, body: object = None) -> None:
+        """An error as vLLM words it; `body` where an endpoint shapes it otherwise."""
+        await self.json(rejection.status, rejection.body if body is None else body, rejection.headers)
 
     async def begin_json(self, length: int) -> None:
         """The head of a JSON response that will not be sent to its end."""

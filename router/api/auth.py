@@ -25,7 +25,8 @@ class Authenticator:
     """Finds the tenant of a request.
 
     - `open`: everybody is the tenant `default`.
-    - `keys`: whoever has a tenant's key, as `Authorization: Bearer`. Keys are known by their SHA-256 alone.
+    - `keys`: whoever has a tenant's key, as `Authorization: Bearer`, or as `x-api-key` where that is taken (on
+      /v1/messages, since Anthropic's clients send it so). Keys are known by their SHA-256 alone; two keys are none.
     - `header`: whom `X-Tenant-ID` names, for routers that only a trusted proxy can reach.
     - In the last two, a request without a known identity raises ApiError (401), and nothing is looked up for it.
     - In no other mode than `header` is X-Tenant-ID looked at.
@@ -37,8 +38,8 @@ class Authenticator:
         self._keys = dict(keys)
         self._tenants = frozenset(tenants)
 
-    def tenant(self, headers: Headers) -> str:
-        """The tenant's name. Raises ApiError."""
+    def tenant(self, headers: Headers, *, x_api_key: bool = False) -> str:
+        """The tenant's name; `x_api_key` takes the key from that header too. Raises ApiError."""
         if self._mode == "open":
             return DEFAULT_TENANT
         if self._mode == "header":
@@ -46,7 +47,7 @@ class Authenticator:
             if name in self._tenants:
                 return name
             raise _unknown("X-Tenant-ID must name a tenant of this router.")
-        found = _known(headers, self._keys)
+        found = _known(_key(headers, x_api_key=x_api_key), self._keys)
         if found is None:
             raise _unknown("The API key is not known here.")
         return self._keys[found]
@@ -56,7 +57,7 @@ class AdminDoor:
     """Lets in whoever has one of the administrators' keys, as `Authorization: Bearer`.
 
     - Where the configuration has none, nobody comes in: ApiError (403), whatever they send.
-    - Without a known key: ApiError (401). No tenant's key opens it.
+    - Without one of them: ApiError (401).
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -69,22 +70,32 @@ class AdminDoor:
             # Not 404: that a page is there is no secret, and whoever set the router up should learn what is missing.
             message = "The admin API is closed: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
-        if _known(headers, self._keys) is None:
+        if _known(_key(headers, x_api_key=False), self._keys) is None:
             raise _unknown("The admin key is not known here.")
 
 
-def _known(headers: Headers, keys: Iterable[str]) -> str | None:
-    """Which of the hashes is that of the bearer's key. Raises ApiError where there is no key."""
-    scheme, _, key = _header(headers, b"authorization").partition(b" ")
-    if scheme.lower() != b"bearer" or not key:
-        raise _unknown("An API key is needed, as `Authorization: Bearer KEY`.")
-    given = hash_key(key.strip())
+def _known(key: bytes, hashes: Iterable[str]) -> str | None:
+    """Which of the hashes is that of the key."""
+    given = hash_key(key)
     found = None
-    for known in keys:
+    for known in hashes:
         # All are compared, each in constant time: how long it takes tells nothing of the keys there are.
         if hmac.compare_digest(known, given):
             found = known
     return found
+
+
+def _key(headers: Headers, *, x_api_key: bool) -> bytes:
+    """The one key that was sent. Raises ApiError."""
+    scheme, _, bearer = _header(headers, b"authorization").partition(b" ")
+    keys = {bearer.strip()} if scheme.lower() == b"bearer" else set()
+    if x_api_key:
+        keys.add(_header(headers, b"x-api-key").strip())
+    keys.discard(b"")
+    if len(keys) != 1:
+        also = " or `x-api-key: KEY`" if x_api_key else ""
+        raise _unknown(f"An API key is needed, as `Authorization: Bearer KEY`{also}.")
+    return keys.pop()
 
 
 def _header(headers: Headers, wanted: bytes) -> bytes:

@@ -81,7 +81,7 @@ class Generate:
         self, exchange: Exchange, headers: RawHeaders, client: ClientLeaving, receive: Receive, send: Send
     ) -> None:
         try:
-            exchange.tenant = self._auth.tenant(headers)
+            exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
             control = _control(headers)
             body = await read_body(headers, receive, self._max_body)
             answer = await self._gateway.answer(exchange, control, body, client)

@@ -1,6 +1,7 @@
 """`roundhouse cache`: what the cache holds, why a request hits or misses, and forgetting."""
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from router.commands.console import (
     agrees,
     amount,
     fail,
+    printable,
     progress,
     say,
     settings_of,
@@ -57,6 +59,9 @@ def _write_stats(told: "Stats") -> None:
     total = told.total
     reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
     typer.echo(f"{amount(total.entries, 'entry', 'entries')} ({total.stale:,} stale), {size(total.bytes)}{reckoned}")
+    if told.oldest is not None and told.newest is not None:
+        now = time.time()
+        typer.echo(f"the oldest is {span(now - told.oldest)} old, the newest {span(now - told.newest)}")
     typer.echo(f"in the making: {amount(told.claims, 'claim')}, {amount(told.flights, 'flight')}")
     for server in told.redis:
         bound = f"of {size(server['max_memory'])}, {server['policy']}" if server["max_memory"] else "without a bound"
@@ -125,7 +130,8 @@ def _write_shown(shown: "Shown") -> None:
     left = "stale" if entry.stale else f"{span(entry.ttl)} left"
     typer.echo(f"{span(entry.age)} old, {left}; Redis drops it {gone}; {size(entry.bytes)} of memory")
     for name, value in shown.fields.items():
-        typer.echo(f"\n{name}:\n{value}" if "\n" in value or len(value) > 100 else f"{name}: {value}")
+        plain = printable(value)
+        typer.echo(f"\n{printable(name)}:\n{plain}" if len(plain) > 100 else f"{printable(name)}: {plain}")
 
 
 @app.command(name="top")
@@ -169,7 +175,7 @@ def purge_command(
     if scope.all != everything:
         fail("purge: name what to forget, or say --all and nothing else", WRONG_USE)
     settings = settings_of(config)
-    asked = sys.stdin.isatty() and sys.stderr.isatty() and not yes
+    asked = sys.stdin.isatty() and not yes
     if dry_run or asked:
         with progress("entries found") as found:
             matching = with_redis(settings, config, lambda client: count(client, scope, found))

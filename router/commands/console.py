@@ -51,8 +51,16 @@ def write_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value))
 
 
+def printable(text: str) -> str:
+    """A text without what would command a terminal; answers may hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def write_table(rows: Sequence[tuple[str, ...]]) -> None:
     """Columns, the first row being their heads; what stands last may be as long as it likes."""
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -93,6 +101,7 @@ def span(seconds: float | None) -> str:
     """A duration, to be read, in its largest unit."""
     if seconds is None:
         return "?"
+    seconds = max(0.0, seconds)  # who wrote it may have a clock that is ahead
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"

@@ -9,7 +9,7 @@ from router.commands.console import WRONG_USE, fail
 from router.core.names import PURGES
 from router.core.scope import Scope, scope_of
 from router.errors import ApiError
-from router.settings import Settings
+from router.settings import EMBEDDED, Settings
 
 if TYPE_CHECKING:
     from router.store.finding import Client
@@ -27,7 +27,8 @@ def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Await
     try:
         return asyncio.run(_connected(settings, work))
     except LinkError as error:
-        fail(f"{config}: cache.url: Redis does not answer ({error})")
+        hint = "; `roundhouse up` starts the embedded one" if settings.cache.url == EMBEDDED else ""
+        fail(f"{config}: cache.url: Redis does not answer ({error}){hint}")
     except ApiError as error:
         fail(error.message, WRONG_USE)
 

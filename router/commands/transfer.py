@@ -57,6 +57,10 @@ def _written(file: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if file.exists() and not file.is_file():  # a device or a pipe, in whose place no file may be put
+        with file.open("wb") as opened:
+            yield opened
+        return
     part = file.with_name(f"{file.name}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
@@ -93,6 +97,8 @@ def import_from(
 @contextlib.contextmanager
 def _read(file: Path) -> Iterator[BinaryIO]:
     if file == STANDARD:
+        if sys.stdin.isatty():
+            say("reading exported entries from standard input; end with Ctrl-D")
         yield sys.stdin.buffer
         return
     with file.open("rb") as opened:

@@ -4,22 +4,24 @@ Theory. Most of a stream is the same event again and again with another piece of
 after the text is equal to the byte, so the JSON answer takes it once in any case, and takes the pieces joined. To join
 the pieces as they are written is to do the same in one step for a run of events instead of for each.
 
-That holds only where the text is all that would be joined: its place is `choices[0].delta.content`, or
-`choices[0].text`, with no other object open around it, and nothing else in the event is a piece of something. Where an
-event looks any other way, it is left as it is.
+That holds only where the text is all that would be joined: its place is `choices[0].delta.content`, `choices[0].text`,
+or `delta.text` of a message, with no other object open around it, and nothing else in the event is a piece of
+something. Where an event looks any other way, it is left as it is.
 """
 
 import re
 from collections.abc import Iterable
 from typing import Final
 
-from router.core.replay import JOINED
+from router.core.choices import JOINED
 from router.core.types import Endpoint
 
-# As vLLM and OpenAI write it; the only braces before the text are those of the event, the choice and the delta.
+# As vLLM and the APIs' owners write it; the only braces before the text are those of the event, the choice and the
+# delta.
 _PLACE: Final = {
     Endpoint.CHAT: re.compile(rb'\{[^{}]*"choices":\[\{"index":\d+,"delta":\{"content":'),
     Endpoint.COMPLETIONS: re.compile(rb'\{[^{}]*"choices":\[\{"index":\d+,"text":'),
+    Endpoint.MESSAGES: re.compile(rb'\{[^{}]*"delta":\{"type":"text_delta","text":'),
 }
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _REST: Final = re.compile(rb"[^{\[]*")  # what follows the text opens no object and no list
@@ -27,8 +29,13 @@ _OTHER_PIECES: Final = re.compile(rb'"(?:%b)":(?!null)' % b"|".join(name.encode(
 
 
 def compacted(endpoint: Endpoint, payloads: Iterable[bytes]) -> list[bytes]:
-    """The payloads of a stream's events, with each run of those that differ only in their text as one."""
-    place = _PLACE[endpoint]
+    """The payloads of a stream's events, with each run of those that differ only in their text as one.
+
+    Those of an endpoint whose streams nobody joins stay as they are.
+    """
+    place = _PLACE.get(endpoint)
+    if place is None:
+        return list(payloads)
     out: list[bytes] = []
     pieces: list[bytes] = []
     head = tail = b""

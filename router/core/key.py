@@ -4,7 +4,8 @@ Theory. Two requests may share an answer only if an engine would have to see the
 the key, fields that nobody here has heard of included, except what NOT_PART_OF_THE_ANSWER names with a reason. The
 request is taken apart into three parts, so that a person who lists keys sees which part differs:
 
-- `system`: the text of its system and developer messages;
+- `system`: the text of its system and developer messages, and of `system` (/v1/messages) or `instructions`
+  (/v1/responses);
 - `rag`: its `documents`, and what stands between the context markers in its system and user messages;
 - `query`: all the rest, with a mark at each place that the text of another part took.
 
@@ -42,9 +43,25 @@ NOT_PART_OF_THE_ANSWER: Final = {
     "priority": "vLLM's scheduling order: when, not what",
     "request_id": "vLLM's name for the request in its own logs",
 }
-"""The request fields that are left out of the key, by name and with the reason."""
+"""The request fields that are left out of the key, by name and with the reason; but see SAID_BACK."""
 
+SAID_BACK: Final = {
+    Endpoint.RESPONSES: {
+        "user": "repeated in the answer",
+        "metadata": "repeated in the answer",
+        "service_tier": "repeated in the answer",
+        "store": "repeated in the answer by OpenAI, and has the answer kept where a later request can refer to it",
+        "request_id": "the answer's id",
+    },
+}
+"""What of those fields is part of the key at these endpoints all the same, since their answer shows it."""
+
+_LEFT_OUT: Final = {
+    endpoint: NOT_PART_OF_THE_ANSWER.keys() - SAID_BACK.get(endpoint, {}).keys() for endpoint in Endpoint
+}
+_TEXTS: Final = ("text", "input_text")  # the types of parts that hold text of a user or a system
 _SYSTEM_ROLES: Final = ("system", "developer")
+_SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}  # where it has its own
 _SYSTEM: Final = 0  # where a piece of the system part stood
 _RAG: Final = 1  # where a piece of the rag part stood
 
@@ -69,7 +86,7 @@ class Parts(msgspec.Struct, frozen=True):
     """A request, taken apart; see the theory above.
 
     - `query`: the endpoint, the messages, and all other fields.
-    - `question`: the last user message without its context.
+    - `question`: the last text of a user, without its context.
     """
 
     system: list[Any]
@@ -89,10 +106,11 @@ class Parts(msgspec.Struct, frozen=True):
 def _name_of(document: Any) -> str:
     if isinstance(document, str):
         return text_name(document)
-    doc_id = document.get("doc_id", document.get("id")) if isinstance(document, dict) else None
-    if isinstance(doc_id, str | int) and doc_id != "":
-        return document_name(str(doc_id))
-    text = document.get("text") if isinstance(document, dict) else None
+    fields = document if isinstance(document, dict) else {}
+    for doc_id in (fields.get("doc_id"), fields.get("id")):
+        if isinstance(doc_id, str | int) and not isinstance(doc_id, bool) and doc_id != "":
+            return document_name(str(doc_id))
+    text = fields.get("text")
     return text_name(text if isinstance(text, str) else canonical(document).decode())
 
 
@@ -101,33 +119,57 @@ def take_apart(request: Request, markers: Markers) -> Parts:
     system: list[Any] = []
     rag: list[Any] = []
     fields = request.fields
-    rest = {name: value for name, value in fields.items() if name not in NOT_PART_OF_THE_ANSWER}
+    left_out = _LEFT_OUT[request.endpoint]
+    rest = {name: value for name, value in fields.items() if name not in left_out}
     question = ""
-    messages: list[Any] = []
-    if request.endpoint is Endpoint.CHAT:
-        del rest["messages"]
-        documents = rest.pop("documents", None)
-        if documents is not None:
-            rag.append(documents)
-        for message in fields["messages"]:
-            role = message["role"]
-            content = message.get("content")
-            if role == "user":
-                pieces, question = _pieces(content, markers, None, rag)
-            elif role in _SYSTEM_ROLES:
-                pieces, _ = _pieces(content, markers, system, rag)
+    asked: list[Any] = []
+    match request.endpoint:
+        case Endpoint.CHAT | Endpoint.RESPONSES | Endpoint.MESSAGES:
+            documents = rest.pop("documents", None)
+            if documents is not None:
+                rag.append(documents)
+            place = _SYSTEM_FIELD.get(request.endpoint)
+            if place in rest:
+                rest[place], _ = _pieces(rest[place], markers, system, rag)
+            messages = rest.pop("input" if request.endpoint is Endpoint.RESPONSES else "messages")
+            if isinstance(messages, str):
+                asked, question = _pieces(messages, markers, None, rag)
             else:
-                pieces = content
-            others = {name: value for name, value in message.items() if name not in ("role", "content")}
-            # Whether content was there at all is something that a chat template can see.
-            messages.append([role, pieces, others] if "content" in message else [role, others])
-    else:
-        prompt = fields["prompt"]
-        first = prompt[0] if isinstance(prompt, list) else prompt
-        question = first if isinstance(first, str) else ""
+                asked, question = _messages(messages, markers, system, rag)
+        case Endpoint.COMPLETIONS:
+            prompt = fields["prompt"]
+            first = prompt[0] if isinstance(prompt, list) else prompt
+            question = first if isinstance(first, str) else ""
+        case Endpoint.EMBEDDINGS:  # nobody asks anything
+            asked = [rest.pop("input", None), rest.pop("messages", None)]
     if request.stream and (shape := _stream_shape(fields)):
         rest["stream_options"] = shape
-    return Parts(system, rag, [request.endpoint.value, messages, rest], question)
+    return Parts(system, rag, [request.endpoint.value, asked, rest], question)
+
+
+def _messages(
+    messages: list[dict[str, Any]], markers: Markers, system: list[Any], rag: list[Any]
+) -> tuple[list[Any], str]:
+    """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user."""
+    remains: list[Any] = []
+    question = ""
+    for message in messages:
+        if "role" not in message:  # an item of /v1/responses that nobody said
+            remains.append(message)
+            continue
+        role = message["role"]
+        content = message.get("content")
+        if role == "user":
+            pieces, text = _pieces(content, markers, None, rag)
+            question = text or question
+        elif role in _SYSTEM_ROLES:
+            pieces, _ = _pieces(content, markers, system, rag)
+        else:
+            pieces = content
+        others = {name: value for name, value in message.items() if name not in ("role", "content")}
+        # Whether content was there at all is something that a chat template can see.
+        remains.append([role, pieces, others] if "content" in message else [role, others])
+    return remains, question
 
 
 def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +195,7 @@ def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[
     parts: list[Any] = ["parts"]
     texts = []
     for part in content:
-        if part.get("type") == "text" and isinstance(part.get("text"), str):
+        if part.get("type") in _TEXTS and isinstance(part.get("text"), str):
             pieces, text = _text_pieces(part["text"], markers, system, rag)
             texts.append(text)
             parts.append([pieces, {name: value for name, value in part.items() if name != "text"}])

@@ -1,13 +1,22 @@
 """May this request be looked up, may its answer be stored, and may a stored answer be given?"""
 
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from router.core.control import Control
 from router.core.request import Request
-from router.core.types import Bypass
+from router.core.types import Bypass, Endpoint
 
 Store = Literal["all", "deterministic"]
+
+_CLIENTS_TOOLS: Final = (None, "function", "custom", "namespace")
+"""The types of tools that the client runs itself; any other, such as `mcp` or `web_search`, somebody else runs."""
+
+_STATE: Final = {
+    Endpoint.RESPONSES: ("previous_response_id", "conversation", "background", "prompt"),
+    Endpoint.MESSAGES: ("mcp_servers", "container"),
+}
+"""The fields by which a request refers to what is kept elsewhere, or has something kept there."""
 
 
 class Decision(NamedTuple):
@@ -24,9 +33,30 @@ def decide(request: Request, control: Control, store: Store) -> Decision:
     """
     if control.no_store:
         return Decision(Bypass.NO_STORE, keep=False)
+    if _depends_on_more(request):
+        return Decision(Bypass.UNCACHEABLE, keep=False)
     if store == "deterministic" and not request.deterministic:
         return Decision(Bypass.POLICY, keep=False)
     return Decision(Bypass.NO_CACHE if control.no_cache else None, keep=control.ttl != 0)
+
+
+def _depends_on_more(request: Request) -> bool:
+    """Whether the answer depends on more than the request, so that it answers no other, however equal."""
+    state = _STATE.get(request.endpoint)
+    if state is None:
+        return False
+    fields = request.fields
+    if any(fields.get(name) for name in state):
+        return True
+    if any(tool.get("type") not in _CLIENTS_TOOLS for tool in fields.get("tools") or ()):
+        return True
+    items = fields.get("input")
+    return isinstance(items, list) and any(map(_is_reference, items))
+
+
+def _is_reference(item: dict[str, Any]) -> bool:
+    """Whether an item of /v1/responses stands for one that is kept elsewhere; without a type, an id alone does."""
+    return item.get("type") == "item_reference" or item.keys() == {"id"}
 
 
 class Use(Enum):

@@ -3,15 +3,18 @@
 A recorder is fed the bytes of a stream and gives back those that may go on: whole events, unchanged, at once. Two
 things it holds back. The usage event, because the router asks every engine for it and not every client wants it; and
 `[DONE]` and errors, because how a stream ends is for the router to say.
+
+Here is what recorders promise, and the recorder of chats and completions; router.core.recorders has one for each
+endpoint.
 """
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from router.core.choices import body_from_events
 from router.core.compaction import compacted
-from router.core.replay import body_from_events
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
@@ -44,7 +47,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
+    """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -54,9 +59,40 @@ class _Usage(msgspec.Struct):
         self.completion_tokens = max(0, self.completion_tokens)
 
 
+class Recorder(Protocol):
+    """One stream, from its first byte to its last.
+
+    - `started`: a token has come; an event without content, or a comment, is none.
+    - `failure`: the payload of the error that the engine reported, or what was wrong with what it sent.
+    - `ended`: the engine has said that this was all.
+    - `usage`: what the engine said it used, once it did.
+    """
+
+    started: bool
+    ended: bool
+    failure: bytes | None
+    usage: Usage | None
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes what came; returns what may go on to the client now, which may be nothing.
+
+        Nothing counts that comes after the end, whether it was a good one or not.
+        """
+
+    def ending(self, *, include_usage: bool) -> bytes:
+        """The last bytes for the client of a stream that ended well; not before the answer is in the store's hands."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the stream ended as the engine meant it to end."""
+
+    def recording(self, request: Request) -> "Recording | NotKept":
+        """What is to be stored of the stream, or why nothing is."""
+
+
 class _Event(msgspec.Struct):
     choices: list[dict[str, Any]] = msgspec.field(default_factory=list)
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
@@ -70,12 +106,9 @@ def _may_matter(frames: bytes) -> bool:
 
 
 class StreamRecorder:
-    """One stream, from its first byte to its last.
+    """The stream of a chat or of completions: it ends with `[DONE]`. See Recorder.
 
-    - `started`: a token has come; an event with nothing but a role, or a comment, is none.
-    - `failure`: the payload of the error that the engine reported, or what was wrong with what it sent.
-    - `ended`: the engine said `[DONE]`.
-    - `usage`: what the engine said it used, once it did.
+    An event with nothing but a role is no token.
     """
 
     __slots__ = ("_kept", "_limit", "_reader", "_size", "_usage_frame", "ended", "failure", "started", "usage")
@@ -90,13 +123,9 @@ class StreamRecorder:
         self.started = False
         self.ended = False
         self.failure: bytes | None = None
-        self.usage: _Usage | None = None
+        self.usage: Usage | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what came; returns what may go on to the client now, which may be nothing.
-
-        Nothing counts that comes after the end, whether it was a good one or not.
-        """
         if self.ended or self.failure is not None:
             return b""
         frames = self._reader.feed(data)
@@ -148,16 +177,13 @@ class StreamRecorder:
         return True
 
     def ending(self, *, include_usage: bool) -> bytes:
-        """The last bytes for the client of a stream that ended well."""
         return (self._usage_frame or b"") + DONE if include_usage else DONE
 
     @property
     def whole(self) -> bool:
-        """Whether the stream ended as the engine meant it to end."""
         return self.ended and self.failure is None
 
     def recording(self, request: Request) -> Recording | NotKept:
-        """What is to be stored of the stream, or why nothing is."""
         if self.failure is not None:
             return NotKept.ERROR
         if not self.whole:
@@ -178,7 +204,7 @@ class StreamRecorder:
             return NotKept.ERROR  # JSON, but not the events of an answer
         if bad is not None:
             return bad
-        used = self.usage or _Usage()
+        used = self.usage or Usage()
         return Recording(
             body=body,
             frames=frames,
@@ -190,15 +216,15 @@ class StreamRecorder:
 
 class _Answer(msgspec.Struct):
     choices: list[dict[str, Any]]
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
 _answer = msgspec.json.Decoder(_Answer).decode
 
 
-def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:
-    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+def record_choices(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+    """What is to be stored of the JSON answer of a chat or of completions, or why nothing is."""
     try:
         answer = _answer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -207,11 +233,14 @@ def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKep
         return NotKept.ERROR
     finished = [choice["finish_reason"] for choice in answer.choices if choice.get("finish_reason")]
     bad = _verdict(request, finished, len(answer.choices), said=any(map(_says_something, answer.choices)))
-    if bad is not None:
-        return bad
+    return bad if bad is not None else whole_body(body, answer.usage, limit)
+
+
+def whole_body(body: bytes, usage: Usage | None, limit: int) -> Recording | NotKept:
+    """What is to be stored of a JSON answer that is whole and ended well."""
     if len(body) > limit:
         return NotKept.TOO_LARGE
-    used = answer.usage or _Usage()
+    used = usage or Usage()
     return Recording(
         body=body,
         frames=None,

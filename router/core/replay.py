@@ -1,36 +1,15 @@
-"""One answer in two forms: the JSON body from the events of a stream, and the events from a JSON body.
+"""A kept answer in the form that a request asks for."""
 
-Theory. What is known to be cut into pieces (text, tool arguments, log probabilities, token ids) is joined in order.
-Anything else, whether known or not, must have said the same wherever it was said at all; it is then taken as it
-stands. Where two events disagree about such a field, nobody can know how to join it, and there is no JSON form: the
-function returns None and the entry serves streams only. So joining loses nothing.
-
-The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
-"""
-
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 import msgspec
 
+from router.core.choices import frames_from_body
+from router.core.messages import frames_from_message
 from router.core.request import Request
+from router.core.responses import frames_from_response
 from router.core.sse import DONE
 from router.core.types import Endpoint
-
-Json = dict[str, Any]
-
-_encode = msgspec.json.Encoder().encode
-
-JOINED: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("content", "refusal", "reasoning", "reasoning_content", "text", "arguments"), str),
-    **dict.fromkeys(("token_ids", "annotations"), list),
-}
-"""Fields whose pieces are joined, and what they are pieces of."""
-
-_BODY: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
-_CHUNK: Final = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
-_UNSAID: Final = object()
-_SAID_FIRST: Final = ("id", "object", "created", "model")
 
 
 class Forms(Protocol):
@@ -51,157 +30,20 @@ def replay(entry: Forms, request: Request) -> bytes | None:
     if not request.stream:
         return entry.body
     if entry.frames is not None:
+        if request.endpoint in (Endpoint.RESPONSES, Endpoint.MESSAGES):
+            return entry.frames
         usage = entry.usage_frame if request.include_usage else None
         return entry.frames + (usage or b"") + DONE
     try:
-        return frames_from_body(request.endpoint, entry.body or b"", include_usage=request.include_usage)
+        return _frames(request, entry.body or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-class _DisagreementError(Exception):
-    """Two events say different things of a field that has no known way to be joined."""
-
-
-def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | None) -> bytes | None:
-    """The JSON answer that says what the events of a stream said; None where there is none without loss.
-
-    `usage` is the event with the usage, if the engine sent one.
-    """
-    try:
-        top: Json = {}
-        choices: dict[int, Json] = {}
-        for event in (*events, usage or {}):
-            for name, value in event.items():
-                if name == "choices":
-                    for choice in value:
-                        _join_choice(choices.setdefault(choice["index"], {}), choice)
-                elif name == "usage":
-                    if not event.get("choices"):
-                        top[name] = value
-                elif name in JOINED or top.get(name, _UNSAID) != value:
-                    _join(top, name, value)
-    except _DisagreementError:
-        return None
-    top["object"] = _BODY[endpoint]
-    told = top.pop("usage", None)
-    body: Json = {name: top.pop(name) for name in _SAID_FIRST if name in top}
-    body["choices"] = [_finished(endpoint, choices[index]) for index in sorted(choices)]
-    return _encode({**body, **top, "usage": told})
-
-
-# Most of what an event says has been said before, so the loops below ask that first, and call only for what is new.
-
-
-def _join(into: Json, name: str, value: Any) -> None:
-    known = into.get(name)
-    if known is None or value is None:
-        if value is not None or name not in into:
-            into[name] = value
-    elif type(known) is type(value) is JOINED.get(name):
-        into[name] = known + value
-    elif known != value:
-        raise _DisagreementError(name)
-
-
-def _join_choice(into: Json, choice: Json) -> None:
-    for name, value in choice.items():
-        if name == "delta":
-            _join_delta(into.setdefault(name, {}), value or {})
-        elif name == "logprobs" and value is not None:
-            _join_lists(into, name, value)
-        elif name in JOINED or into.get(name, _UNSAID) != value:
-            _join(into, name, value)
-
-
-def _join_delta(into: Json, delta: Json) -> None:
-    for name, value in delta.items():
-        if name == "tool_calls" and value is not None:
-            calls = into[name] = into.get(name) or {}
-            for call in value:
-                _join_call(calls.setdefault(call["index"], {}), call)
-        elif name == "function_call" and value is not None:
-            into[name] = into.get(name) or {}
-            _join_all(into[name], value)
-        else:
-            _join(into, name, value)
-
-
-def _join_call(into: Json, call: Json) -> None:
-    for name, value in call.items():
-        if name == "function" and value is not None:
-            into[name] = into.get(name) or {}
-            _join_all(into[name], value)
-        elif name != "index":
-            _join(into, name, value)
-
-
-def _join_all(into: Json, fields: Mapping[str, Any]) -> None:
-    for name, value in fields.items():
-        _join(into, name, value)
-
-
-def _join_lists(into: Json, name: str, fields: Json) -> None:
-    """Log probabilities: a map of lists, a list per event and name."""
-    known = into[name] = into.get(name) or {}
-    for part, value in fields.items():
-        if isinstance(value, list) and isinstance(known.get(part), list):
-            known[part] = known[part] + value
-        else:
-            _join(known, part, value)
-
-
-def _finished(endpoint: Endpoint, choice: Json) -> Json:
-    if endpoint is Endpoint.COMPLETIONS:
-        return choice
-    delta = choice.pop("delta", {})
-    message = {"role": delta.pop("role", None) or "assistant", "content": delta.pop("content", None), **delta}
-    if isinstance(message.get("tool_calls"), dict):
-        calls = message["tool_calls"]
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return {"index": choice.pop("index"), "message": message, **choice}
-
-
-def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) -> bytes:
-    """The whole event stream, `[DONE]` included, that says what a JSON answer said.
-
-    As vLLM does it, a chat begins with an event for each choice that has only the role. Raises what decoding and
-    taking apart raise for a body that is no answer.
-    """
-    answer = msgspec.json.decode(body, type=Json)
-    object_ = _CHUNK[endpoint]
-    head = {"id": answer.get("id"), "object": object_, "created": answer.get("created"), "model": answer.get("model")}
-    beside = {
-        name: value
-        for name, value in answer.items()
-        if value is not None and name not in (*_SAID_FIRST, "choices", "usage")
-    }
-    choices = answer["choices"]
-    frames = []
-    if endpoint is Endpoint.CHAT:
-        for choice in choices:
-            role = choice["message"].get("role") or "assistant"
-            delta = {"role": role, "content": ""}
-            first = {"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}
-            frames.append(_frame({**head, "choices": [first]}))
-        choices = [_streamed(choice) for choice in choices]
-    for choice in choices:
-        last = choice is choices[-1]
-        frames.append(_frame({**head, "choices": [choice], **(beside if last else {})}))
-    if include_usage and answer.get("usage") is not None:
-        frames.append(_frame({**head, "choices": [], "usage": answer["usage"]}))
-    frames.append(DONE)
-    return b"".join(frames)
-
-
-def _frame(event: Json) -> bytes:
-    return b"data: %b\n\n" % _encode(event)
-
-
-def _streamed(choice: Json) -> Json:
-    message = choice["message"]
-    delta = {name: value for name, value in message.items() if name != "role" and value is not None}
-    if delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
-    rest = {name: value for name, value in choice.items() if name not in ("index", "message")}
-    return {"index": choice["index"], "delta": delta, **rest}
+def _frames(request: Request, body: bytes) -> bytes | None:
+    match request.endpoint:
+        case Endpoint.RESPONSES:
+            return frames_from_response(body)
+        case Endpoint.MESSAGES:
+            return frames_from_message(body)
+    return frames_from_body(request.endpoint, body, include_usage=request.include_usage)

@@ -27,6 +27,14 @@ class _Common(msgspec.Struct):
     seed: int | None = None
     max_tokens: int | None = None
 
+    def lacks(self) -> ApiError | None:
+        """What is missing, or cannot be had, that types do not show."""
+        return None
+
+    def limit(self) -> int | None:
+        """The most tokens of the answer."""
+        return self.max_tokens
+
 
 class _Message(msgspec.Struct):
     role: str
@@ -38,9 +46,70 @@ class _Chat(_Common):
     max_completion_tokens: int | None = None
     documents: list[dict[str, Any]] | None = None
 
+    def lacks(self) -> ApiError | None:
+        return None if self.messages else _no_messages()
+
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
 
 class _Completions(_Common):
     prompt: str | list[Any] | None = None
+
+    def lacks(self) -> ApiError | None:
+        return None if self.prompt else bad_request("`prompt` must be given.", param="prompt")
+
+
+class _Embeddings(_Common):
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None  # vLLM's, in place of `input`
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+    def lacks(self) -> ApiError | None:
+        if self.input in (None, []) and not self.messages:
+            return bad_request("`input` must be given.", param="input")
+        if self.encoding_format not in (None, "float", "base64"):
+            # vLLM's `bytes` and `bytes_only` are answered with a body that is no JSON.
+            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
+        return None
+
+
+class _Item(msgspec.Struct):
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _Responses(_Common):
+    input: str | list[_Item] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def lacks(self) -> ApiError | None:
+        return bad_request("`input` must be given.", param="input") if self.input in (None, []) else None
+
+    def limit(self) -> int | None:
+        return self.max_output_tokens
+
+
+class _Messages(_Common, kw_only=True):
+    max_tokens: int
+    messages: list[_Message] = msgspec.field(default_factory=list)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def lacks(self) -> ApiError | None:
+        return None if self.messages else _no_messages()
+
+
+def _no_messages() -> ApiError:
+    return bad_request("`messages` must hold at least one message.", param="messages")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +117,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     - `fields`: the whole body as plain values; equal JSON gives equal fields, however its numbers were spelt.
     - `model`: what the client asked for: a public name, an alias or `auto`.
+    - `stream`: whether the answer is to come as events; embeddings never do: vLLM passes over the field there.
     - `include_usage`: whether the client wants the usage event at the end of its stream.
-    - `max_tokens`: how many tokens the answer may have, where the client said so.
+    - `max_tokens`: how many tokens the answer may have, where the client said so, whatever the endpoint calls it.
     - `body`: the bytes as they came.
     """
 
@@ -66,7 +136,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def deterministic(self) -> bool:
         """Whether the same request must give the same answer. An omitted temperature is 1, not 0."""
-        return self.temperature == 0 or self.seed is not None
+        return self.temperature == 0 or self.seed is not None or self.endpoint is Endpoint.EMBEDDINGS
 
 
 def _number(text: str) -> int | float:
@@ -80,7 +150,14 @@ def _number(text: str) -> int | float:
 _decode = msgspec.json.Decoder(float_hook=_number).decode
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_TYPES: Final[dict[Endpoint, type[_Common]]] = {Endpoint.CHAT: _Chat, Endpoint.COMPLETIONS: _Completions}
+_TYPES: Final[dict[Endpoint, type[_Common]]] = {
+    Endpoint.CHAT: _Chat,
+    Endpoint.COMPLETIONS: _Completions,
+    Endpoint.EMBEDDINGS: _Embeddings,
+    Endpoint.RESPONSES: _Responses,
+    Endpoint.MESSAGES: _Messages,
+}
+_ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
 
 
 def parse(endpoint: Endpoint, body: bytes) -> Request:
@@ -101,24 +178,19 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         known = msgspec.convert(fields, _TYPES[endpoint])
     except msgspec.ValidationError as error:
         raise _wrong(error) from None
-    max_tokens = known.max_tokens
-    if isinstance(known, _Chat):
-        if not known.messages:
-            raise bad_request("`messages` must hold at least one message.", param="messages")
-        max_tokens = known.max_completion_tokens or max_tokens
-    elif isinstance(known, _Completions) and not known.prompt:
-        raise bad_request("`prompt` must be given.", param="prompt")
+    if (lacking := known.lacks()) is not None:
+        raise lacking
     if not 0 < len(known.model) <= MAX_MODEL_NAME:
         raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
     return Request(
         endpoint=endpoint,
         fields=fields,
         model=known.model,
-        stream=bool(known.stream),
+        stream=bool(known.stream) and endpoint is not Endpoint.EMBEDDINGS,
         include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
         temperature=known.temperature,
         seed=known.seed,
-        max_tokens=max_tokens,
+        max_tokens=known.limit(),
         body=body,
     )
 
@@ -138,13 +210,15 @@ def _wrong(error: msgspec.ValidationError) -> ApiError:
 def for_engine(request: Request, served_model: str) -> bytes:
     """The body that goes to an engine: the client's fields as they stand, with the model as the engine calls it.
 
-    A stream always asks for the usage event, which is how tokens are counted; whoever did not ask for it never sees it.
+    A stream of OpenAI's older endpoints always asks for the usage event, which is how tokens are counted; whoever did
+    not ask for it never sees it. The events of /v1/responses and /v1/messages tell the usage in any case.
     """
-    if request.model == served_model and (not request.stream or request.include_usage):
+    ask = request.stream and request.endpoint in _ASK_FOR_USAGE
+    if request.model == served_model and (not ask or request.include_usage):
         return request.body
     fields = _split(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
-    if request.stream:
+    if ask:
         options = request.fields.get("stream_options") or {}
         fields["stream_options"] = msgspec.Raw(_encode({**options, "include_usage": True}))
     return _encode(fields)

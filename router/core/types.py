@@ -23,6 +23,11 @@ class Endpoint(Enum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+
+    __hash__ = object.__hash__  # an Enum's own hashes its name, in Python, at each look into a table
 
 
 class CacheStatus(StrEnum):
@@ -42,6 +47,7 @@ class Bypass(StrEnum):
     NO_CACHE = "no-cache"
     POLICY = "policy"
     REDIS_DOWN = "redis-down"
+    UNCACHEABLE = "uncacheable"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +55,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     - `digest`: hex SHA-256 of the canonical request that it answers.
     - `body`: the answer as JSON; None where a stream held what JSON has no place for.
-    - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON.
+    - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON. The streams
+      of /v1/responses and /v1/messages have neither of the two, and are whole here.
     - `usage_frame`: the event that told the usage; None where there was none.
     - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
     - `stale`: for how many seconds beyond that it may be given to a client that has nothing better.

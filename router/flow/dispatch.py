@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-import msgspec
-
+from router.core.error_shapes import engine_refusal
 from router.core.patience import Patience
-from router.core.recording import NotKept, Recording, StreamRecorder, record_body
+from router.core.recorders import record_body, recorder_for
+from router.core.recording import NotKept, Recorder, Recording
 from router.core.request import Request, for_engine
 from router.errors import UNAVAILABLE, UPSTREAM, ApiError, unavailable
 from router.flow.deadline import Deadline
@@ -28,7 +28,6 @@ MAX_ANSWER: Final = 256 << 20
 """Bytes of a JSON answer that are read; an engine that sends more has gone wrong."""
 
 _MAX_ERROR: Final = 64 << 10
-_CLIENTS_FAULT: Final = (400, 413, 422)  # what these say is for the client; other 4xx are between router and engine
 
 
 class Generation:
@@ -45,7 +44,7 @@ class Generation:
         self,
         engine: Engine,
         response: EngineResponse,
-        recorder: StreamRecorder,
+        recorder: Recorder,
         deadline: Deadline,
         patience: Patience,
     ) -> None:
@@ -114,7 +113,8 @@ class Dispatcher:
             deadline = Deadline(total=self._total(request, engine))
             until = asyncio.get_running_loop().time() + self._patience.first_token
             response = await self._ask(work, request, engine, deadline)
-            generation = Generation(engine, response, StreamRecorder(self._max_entry), deadline, self._patience)
+            recorder = recorder_for(request.endpoint, self._max_entry)
+            generation = Generation(engine, response, recorder, deadline, self._patience)
             try:
                 await generation.begin(until)
             except BaseException:
@@ -186,16 +186,9 @@ class Dispatcher:
         finally:
             # Whoever waits for the rest of a good answer sets the timer anew.
             deadline.close()
-        if response.status in _CLIENTS_FAULT and _is_error(body):
-            raise ApiError(response.status, "the engine refused the request", raw=body)
+        if (refusal := engine_refusal(response.status, body)) is not None:
+            raise refusal
         raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}")
-
-
-def _is_error(body: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(body, type=dict[str, msgspec.Raw]).get("error"), msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
 
 
 def _told(error: EngineError) -> ApiError:

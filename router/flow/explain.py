@@ -153,7 +153,7 @@ def _why(state: State, near: Nearest) -> tuple[str | None, str]:
         return "new", "The tenant has no answers stored."
     if len(near.differs) == 1:
         return near.differs[0], f"Another answer is stored for a request that differs in one part: {near.differs[0]}."
-    return "new", "No stored answer is for a request that differs in one part alone."
+    return "new", "Of the stored answers that were compared, none is for a request that differs in one part alone."
 
 
 def _parts(reading: Reading) -> list[KeyPart]:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from router.core.error_shapes import error_frame
 from router.core.key import Key
 from router.core.recording import Recording
 from router.core.replay import replay
@@ -206,7 +207,10 @@ class Reader:
         if flight.landing is None:
             return None
         if not flight.landing.whole:
-            raise self._failure(flight.landing)
+            failure = self._failure(flight.landing)
+            if self._request.stream and flight.begun and failure is flight.landing.error:
+                return None  # what there is of it comes first
+            raise failure
         self._note(flight.landing)
         if self._request.stream and flight.landing.body is None:
             return None
@@ -252,7 +256,7 @@ class Reader:
     def _broken(self, reason: str, message: str) -> bytes:
         self._exchange.outcome = "failed"
         self._exchange.error = reason
-        return ApiError(502, message, kind=UPSTREAM, code="engine_failed").frame()
+        return error_frame(self._request.endpoint, ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
 
     def _note(self, landing: Landing) -> None:
         exchange = self._exchange

@@ -37,11 +37,12 @@ _ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that h
 
 
 class _End(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis; the frames of a recording are in the stream already."""
+    """A landing as it goes through Redis; the frames of a recording are in the stream already, but for the last."""
 
     landing_body: bytes | None
     body: bytes | None
     usage_frame: bytes | None
+    last_frames: bytes | None
     kept: bool
     endings: tuple[bytes, bytes]
     prompt_tokens: int
@@ -287,19 +288,21 @@ class Flights:
 
     @staticmethod
     def _write_end(flight: Flight, landing: Landing) -> bytes:
+        if not landing.whole and landing.error is None:  # it was stored already, and others can find it so
+            landing = lost()
         recording, error = landing.recording, landing.error
         end = _End(
             landing_body=landing.body,
             body=recording.body if recording is not None and landing.body is None else None,
             usage_frame=recording.usage_frame if recording is not None else None,
+            last_frames=_beyond(recording.frames, flight) if recording is not None else None,
             kept=recording is not None,
             endings=landing.endings,
             prompt_tokens=landing.prompt_tokens,
             completion_tokens=landing.completion_tokens,
             engine=flight.work.engine,
         )
-        if not landing.whole:
-            error = error or internal_error()
+        if error is not None:
             end = msgspec.structs.replace(
                 end, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
                 retry_after=error.retry_after, raw=error.raw, reason=landing.reason, begun=landing.begun,
@@ -319,7 +322,7 @@ class Flights:
         if end.kept:
             recording = Recording(
                 body=end.landing_body if end.landing_body is not None else end.body,
-                frames=flight.so_far() if flight.begun and flight.complete else None,
+                frames=flight.so_far() + end.last_frames if end.last_frames is not None and flight.complete else None,
                 usage_frame=end.usage_frame,
                 prompt_tokens=end.prompt_tokens,
                 completion_tokens=end.completion_tokens,
@@ -328,3 +331,8 @@ class Flights:
             whole=True, body=end.landing_body, recording=recording, endings=end.endings,
             prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
         )  # fmt: skip
+
+
+def _beyond(frames: bytes | None, flight: Flight) -> bytes | None:
+    """What a recording has beyond that which the flight has said to its readers before its end."""
+    return frames[len(flight.so_far()) :] if frames is not None and flight.complete else None

@@ -114,11 +114,11 @@ class Gateway:
         if found is not None and found.use in (Use.FRESH, Use.STALE):
             return self._give(exchange, found, asked)
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
-        if control.only_if_cached:
-            raise not_cached()
         print_ = fingerprint(asked.key.text, asked.parts)
         if exchange.cache is CacheStatus.MISS:
             exchange.reason = "expired" if found is not None else self._hints.reason(print_)
+        if control.only_if_cached:
+            raise not_cached()
         client.watch()
         try:
             keep = self._keeper(exchange, asked, print_) if may_keep else None

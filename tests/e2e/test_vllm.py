@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from typed_answers import RESPONSES, TYPED, body_of, said
 from vllm_tree import Tree
 
 pytestmark = pytest.mark.vllm
@@ -90,6 +91,19 @@ def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: Tree) -
     chunks = events(streamed)
     assert joined(chunks) == text(plain)
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize("path", TYPED)
+@pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
+def test_responses_and_messages_serve_both_forms_whichever_they_came_in(tree: Tree, path: str, first: bool) -> None:
+    limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 32}
+    answers = [
+        httpx.post(f"{tree.url}{path}", json=body_of(path, f"{CHAT} {first}", stream=stream, **limit), timeout=120)
+        for stream in (first, not first, first)
+    ]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT", "HIT"]
+    assert said(answers[0]) == said(answers[1]) != ""
+    assert answers[0].content == answers[2].content
 
 
 def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: Tree) -> None:

@@ -7,6 +7,7 @@ async with SimulatedEngine(model="llama") as engine:
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -44,6 +45,11 @@ class SimulatedEngine:
     def pid(self) -> int:
         """The id of its process."""
         return self._started().pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended, by itself or otherwise."""
+        return self._process is not None and self._process.returncode is None
 
     @property
     def port(self) -> int:
@@ -127,8 +133,10 @@ class SimulatedEngine:
         if process is None:
             return 0
         if process.returncode is None:
-            process.send_signal(number)
-            process.send_signal(signal.SIGCONT)
+            # The process' own send_signal would look whether it has ended, and take its exit code from who waits below.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+                os.kill(process.pid, signal.SIGCONT)
         return await process.wait()
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -20,10 +21,29 @@ ERRORS = [name for name in REQUESTS if "error" in name and name != "error-bad-ro
 PLAIN = [name for name in REQUESTS if name not in STREAMS and name not in ERRORS]
 
 
+class BothEngines(NamedTuple):
+    """An engine that generates, and one that makes embeddings."""
+
+    generating: SimulatedEngine
+    pooling: SimulatedEngine
+
+    def of(self, capture: str) -> SimulatedEngine:
+        """The one of the kind that was captured."""
+        return self.pooling if re.match("embeddings|error-embeddings-", capture) else self.generating
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine() -> AsyncIterator[SimulatedEngine]:
-    async with SimulatedEngine(model="tiny", max_model_len=1024) as running:
-        yield running
+async def engines() -> AsyncIterator[BothEngines]:
+    async with (
+        SimulatedEngine(model="tiny", max_model_len=1024) as generating,
+        SimulatedEngine(model="tiny", max_model_len=1024, runner="pooling") as pooling,
+    ):
+        yield BothEngines(generating, pooling)
+
+
+@pytest.fixture
+def engine(engines: BothEngines) -> SimulatedEngine:
+    return engines.generating
 
 
 def captured(name: str) -> tuple[int, dict[str, str], bytes]:
@@ -32,11 +52,11 @@ def captured(name: str) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
 
 
-async def simulated(engine: SimulatedEngine, name: str) -> tuple[int, dict[str, str], list[bytes]]:
+async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str], list[bytes]]:
     request = REQUESTS[name]
     headers = {"content-type": request.get("content_type", "application/json"), **request.get("headers", {})}
     body = request["body"].replace("{long}", "xyz " * 3000)
-    response = await exchange(engine.url, request["method"], request["path"], body, **headers)
+    response = await exchange(engines.of(name).url, request["method"], request["path"], body, **headers)
     assert response.whole
     left_out = ("date", "connection", "content-length", "transfer-encoding")
     kept = {key: value for key, value in response.headers.items() if key not in left_out}
@@ -59,15 +79,17 @@ def shape(value: object, key: str = "") -> object:
 def events(body: bytes) -> Iterator[object]:
     assert body.endswith(b"\n\n")
     for event in body[:-2].split(b"\n\n"):
-        assert event.startswith(b"data: ")
-        data = event.removeprefix(b"data: ")
+        kind, found, data = event.rpartition(b"data: ")
+        assert found
         yield "[DONE]" if data == b"[DONE]" else json.loads(data)
+        if kind:
+            assert kind == b"event: " + json.loads(data)["type"].encode() + b"\n"
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_a_json_answer_has_the_shape_of_vllms(engine: SimulatedEngine, name: str) -> None:
+async def test_a_json_answer_has_the_shape_of_vllms(engines: BothEngines, name: str) -> None:
     status, headers, body = captured(name)
-    got_status, got_headers, chunks = await simulated(engine, name)
+    got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
     got = b"".join(chunks)
     if not body:
@@ -78,31 +100,37 @@ async def test_a_json_answer_has_the_shape_of_vllms(engine: SimulatedEngine, nam
 
 
 @pytest.mark.parametrize("name", ERRORS)
-async def test_an_error_is_vllms_word_for_word(engine: SimulatedEngine, name: str) -> None:
+async def test_an_error_is_vllms_word_for_word(engines: BothEngines, name: str) -> None:
     status, headers, body = captured(name)
-    got_status, got_headers, chunks = await simulated(engine, name)
+    got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
     assert b"".join(chunks) == body
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engine: SimulatedEngine, name: str) -> None:
+async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engines: BothEngines, name: str) -> None:
     status, headers, body = captured(name)
-    got_status, got_headers, chunks = await simulated(engine, name)
+    got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
     got = [list(events(chunk)) for chunk in chunks]
     assert all(len(found) == 1 for found in got)
     assert shape([found for (found,) in got]) == shape(list(events(body)))
 
 
-async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engine: SimulatedEngine) -> None:
-    _, _, chunks = await simulated(engine, "core-killed-stream")
+async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "core-killed-stream")
     _, _, body = captured("core-killed-stream")
     assert b"".join(chunks[-2:]) == b"\n\n".join(body.split(b"\n\n")[-3:])
 
 
-async def test_the_request_id_of_the_client_is_in_the_answers_id(engine: SimulatedEngine) -> None:
-    _, _, chunks = await simulated(engine, "chat-request-id")
+async def test_a_dying_engine_ends_a_message_with_vllms_very_bytes(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "messages-core-killed-stream")
+    _, _, body = captured("messages-core-killed-stream")
+    assert chunks[-1] == body.split(b"\n\n")[-2] + b"\n\n"
+
+
+async def test_the_request_id_of_the_client_is_in_the_answers_id(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "chat-request-id")
     assert json.loads(b"".join(chunks))["id"] == "chatcmpl-my-id-1"
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 PATIENCE = 15.0
@@ -28,6 +28,12 @@ async def read_until(stream: AsyncIterator[bytes], enough: Callable[[bytes], boo
     while not enough(got):
         got += await anext(stream)
     return got
+
+
+async def collect(stream: AsyncIterable[Any], seen: list[Any]) -> None:
+    """Adds what comes to what was seen, so that it is there even if the stream breaks."""
+    async for item in stream:
+        seen.append(item)  # noqa: PERF401 - a list that is only there at the end would not do
 
 
 def free_port() -> int:

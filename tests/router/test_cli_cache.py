@@ -1,6 +1,7 @@
 """`roundhouse cache`, as people type it: against a real Redis, with the configuration of a router."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,14 @@ async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     await store(client, key(2, tenant="other"))
     told = (await cache(file, "stats", "--json")).json()
     assert told["total"]["entries"] == 2
+    await client.hset(key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     said = await cache(file, "stats")
     assert said.out.startswith("2 entries (0 stale), ")
     assert [line.split()[:3] for line in said.out.splitlines()[-2:]] == [
         ["acme", "llama", "1"],
         ["other", "llama", "1"],
     ]
+    assert "old, the newest 0s" in said.out
     assert said.err == "", "nobody looks on, so no progress is shown"
 
 
@@ -95,6 +98,13 @@ async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> N
     assert "!! not an entry" in said
     assert "created: yesterday" in said
     assert "body: base64:/wA=" in said
+
+
+async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
+    await client.hset(key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
+    for said in (await cache(file, "show", key()), await cache(file, "ls")):
+        assert "\x1b" not in said.out
+        assert "\\x1b[31mred" in said.out
 
 
 async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:
@@ -223,6 +233,12 @@ async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
+async def test_a_device_is_written_to_and_not_replaced(client: Any, file: Path) -> None:
+    await store(client, key())
+    await cache(file, "export", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
 async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
     await store(client, key())
     lines = await cache(file, "export", "--tenant", "acme")
@@ -263,10 +279,17 @@ async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, comma
     assert "secret" not in said.err
 
 
+async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_path: Path) -> None:
+    file = tmp_path / "roundhouse.toml"
+    text = configuration("embedded", ENGINES).replace("[router]", f'[router]\nstate = "{tmp_path}"')
+    file.write_text(text)
+    fails_with_one_line(await roundhouse("cache", "ls", "--config", file), 1, "`roundhouse up` starts")
+
+
 async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
     file.write_text(configuration("redis://127.0.0.1:1/0?foo=bar", ENGINES))
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "cache.url: the options here are db")
+    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "cache.url")
 
 
 async def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_a_wrong_method_on_a_page_is_405_and_says_which_are_right(router: 
     assert "GET" in answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/embeddings", "/v1/models/gpt-4"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/chat/completions/", "/v1/audio/speech", "/v1/models/gpt-4"])
 async def test_an_unknown_path_is_404(router: RouterServer, path: str) -> None:
     error_of(await router.http.get(path), 404)
 

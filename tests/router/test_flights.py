@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from clients import streaming
+from live_answers import streaming
 from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
 from serving import Engines, MakeRouter, RouterServer, chat_body, configuration

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from clients import LiveAnswer
+from live_answers import LiveAnswer
 from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
 from served import Served

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from serving import Engines, RouterServer
+from waiting import collect
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -114,13 +115,8 @@ async def test_a_stream_that_breaks_raises_and_does_not_end_as_if_it_were_whole(
     stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
     seen: list[Any] = []
     with pytest.raises(openai.APIError, match="broke off"):
-        await _gather(stream, seen)
+        await collect(stream, seen)
     assert len(seen) > 1
-
-
-async def _gather(stream: Any, seen: list[Any]) -> None:
-    async for chunk in stream:
-        seen.append(chunk)  # noqa: PERF401 - what came before it breaks is what the test looks at
 
 
 async def test_an_engine_that_refuses_work_raises_what_the_client_retries(

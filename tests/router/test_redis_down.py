@@ -87,7 +87,7 @@ async def test_redis_can_be_killed_and_come_back_while_requests_go_on(
         return seen[-1] == "HIT"
 
     await eventually(hit)
-    assert "MISS" in seen, "it came back empty"
+    assert seen[0] != "HIT", "it came back empty"
 
 
 async def test_redis_can_die_while_an_answer_streams(
@@ -130,7 +130,11 @@ async def test_a_redis_that_takes_no_writes_serves_what_it_has_and_fails_no_requ
     for _ in range(3):
         assert await cache_status(router, "new") == "MISS"
         assert await cache_status(router, "kept") == "HIT"
-    assert (await router.metrics())['llm_cache_writes_total{result="failed"}'] == 3
+
+    async def failed() -> bool:
+        return (await router.metrics()).get('llm_cache_writes_total{result="failed"}') == 3
+
+    await eventually(failed)
 
 
 async def test_the_log_tells_no_password_of_redis(

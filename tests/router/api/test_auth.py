@@ -136,3 +136,36 @@ def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Hea
     with pytest.raises(ApiError) as caught:
         AdminDoor([]).check(headers)
     assert (caught.value.status, caught.value.code) == (403, "admin_closed")
+
+
+# Where x-api-key is taken
+
+
+def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
+    headers = [(b"x-api-key", b"acme-key")]
+    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"
+    refused("keys", headers)
+    assert authenticator("open").tenant(headers, x_api_key=True) == "default"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"wrong")],
+        [(b"x-api-key", b"Bearer acme-key")],
+        [(b"x-api-key", b"acme-key"), (b"x-api-key", b"acme-key")],
+        [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer other-key")],
+        [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer wrong")],
+    ],
+)
+def test_two_keys_are_none_and_neither_is_a_wrong_one(headers: Headers) -> None:
+    with pytest.raises(ApiError) as caught:
+        authenticator("keys").tenant(headers, x_api_key=True)
+    assert caught.value.status == 401
+
+
+def test_one_key_in_both_headers_is_one_key() -> None:
+    headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
+    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"

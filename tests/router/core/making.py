@@ -7,9 +7,9 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from router.core.key import Key, Markers, Parts, derive, take_apart
-from router.core.recording import Recording, StreamRecorder
+from router.core.recording import Recorder, Recording, StreamRecorder
 from router.core.request import Request, parse
-from router.core.sse import DONE
+from router.core.sse import DONE, payload, split
 from router.core.types import Endpoint, Entry
 
 CAPTURES: Final = Path(__file__).parents[2] / "engines" / "captures"
@@ -34,6 +34,20 @@ def chat(**fields: Any) -> Request:
 
 def completion(**fields: Any) -> Request:
     return request(Endpoint.COMPLETIONS, {"model": "llama", "prompt": "def f", **fields})
+
+
+def embeddings(**fields: Any) -> Request:
+    return request(Endpoint.EMBEDDINGS, {"model": "llama", "input": "Hi", **fields})
+
+
+def responses(**fields: Any) -> Request:
+    return request(Endpoint.RESPONSES, {"model": "llama", "input": "Hi", **fields})
+
+
+def messages(**fields: Any) -> Request:
+    """A request of /v1/messages with one user message."""
+    said = [{"role": "user", "content": "Hi"}]
+    return request(Endpoint.MESSAGES, {"model": "llama", "max_tokens": 9, "messages": said, **fields})
 
 
 def talk(*messages: tuple[str, Any], **fields: Any) -> Request:
@@ -93,6 +107,17 @@ def stream(*events: Any) -> bytes:
     return b"".join(map(frame, events)) + DONE
 
 
+def typed(*events: dict[str, Any]) -> bytes:
+    """A stream whose events say what they are, as vLLM writes it."""
+    return b"".join(b"event: %b\n%b" % (event["type"].encode(), frame(event)) for event in events)
+
+
+def told(frames: bytes | None) -> list[Any]:
+    """What the events of a stream say."""
+    assert frames is not None
+    return [json.loads(payload(one) or b"") for one in split(frames)]
+
+
 def recorded(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:
     """A recorder that has been fed all at once."""
     recorder = StreamRecorder(limit)
@@ -100,7 +125,7 @@ def recorded(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:
     return recorder
 
 
-def whole(recorder: StreamRecorder, asked: Request) -> Recording:
+def whole(recorder: Recorder, asked: Request) -> Recording:
     """What is stored of a stream that must be worth it."""
     recording = recorder.recording(asked)
     assert isinstance(recording, Recording), recording

@@ -5,8 +5,10 @@ from typing import Any, Final
 
 from making import chat, chunk, completion, entry, piece, recorded, stream, whole
 
-from router.core.recording import Recording, record_body
-from router.core.replay import frames_from_body, replay
+from router.core.choices import frames_from_body
+from router.core.recorders import record_body
+from router.core.recording import Recording
+from router.core.replay import replay
 from router.core.request import Request
 from router.core.sse import DONE, payload, split
 from router.core.types import Endpoint, Entry

@@ -1,5 +1,7 @@
 """What a client asks of the cache."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,11 @@ from router.errors import ApiError
         (b"max-age=0", Control(max_age=0)),
         (b"No-Store , NO-CACHE", Control(no_store=True, no_cache=True)),
         (b"no-cache,,  max-age = 5", Control(no_cache=True, max_age=5)),
-        (b"max-stale=10, no-transform, private, x=y", NO_WISHES),
+        (b"max-stale=10", Control(max_stale=10)),
+        (b"max-stale", Control(max_stale=inf)),
+        (b"max-age=1, max-stale=0", Control(max_age=1, max_stale=0)),
+        (b"min-fresh=10, no-transform, private, x=y", NO_WISHES),
+        (b"max-stale=soon", NO_WISHES),
         (b"no-storex, x-no-cache", NO_WISHES),
     ],
 )
@@ -31,6 +37,11 @@ def test_directives_are_read_as_rfc_9111_has_them(header: bytes, meant: Control)
 @pytest.mark.parametrize("age", [b"", b"soon", b"-1", b"1.5", b"99999999999999999999"])
 def test_an_age_that_is_no_number_is_none_at_all(age: bytes) -> None:
     assert read_control(b"max-age=" + age, None) == Control(max_age=0)
+
+
+@pytest.mark.parametrize("by", [b"soon", b"-1", b"1.5", b"99999999999999999999"])
+def test_a_staleness_that_is_no_number_is_none(by: bytes) -> None:
+    assert read_control(b"max-stale=" + by, None) == NO_WISHES
 
 
 def test_the_time_to_live_is_a_whole_number_of_seconds() -> None:

@@ -25,7 +25,8 @@ from making import (
 )
 
 from router.core import recording as module
-from router.core.recording import NotKept, Recording, StreamRecorder, record_body
+from router.core.recorders import record_body
+from router.core.recording import NotKept, Recording, StreamRecorder
 from router.core.request import Request
 from router.core.sse import DONE
 

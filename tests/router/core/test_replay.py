@@ -41,7 +41,8 @@ from replaying import (
     there_and_back,
 )
 
-from router.core.recording import Recording, record_body
+from router.core.recorders import record_body
+from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.core.sse import DONE

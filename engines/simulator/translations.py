@@ -1,0 +1,130 @@
+"""Requests of /v1/responses and /v1/messages as the chats that vLLM makes of them."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from engines.simulator import fields
+from engines.simulator.rejections import Rejection, invalid
+from engines.simulator.requests import GenerationRequest, chat_request
+from engines.simulator.settings import Settings
+
+_RESPONSES_FIELDS = {
+    "background": "boolean",
+    "input": "text or objects",
+    "instructions": "text",
+    "max_output_tokens": "integer",
+    "metadata": "object",
+    "model": "text",
+    "previous_response_id": "text",
+    "reasoning": "object",
+    "store": "boolean",
+    "stream": "boolean",
+    "temperature": "number",
+    "text": "object",
+    "tools": "objects",
+    "top_p": "number",
+    "user": "text",
+    "chat_template_kwargs": "object",
+}
+_MESSAGES_FIELDS = {
+    "model": "text",
+    "messages": "messages",
+    "max_tokens": "integer",
+    "metadata": "object",
+    "stop_sequences": "stop",
+    "stream": "boolean",
+    "system": "text or objects",
+    "temperature": "number",
+    "tool_choice": "object",
+    "tools": "objects",
+    "top_k": "integer",
+    "top_p": "number",
+    "thinking": "object",
+    "chat_template_kwargs": "object",
+}
+# What both hand on as it is; the other sampling parameters of a chat /v1/messages does not have.
+_SAMPLING = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
+_RESPONSES_SAMPLING = (
+    *_SAMPLING, "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
+    "ignore_eos", "include_stop_str_in_output",
+)  # fmt: skip
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def responses_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+    """Read a body of /v1/responses.
+
+    Raises Rejection as vLLM would answer.
+    """
+    if not body.get("tools") and body.get("tool_choice", "auto") == "auto":
+        body = {**body, "tool_choice": "none"}
+    asked = fields.coerce(body, _RESPONSES_FIELDS, required=("input",))
+    if asked.get("background"):
+        raise Rejection(
+            400,
+            "This vLLM engine does not support `store=True` and therefore does not support the background mode. To "
+            "enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching "
+            "the vLLM server.",
+            kind="invalid_request_error",
+            param="background",
+        )
+    if (previous := asked.get("previous_response_id")) is not None:
+        message = f"Response with id '{previous}' not found."
+        raise Rejection(404, message, kind="invalid_request_error", param="response_id")
+    given = asked["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    system = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
+    chat: fields.Body = {name: asked[name] for name in _RESPONSES_SAMPLING if asked.get(name) is not None}
+    chat["messages"] = [*system, *map(_message_of, items)]
+    chat["max_completion_tokens"] = asked.get("max_output_tokens")
+    tools = [tool for tool in asked.get("tools") or () if tool.get("type") == "function"]
+    if tools:
+        chat["tools"] = [{"type": "function", "function": tool} for tool in tools]
+        choice = asked.get("tool_choice", "auto")
+        chat["tool_choice"] = {"function": choice} if isinstance(choice, dict) else choice
+    if ((asked.get("reasoning") or {}).get("effort") or "none") != "none":
+        chat["chat_template_kwargs"] = {"enable_thinking": True, **(asked.get("chat_template_kwargs") or {})}
+    wanted = (asked.get("text") or {}).get("format") or {}
+    if wanted.get("type") == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    elif wanted:
+        chat["response_format"] = wanted
+    return replace(chat_request(chat, settings), asked=asked)
+
+
+def _message_of(item: dict[str, Any]) -> dict[str, Any]:
+    if "role" in item:
+        return {"role": item["role"], "content": item.get("content")}
+    if item.get("type") == "function_call_output":
+        return {"role": "tool", "content": item.get("output")}
+    return {"role": "assistant", "content": json.dumps(item, ensure_ascii=False)}
+
+
+def messages_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+    """Read a body of /v1/messages.
+
+    Raises Rejection as vLLM would answer.
+    """
+    asked = fields.coerce(body, _MESSAGES_FIELDS, required=("model", "messages", "max_tokens"))
+    if asked["max_tokens"] <= 0:
+        error = ValueError("max_tokens must be positive")
+        where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": asked["max_tokens"]}
+        raise invalid({"type": "value_error", **where, "ctx": {"error": error}})
+    chat: fields.Body = {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
+    system = asked.get("system") or ()
+    text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)
+    chat["messages"] = [*([{"role": "system", "content": text}] if text else ()), *asked["messages"]]
+    chat["max_completion_tokens"] = asked["max_tokens"]
+    chat["stop"] = asked.get("stop_sequences")
+    if asked.get("tools"):
+        chat["tools"] = [
+            {"type": "function", "function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
+            for tool in asked["tools"]
+        ]
+    if choice := asked.get("tool_choice"):
+        named = {"function": {"name": choice.get("name")}}
+        chat["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")))
+    if (asked.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
+        chat["chat_template_kwargs"] = {"enable_thinking": True, **(asked.get("chat_template_kwargs") or {})}
+    return chat_request(chat, settings)

@@ -1,0 +1,30 @@
+"""Which recorder an endpoint's answers need."""
+
+from router.core.embeddings import record_embeddings
+from router.core.messages import MessagesRecorder, record_message
+from router.core.recording import NotKept, Recorder, Recording, StreamRecorder, record_choices
+from router.core.request import Request
+from router.core.responses import ResponsesRecorder, record_response
+from router.core.types import Endpoint
+
+
+def recorder_for(endpoint: Endpoint, limit: int) -> Recorder:
+    """A recorder of a stream; `limit` is the most bytes that it keeps. Embeddings never stream, so they have none."""
+    match endpoint:
+        case Endpoint.RESPONSES:
+            return ResponsesRecorder(limit)
+        case Endpoint.MESSAGES:
+            return MessagesRecorder(limit)
+    return StreamRecorder(limit)
+
+
+def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    match request.endpoint:
+        case Endpoint.EMBEDDINGS:
+            return record_embeddings(request, body, limit)
+        case Endpoint.RESPONSES:
+            return record_response(body, limit)
+        case Endpoint.MESSAGES:
+            return record_message(body, limit)
+    return record_choices(request, body, limit)

@@ -1,0 +1,135 @@
+"""Streams whose events say what they are: `event:` lines, a `type` in each payload, and a last event of their own.
+
+/v1/responses and /v1/messages stream like that. Their last event (`response.completed`, `message_stop`) is to their
+clients what `[DONE]` is to others, and is held back like that: it goes out only when the answer is in the hands of the
+store, so that who has seen the end finds the answer there. It is the answer's own all the same, so it is kept with it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from router.core.recording import MAX_FRAME, NotKept, Recording, Usage
+from router.core.request import Request
+from router.core.sse import FrameReader, payload, split
+
+NOT_AN_EVENT: Final = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+)
+"""What reading and taking apart raise for JSON that is not what it should be."""
+
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+
+_encode = msgspec.json.Encoder().encode
+
+
+def frame(event: dict[str, Any]) -> bytes:
+    """An event as it is sent."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+
+
+def says_something(value: Any) -> bool:
+    """Whether there is content in it: text, or anything in a list or map."""
+    return value not in _EMPTY
+
+
+class TypedRecorder(ABC):
+    """What the recorders of such streams have in common. See recording.Recorder."""
+
+    __slots__ = ("_kept", "_last", "_limit", "_reader", "_size", "ended", "failure", "started", "usage")
+
+    MARKS: ClassVar[tuple[bytes, ...]]
+    """One of these is in every event that is more than a piece of the answer."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the most bytes that are kept; a longer stream passes through unrecorded."""
+        self._reader = FrameReader()
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._limit = limit
+        self._last = b""
+        self.started = False
+        self.ended = False
+        self.failure: bytes | None = None
+        self.usage: Usage | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        if self.ended or self.failure is not None:
+            return b""
+        frames = self._reader.feed(data)
+        if not frames:
+            if self._reader.pending > MAX_FRAME:
+                self.failure = b"an event was too long"
+            return frames
+        if not self.started or any(mark in frames for mark in self.MARKS):
+            frames = self._sift(frames)
+        self._size += len(frames)
+        if self._size <= self._limit:
+            self._kept.append(frames)
+        else:
+            self._kept.clear()
+        return frames
+
+    def _sift(self, frames: bytes) -> bytes:
+        passed = []
+        for one in split(frames):
+            data = payload(one)
+            if data == b"[DONE]":  # some engines add it; clients of these endpoints do not know it
+                continue
+            if data is not None:
+                try:
+                    self.ended = self._note(data)
+                except NOT_AN_EVENT:
+                    self.failure = b"an event was not JSON"
+                if self.failure is not None:
+                    break
+                if self.ended:
+                    self._last = one
+                    break
+            passed.append(one)
+        return b"".join(passed)
+
+    @abstractmethod
+    def _note(self, data: bytes) -> bool:
+        """Takes notice of an event; whether it is the last. Sets `failure` for an error, raises NOT_AN_EVENT."""
+
+    @abstractmethod
+    def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
+        """The JSON form of the whole stream, if it has one, or why it is not kept. Raises NOT_AN_EVENT."""
+
+    def ending(self, *, include_usage: bool) -> bytes:
+        return self._last
+
+    @property
+    def whole(self) -> bool:
+        return self.ended and self.failure is None
+
+    def recording(self, request: Request) -> Recording | NotKept:
+        if self.failure is not None:
+            return NotKept.ERROR
+        if not self.ended:
+            return NotKept.INCOMPLETE
+        if self._size + len(self._last) > self._limit:
+            return NotKept.TOO_LARGE
+        frames = b"".join((*self._kept, self._last))
+        try:
+            body = self._answer([data for one in split(frames) if (data := payload(one)) is not None])
+        except NOT_AN_EVENT:
+            return NotKept.ERROR
+        if isinstance(body, NotKept):
+            return body
+        used = self.usage or Usage()
+        return Recording(
+            body=body,
+            frames=frames,
+            usage_frame=None,
+            prompt_tokens=used.prompt_tokens,
+            completion_tokens=used.completion_tokens,
+        )

@@ -1,0 +1,156 @@
+"""The clients of the chaos: what they ask, one after the other and all at once, and how they take what comes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from random import Random
+from typing import Final
+
+import httpx
+from house import House
+from judging import Reply, judge
+from questions import TENANTS, WISHES, Asking, Origin, Question
+
+LONGEST: Final = 20.0
+"""Seconds in which a request must end, those not counted in which its router was killed or frozen."""
+
+_CLIENTS: Final = 10
+_WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
+_BURST: Final = 7
+_SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
+
+
+class Tally:
+    """What became of the requests: how they ended, what the cache did, and what was wrong.
+
+    `slowest`: the most seconds that one took, without those in which its router was away.
+    """
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.slowest = 0.0
+        self.endings: Counter[str] = Counter()
+        self.cache: Counter[str] = Counter()
+        self.defects: list[str] = []
+
+
+class Clients:
+    """Ask the routers of a house, as the seed has it."""
+
+    def __init__(self, house: House, seed: int) -> None:
+        self.tally = Tally()
+        self._house = house
+        self._seed = seed
+        self._serial = count(1)
+
+    async def ask_until(self, stop: asyncio.Event) -> None:
+        """Returns once it is told to stop and all requests have ended."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(_CLIENTS):
+                group.create_task(self._client(Random(f"{self._seed}:client {number}"), stop))
+
+    async def _client(self, dice: Random, stop: asyncio.Event) -> None:
+        async with self._connections() as https:
+            for asked in count():
+                if stop.is_set():
+                    return
+                question = Question(asked // 5 + int(dice.expovariate(1 / 6)))
+                if dice.random() < 0.05:
+                    burst = [self._choose(dice, question, calm=True) for _ in range(_BURST)]
+                    async with self._connections() as more, asyncio.TaskGroup() as group:
+                        for asking in burst:
+                            group.create_task(self.ask(more[asking.router], asking))
+                else:
+                    asking = self._choose(dice, question)
+                    if await self.ask(https[asking.router], asking) is None:
+                        await asyncio.sleep(_SULKS)
+                await asyncio.sleep(dice.uniform(0, 0.2))
+
+    @asynccontextmanager
+    async def _connections(self) -> AsyncIterator[list[httpx.AsyncClient]]:
+        """A client's connections, one to each router."""
+        https = [self._house.client(number) for number in range(len(self._house.routers))]
+        try:
+            yield https
+        finally:
+            for http in https:
+                await http.aclose()
+
+    def _choose(self, dice: Random, question: Question, *, calm: bool = False) -> Asking:
+        """`calm`: nothing is asked of the cache, and all of the same tenant, but for the rare stranger."""
+        tenants = list(TENANTS)
+        weights = [8 if calm and tenant == tenants[question.number % 3] else 1 for tenant in tenants]
+        (tenant,) = dice.choices(tenants, weights)
+        (wish,) = dice.choices(list(WISHES.values()), [_WEIGHTS.get(name, 1) for name in WISHES])
+        return Asking(
+            origin=Origin(tenant, question, WISHES["none"] if calm else wish, next(self._serial)),
+            router=dice.randrange(len(self._house.routers)),
+            stream=dice.random() < 0.5,
+            usage=dice.random() < 0.5,
+            leaves=dice.uniform(0.01, 0.5) if dice.random() < 0.12 else None,
+        )
+
+    async def ask(self, http: httpx.AsyncClient, asking: Asking) -> Reply | None:
+        """One request, judged; what came of it, if anything did and the client waited for it."""
+        tally, outages = self.tally, self._house.outages[asking.router]
+        loop = asyncio.get_running_loop()
+        tally.requests += 1
+        began = loop.time()
+        task = asyncio.ensure_future(_exchange(http, asking))
+        try:
+            while not task.done():
+                left = LONGEST + (outages.lasted(began) or 0.0) - (loop.time() - began)
+                if left <= 0:
+                    tally.endings["hung"] += 1
+                    tally.defects.append(f"{asking} has not ended after {loop.time() - began:.1f} s")
+                    return None
+                await asyncio.wait([task], timeout=min(left, 0.5))
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        away = outages.lasted(began)
+        tally.slowest = max(tally.slowest, loop.time() - began - (away or 0.0))
+        return self._take(asking, task.result(), away=away is not None)
+
+    def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", *, away: bool) -> Reply | None:
+        tally = self.tally
+        if got is None:
+            tally.endings["left"] += 1
+        elif isinstance(got, httpx.TransportError):
+            tally.endings["no connection"] += 1
+            if not away:
+                tally.defects.append(f"{asking}: {got!r}, and its router was there")
+        else:
+            verdict = judge(asking, got)
+            tally.endings[verdict.ending] += 1
+            tally.cache.update([verdict.cache] if verdict.cache is not None else [])
+            defects = [*verdict.defects]
+            if verdict.ending == "cut" and not away:
+                defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
+            if verdict.ending == "502 lost" and not away:
+                defects.append("it was not begun anew, and nothing had been said of it")
+            tally.defects += [f"{asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects]
+            return got
+        return None
+
+
+async def _exchange(http: httpx.AsyncClient, asking: Asking) -> "Reply | httpx.TransportError | None":
+    """What comes; None where the client has left before."""
+    head: httpx.Response | None = None
+    body = b""
+    try:
+        async with (
+            asyncio.timeout(asking.leaves),
+            http.stream(
+                "POST", asking.origin.question.path, json=asking.body(), headers=asking.headers(), timeout=None
+            ) as head,
+        ):
+            async for part in head.aiter_raw():
+                body += part
+            return Reply(head.status_code, head.headers, body, whole=True)
+    except TimeoutError:
+        return None
+    except httpx.TransportError as error:
+        return error if head is None else Reply(head.status_code, head.headers, body, whole=False)
