@@ -288,6 +288,8 @@ class Flights:
 
     @staticmethod
     def _write_end(flight: Flight, landing: Landing) -> bytes:
+        if not landing.whole and landing.error is None:  # it was stored already, and others can find it so
+            landing = lost()
         recording, error = landing.recording, landing.error
         end = _End(
             landing_body=landing.body,
@@ -300,8 +302,7 @@ class Flights:
             completion_tokens=landing.completion_tokens,
             engine=flight.work.engine,
         )
-        if not landing.whole:
-            error = error or internal_error()
+        if error is not None:
             end = msgspec.structs.replace(
                 end, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
                 retry_after=error.retry_after, raw=error.raw, reason=landing.reason, begun=landing.begun,
