@@ -59,6 +59,7 @@ class Listener:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        told = ""
         while True:
             connections: list[Any] = []
             try:
@@ -66,9 +67,11 @@ class Listener:
                 await self._listen(connections)
             except (*FAULTS, LinkError) as error:
                 log.debug("the listening connections to Redis are gone: %s", LinkError.of(error))
-            except Exception:
-                # The last line of defence: a defect here must not end the listening for ever.
-                log.exception("listening to Redis failed")
+            except Exception as defect:
+                # The last line of defence: a defect here must not end the listening for ever, nor fill the log.
+                if repr(defect) != told:
+                    log.exception("listening to Redis failed")
+                told = repr(defect)
             finally:
                 self._hears.deaf()
                 for connection in connections:

@@ -12,7 +12,7 @@ from redis_process import RedisServer
 from waiting import eventually
 
 from router.core.names import PURGES, heard
-from router.shared.connect import open_link
+from router.shared.connect import open_client, open_link
 from router.shared.link import Link, ServerLink
 from router.shared.listener import SILENCE, Listener
 from router.shared.tasks import end
@@ -216,8 +216,8 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
             return self.servers
 
     await own_redis.start()
-    plain: Any = open_link(own_redis.url, timeout=0.5)
-    told, link = Told(), Moving(plain._pool)
+    client: Any = open_client(own_redis.url, timeout=0.5)
+    told, link = Told(), Moving(client.connection_pool)
     listen(own_redis, told, link)
     await told.hears("listening")
     link.servers = "those"
