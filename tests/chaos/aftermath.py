@@ -13,7 +13,7 @@ from questions import STALE, TENANTS, WISHES, Asking, Origin, Question
 from waiting import eventually
 
 from router.core.key import Key, Markers, derive, take_apart
-from router.core.names import PURGES
+from router.core.names import PURGES, RESERVED
 from router.core.request import parse
 from router.core.types import Endpoint
 
@@ -122,7 +122,7 @@ async def _entries(house: House, client: Any) -> int:
             if fields or kind != b"hash":
                 seen += 1
                 house.defects += [f"entry {key}: {flaw}" for flaw in flaws(key, fields, left)]
-        elif name not in ("claim", "flight", "purge"):
+        elif name not in RESERVED:
             house.defects.append(f"nobody knows what {key} is")
     return seen
 
