@@ -13,6 +13,7 @@ from questions import STALE, TENANTS, WISHES, Asking, Origin, Question
 from waiting import eventually
 
 from router.core.key import Key, Markers, derive, take_apart
+from router.core.names import PURGES, RESERVED
 from router.core.request import parse
 from router.core.types import Endpoint
 
@@ -114,14 +115,14 @@ async def _entries(house: House, client: Any) -> int:
         if left == -2:
             continue  # it has expired meanwhile
         name = key.split(":")[2]
-        if left == -1 and key != "rh:1:purge":
+        if left == -1 and key != PURGES:
             house.defects.append(f"{key} never expires")
         if name in TENANTS:
             fields = await client.hgetall(key) if kind == b"hash" else {}
             if fields or kind != b"hash":
                 seen += 1
                 house.defects += [f"entry {key}: {flaw}" for flaw in flaws(key, fields, left)]
-        elif name not in ("claim", "flight", "purge"):
+        elif name not in RESERVED:
             house.defects.append(f"nobody knows what {key} is")
     return seen
 
