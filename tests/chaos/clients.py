@@ -10,7 +10,8 @@ from typing import Final
 
 import httpx
 from house import House
-from judging import Reply, judge
+from judging import Reply, generated, judge
+from purging import Purger
 from questions import TENANTS, WISHES, Asking, Origin, Question
 
 LONGEST: Final = 20.0
@@ -41,6 +42,7 @@ class Clients:
 
     def __init__(self, house: House, seed: int) -> None:
         self.tally = Tally()
+        self.purger = Purger(house, seed)
         self._house = house
         self._seed = seed
         self._serial = count(1)
@@ -48,6 +50,7 @@ class Clients:
     async def ask_until(self, stop: asyncio.Event) -> None:
         """Returns once it is told to stop and all requests have ended."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.purger.purge_until(stop))
             for number in range(_CLIENTS):
                 group.create_task(self._client(Random(f"{self._seed}:client {number}"), stop))
 
@@ -112,9 +115,11 @@ class Clients:
             await asyncio.wait([task])
         away = outages.lasted(began)
         tally.slowest = max(tally.slowest, loop.time() - began - (away or 0.0))
-        return self._take(asking, task.result(), away=away is not None)
+        return self._take(asking, task.result(), began, away=away is not None)
 
-    def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", *, away: bool) -> Reply | None:
+    def _take(
+        self, asking: Asking, got: "Reply | httpx.TransportError | None", began: float, *, away: bool
+    ) -> Reply | None:
         tally = self.tally
         if got is None:
             tally.endings["left"] += 1
@@ -129,6 +134,8 @@ class Clients:
             defects = [*verdict.defects]
             if verdict.ending == "cut" and not away:
                 defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
+            if (origin := generated(got)) is not None:
+                defects += self.purger.defects_of(asking, *origin, verdict.cache, began)
             if verdict.ending == "502 lost" and not away:
                 defects.append("it was not begun anew, and nothing had been said of it")
             tally.defects += [f"{asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects]

@@ -8,12 +8,13 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import httpx
-from questions import STALE, TENANTS, key_of
+from questions import ADMIN_KEY, STALE, TENANTS, key_of
 from redis_process import RedisServer
 from served import Served, http_client
 from serving import LLAMA, MISTRAL, configuration
@@ -23,9 +24,10 @@ from waiting import eventually
 from router.api.auth import hash_key
 
 _WORKERS: Final = (1, 2)
-_LIMITS: Final = """
+_LIMITS: Final = f"""
 [auth]
 mode = "keys"
+admin_keys = ["{hash_key(ADMIN_KEY.encode())}"]
 
 [timeouts]
 connect = "1s"
@@ -37,7 +39,7 @@ _COMPLAINTS: Final = ("Traceback", "never retrieved", "never awaited", "was dest
 
 
 class Outages:
-    """When a router was killed or frozen, by the event loop's clock."""
+    """When a router, or Redis, was killed or frozen, by the event loop's clock."""
 
     def __init__(self) -> None:
         self._times: list[tuple[float, float | None]] = []
@@ -61,7 +63,10 @@ class Outages:
 
 
 class House:
-    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`."""
+    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`.
+
+    `emptied`: when Redis last forgot all, by the event loop's clock.
+    """
 
     def __init__(self, folder: Path) -> None:
         """`folder` takes the configurations and the routers' logs."""
@@ -69,6 +74,8 @@ class House:
         self.defects: list[str] = []
         self.generations = 0
         self.outages = [Outages() for _ in _WORKERS]
+        self.redis_outages = Outages()
+        self.emptied = -inf
         self.routers: list[Served] = []
         self.redis = RedisServer("--appendonly", "yes")
         options = {"max_model_len": 4096, "tokens_per_second": 120, "jitter": 0.5}
@@ -145,22 +152,30 @@ class House:
     # -- Redis ------------------------------------------------------------------------------------------------------
 
     async def kill_redis(self, seconds: float, *, forget: bool) -> None:
-        self.redis.kill()
+        with self.redis_outages.outage():
+            self.redis.kill()
+            if forget:
+                shutil.rmtree(self.redis.folder / "appendonlydir", ignore_errors=True)
+                (self.redis.folder / "appendonly.aof").unlink(missing_ok=True)
+            await asyncio.sleep(seconds)
+            await self.redis.start()
         if forget:
-            shutil.rmtree(self.redis.folder / "appendonlydir", ignore_errors=True)
-            (self.redis.folder / "appendonly.aof").unlink(missing_ok=True)
-        await asyncio.sleep(seconds)
-        await self.redis.start()
+            self._note_emptied()
 
     async def freeze_redis(self, seconds: float) -> None:
-        self.redis.freeze()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self.redis.thaw()
+        with self.redis_outages.outage():
+            self.redis.freeze()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.redis.thaw()
 
     async def flush_redis(self) -> None:
         await self.redis.command("FLUSHALL")
+        self._note_emptied()
+
+    def _note_emptied(self) -> None:
+        self.emptied = asyncio.get_running_loop().time()
 
     # -- routers ----------------------------------------------------------------------------------------------------
 
