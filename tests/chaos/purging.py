@@ -19,7 +19,7 @@ _PATIENCE: Final = 30.0  # seconds, more than a router is ever frozen
 class Purge(NamedTuple):
     """One that a router said it had done.
 
-    `scope`: as it was sent; `since`, `ended`: from when to when, by the event loop's clock; `began`: when, since the epoch.
+    `scope`: as it was sent; `since`, `ended`: by the event loop's clock; `began`: in seconds since the epoch.
     """
 
     scope: dict[str, Any]

@@ -19,7 +19,8 @@ class Report(msgspec.Struct, frozen=True):
     - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
       of a stream; `cut` and `no connection`, where the router was killed; else an error by its status and code.
     - `cache`: of those with status 200, by X-Cache. `deeds`: by victim. `purges`: those that were done.
-    - `generations`: those that engines began, but for those of the moments before an engine was killed. `entries`: those in Redis that were looked at.
+    - `generations`: those that engines began, but for those of the moments before an engine was killed.
+    - `entries`: those in Redis that were looked at.
     """
 
     seed: int
