@@ -100,6 +100,7 @@ class Clients:
         tally, outages = self.tally, self._house.outages[asking.router]
         loop = asyncio.get_running_loop()
         tally.requests += 1
+        self.purger.asked_last = asking.origin
         began = loop.time()
         task = asyncio.ensure_future(_exchange(http, asking))
         try:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 from house import House
-from questions import ADMIN_KEY, TENANTS, Asking, Origin, Question, expected_key
+from questions import ADMIN_KEY, TENANTS, WISHES, Asking, Origin, Question, expected_key
 
 REACHES: Final = 1.5
 """Seconds after which a purge has reached all; a copy in a process may be up to one second old."""
@@ -42,25 +42,32 @@ class Purge(NamedTuple):
 
 
 class Purger:
-    """Purges now and then, and knows which answers that leaves."""
+    """Purges now and then, and knows which answers that leaves. `asked_last`: what a client asked for last."""
 
     def __init__(self, house: House, seed: int) -> None:
         self.done = 0
+        self.asked_last = Origin(next(iter(TENANTS)), Question(1), WISHES["none"], 0)
         self._house = house
         self._dice = Random(f"{seed}:purges")
         self._purges: list[Purge] = []
 
     async def purge_until(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await asyncio.sleep(self._dice.uniform(0.3, 2.0))
+            await asyncio.sleep(self._dice.uniform(0.1, 1.0))
             await self._purge(self._scope(), self._dice.randrange(len(self._house.routers)))
 
     def _scope(self) -> dict[str, Any]:
-        dice = self._dice
-        tenant = dice.choice(list(TENANTS))
-        key = expected_key(tenant, Question(dice.randrange(20)))
-        few: list[dict[str, Any]] = [{"key": key.text}, {"tenant": tenant, "model": "mistral"}]
-        return dice.choice([*few, {"tenant": tenant}, {"model": "llama"}, {"all": True}])
+        """Mostly what was asked for just now, so that it is still in flight."""
+        tenant, question = self.asked_last.tenant, self.asked_last.question
+        scopes: list[tuple[dict[str, Any], int]] = [
+            ({"key": expected_key(tenant, question).text}, 8),
+            ({"tenant": tenant, "model": question.model}, 2),
+            ({"tenant": tenant}, 2),
+            ({"model": question.model}, 1),
+            ({"all": True}, 1),
+        ]
+        (scope,) = self._dice.choices([scope for scope, _ in scopes], [weight for _, weight in scopes])
+        return scope
 
     async def _purge(self, scope: dict[str, Any], router: int) -> None:
         began = time.time()
