@@ -78,7 +78,7 @@ class Purger:
                 headers = {"authorization": f"Bearer {ADMIN_KEY}"}
                 told = await http.post("/admin/cache/purge", json=scope, headers=headers, timeout=None)
         except httpx.TransportError as error:
-            if outages.lasted(since) is None:
+            if outages.lasted(since, "killed", "stopped") is None:
                 defects.append(f"the purge of {scope}: {error!r}, and router {router} was there")
         except TimeoutError:
             defects.append(f"the purge of {scope} has not ended after {_PATIENCE} s")
