@@ -76,9 +76,10 @@ class RedisServer:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         argv = [find_program(self._program), *([str(self._conf)] if self._conf is not None else [])]
-        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options]
+        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         if "--sentinel" not in self._options:
             argv += ["--save", "", "--appendonly", "no"]
+        argv += self._options
         return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
 
     def _send(self, number: signal.Signals) -> None:
