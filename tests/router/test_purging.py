@@ -60,10 +60,11 @@ SCOPES = ["all", "tenant", "model", "key", "system", "document", "text"]
 
 def scope(kind: str, key: str) -> dict[str, Any]:
     system = key.split(":")[4]
-    return {
+    scopes: dict[str, dict[str, Any]] = {
         "all": {"all": True}, "tenant": {"tenant": "default"}, "model": {"model": "llama"}, "key": {"key": key},
         "system": {"system": system}, "document": {"document": "handbook"}, "text": {"document": "An old text."},
-    }[kind]  # fmt: skip
+    }  # fmt: skip
+    return scopes[kind]
 
 
 @pytest.mark.parametrize("kind", SCOPES)
