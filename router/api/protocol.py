@@ -18,6 +18,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from router.api.corked import CorkedTransport
 from router.errors import ApiError
 
 MAX_HEAD: Final = 64 * 1024
@@ -132,6 +133,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._feed(b"".join([*head, b"\r\n", rest]))
 
     # -- what the parser finds --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # it behaves as one
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
