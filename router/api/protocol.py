@@ -73,8 +73,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -- the connection ---------------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]  # it says Transport, as we all know it to be
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # it behaves as one
         self._set_due()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -133,9 +133,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._feed(b"".join([*head, b"\r\n", rest]))
 
     # -- what the parser finds --------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # it behaves as one
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
