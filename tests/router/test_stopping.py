@@ -1,6 +1,7 @@
 """How `roundhouse serve` ends: others notice, what is under way ends, and nothing is left behind."""
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -95,11 +96,19 @@ async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
     served = await serve(f'drain = "0s"\ngrace = "500ms"\nworkers = {workers}')
     await engines.chat.faults({"fault": "stall", "after": 2})
     async with http_client(served.url) as http, streaming(http) as answer:
+        waiting = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("The moon?")))
+        await engines.chat.stats(in_flight=2)
         served.process.send_signal(signal.SIGTERM)
-        with pytest.raises(httpx.RemoteProtocolError):
-            await answer.aread()
+        got = await answer.aread()
+        assert got.endswith(b"\n\n")
+        assert json.loads(got.split(b"data: ")[-1])["error"]["code"] == "stopping"
+        refused = await waiting
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
     assert await code(served) == 0
     await engines.chat.stats(in_flight=0)
+    log = served.log.read_text()
+    assert "outcome=failed" in log
+    assert "Traceback" not in log
 
 
 @WORKERS
