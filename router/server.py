@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -47,13 +48,20 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, application: Application, *, drain: float, file: Path | None = None
+        self,
+        config: uvicorn.Config,
+        application: Application,
+        *,
+        drain: float,
+        file: Path | None,
+        beat: Callable[[], None],
     ) -> None:
-        """`drain` in seconds."""
+        """`drain` in seconds; `beat` is called as long as the loop turns, ten times a second."""
         super().__init__(config)
         self._application = application
         self._drain = drain
         self._file = file
+        self._beat = beat
         self._orders: deque[Order | Literal["reload"]] = deque()
         self._leave_at: float | None = None
         self._terminal = Terminal()
@@ -81,6 +89,7 @@ class Server(uvicorn.Server):
             self._orders.append("leave")
 
     async def on_tick(self, counter: int) -> bool:
+        self._beat()
         while self._orders:
             await self._obey(self._orders.popleft())
         if self._leave_at is not None and time.monotonic() >= self._leave_at:
@@ -130,8 +139,10 @@ class Terminal:
         return self._there and not os.isatty(0)
 
 
-def make_server(settings: Settings, application: Application, file: Path | None) -> Server:
-    """The server that the settings ask for."""
+def make_server(
+    settings: Settings, application: Application, file: Path | None, beat: Callable[[], None] = lambda: None
+) -> Server:
+    """The server that the settings ask for; see Server."""
     router = settings.router
     options: dict[str, Any] = {
         "loop": "uvloop",
@@ -146,7 +157,7 @@ def make_server(settings: Settings, application: Application, file: Path | None)
         "timeout_graceful_shutdown": router.grace,
         "backlog": 4096,
     }
-    return Server(uvicorn.Config(application, **options), application, drain=router.drain, file=file)
+    return Server(uvicorn.Config(application, **options), application, drain=router.drain, file=file, beat=beat)
 
 
 def read_again(file: Path, old: Settings) -> Settings | None:
@@ -168,13 +179,20 @@ def read_again(file: Path, old: Settings) -> Settings | None:
     return replace(new, router=kept)
 
 
-def work(settings: Settings, listening: socket.socket, orders: Connection, shared: str) -> None:
-    """One worker of several, in a process of its own. `shared` is the folder of their metrics."""
+def work(settings: Settings, listening: socket.socket, orders: Connection, alive: Any, shared: str) -> None:
+    """One worker of several, in a process of its own.
+
+    `alive` is where it writes the time, of time.monotonic, for its supervisor; `shared` is the folder of their metrics.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):  # which reach every process of a terminal
         signal.signal(number, signal.SIG_IGN)
     forget_dead_workers(Path(shared))
     set_up_logging(settings.router.log_format)
-    server = make_server(settings, build(settings, multiprocess=shared), None)
+
+    def beat() -> None:
+        alive.value = time.monotonic()
+
+    server = make_server(settings, build(settings, multiprocess=shared), None, beat)
     threading.Thread(target=_take_orders, args=(orders, server), daemon=True).start()
     raise SystemExit(server.serve_until_told(listening))
 

@@ -31,8 +31,9 @@ class Worker:
 
     def __init__(self, settings: Settings, listening: socket.socket, shared: str) -> None:
         context = multiprocessing.get_context("spawn")
+        self._alive = context.RawValue("d", time.monotonic())
         self._orders, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(settings, listening, theirs, shared))
+        self.process = context.Process(target=work, args=(settings, listening, theirs, self._alive, shared))
         self.process.start()
         theirs.close()
         self.started = time.monotonic()
@@ -40,6 +41,11 @@ class Worker:
     def tell(self, order: Order) -> None:
         with contextlib.suppress(OSError):  # it has died, and will be found so
             self._orders.send(order)
+
+    @property
+    def alive(self) -> float:
+        """When it last said that it is, of time.monotonic."""
+        return float(self._alive.value)
 
     def forget(self) -> None:
         """It has ended."""
@@ -53,15 +59,19 @@ class Workers:
     - SIGTERM and SIGINT end all of them, as they end one server; a second SIGINT kills them.
     - SIGHUP reads the configuration again; one that cannot be used is refused, and nobody is told of it. Where it says
       that the terminal is gone, it is a SIGINT.
-    - One that dies is replaced; where one cannot even start, all end.
+    - One that dies is replaced, and so is one whose loop stands still; where one cannot even start, all end.
     """
 
-    def __init__(self, settings: Settings, config: Path, listening: socket.socket, shared: str) -> None:
-        """`shared` is the folder of their metrics."""
+    def __init__(
+        self, settings: Settings, config: Path, listening: socket.socket, shared: str, *, silence: float = 30.0
+    ) -> None:
+        """`shared` is the folder of their metrics; `silence`: seconds after which one that says nothing is killed."""
         self._settings = settings
         self._config = config
         self._listening = listening
         self._shared = shared
+        self._silence = silence
+        self._looked = time.monotonic()
         self._workers: list[Worker] = []
         self._signals: list[int] = []
         self._over_at: float | None = None
@@ -80,7 +90,8 @@ class Workers:
             self._workers = [self._start() for _ in range(self._settings.router.workers)]
             while self._workers:
                 watched: list[Any] = [woken, *[worker.process.sentinel for worker in self._workers]]
-                wait(watched, None if self._over_at is None else max(0.0, self._over_at - time.monotonic()))
+                until = self._looked + self._silence / 4 if self._over_at is None else self._over_at
+                wait(watched, max(0.0, until - time.monotonic()))
                 with contextlib.suppress(BlockingIOError):
                     woken.recv(4096)
                 while self._signals:
@@ -114,9 +125,15 @@ class Workers:
             self._over_at = time.monotonic() + router.drain + router.grace + _SPARE
 
     def _look(self) -> None:
-        """Takes note of those that have ended."""
-        if self._over_at is not None and time.monotonic() >= self._over_at:
+        """Takes note of those that have ended, and ends those that do nothing."""
+        now = time.monotonic()
+        if self._over_at is not None and now >= self._over_at:
             self._kill(1)
+        elif self._over_at is None and now >= self._looked + self._silence / 4:
+            # If this process stood still as well, so did the whole machine, or a terminal's job.
+            if now < self._looked + self._silence / 2:
+                self._kill_silent(now)
+            self._looked = now
         for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
             worker.forget()
             self._workers.remove(worker)
@@ -131,6 +148,13 @@ class Workers:
                 log.warning("worker %s ended with %s, and is replaced", worker.process.pid, code)
                 time.sleep(max(0.0, worker.started + _SHORT - time.monotonic()))
                 self._workers.append(self._start())
+
+    def _kill_silent(self, now: float) -> None:
+        for worker in self._workers:
+            if now - worker.alive > self._silence:
+                log.error("worker %s has done nothing for %g s, and is killed", worker.process.pid, now - worker.alive)
+                worker.process.kill()
+                worker.process.join()
 
     def _tell(self, order: Order) -> None:
         for worker in self._workers:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -30,18 +31,19 @@ class Served:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
-        self._config = folder / f"{name}.toml"
+        self.config = folder / f"{name}.toml"
         self.write(text)
 
     def write(self, text: str | None) -> None:
         """Another configuration in the place of the one that it was started with; None takes the file away."""
         if text is None:
-            self._config.unlink()
+            self.config.unlink()
         else:
-            self._config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+            self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
 
-    def start(self, stdin: int = subprocess.DEVNULL) -> None:
-        argv = [*ROUNDHOUSE, "serve", "-c", str(self._config)]
+    def start(self, stdin: int = subprocess.DEVNULL, argv: Sequence[str] = ()) -> None:
+        """`argv`: what is run in place of the command."""
+        argv = argv or [*ROUNDHOUSE, "serve", "-c", str(self.config)]
         with self.log.open("ab") as log:
             # In a group of its own, so that one signal reaches its workers too.
             self.process = subprocess.Popen(argv, stdin=stdin, stdout=log, stderr=log, start_new_session=True)

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,42 @@ async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
     await eventually(lambda: len(now := served.workers()) == 2 and gone not in now)
     assert before < served.workers()
     assert f"worker {gone} ended with -9, and is replaced" in served.log.read_text()
+
+
+async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines
+) -> None:
+    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router="workers = 2"))
+    served.start(argv=[sys.executable, "-c", _IMPATIENT, str(served.config)])
+    try:
+        await served.ready()
+        before = await eventually(lambda: len(found := served.workers()) == 2 and found)
+        served.send(signal.SIGSTOP)
+        await asyncio.sleep(4)  # longer than a worker may be silent: there is no event to wait for
+        served.send(signal.SIGCONT)
+        await served.ready()
+        frozen = max(before)
+        os.kill(frozen, signal.SIGSTOP)
+        await eventually(lambda: len(now := served.workers()) == 2 and frozen not in now)
+        assert before - {frozen} < served.workers()
+        assert served.log.read_text().count("and is killed") == 1
+    finally:
+        served.kill()
+
+
+_IMPATIENT = """
+import os, sys, tempfile
+from pathlib import Path
+from router.serve import MULTIPROCESS, listen
+from router.settings import load
+from router.workers import Workers
+
+if __name__ == "__main__":
+    settings = load(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as shared:
+        os.environ[MULTIPROCESS] = shared
+        raise SystemExit(Workers(settings, Path(sys.argv[1]), listen(settings), shared, silence=3.0).run())
+"""
 
 
 async def test_a_connection_without_a_request_does_not_hold_the_router_up(serve: Any) -> None:
