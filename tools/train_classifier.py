@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.core.classify import Classifier, Weights, features
+from router.core.classify import Classifier, Weights, feature, features, name_of
 from router.core.types import Task
 
 HERE = Path(__file__).resolve().parent
@@ -71,8 +71,17 @@ def held_back(prompt: str) -> bool:
 
 
 def named(text: str) -> frozenset[str]:
-    """The features that may have a weight: a lone letter or digit tells of the prompts at hand, not of the task."""
-    return frozenset(name for name in features(text) if len(name) > 1 or not name.isalnum() or not name.isascii())
+    """The features that may have a weight, by name.
+
+    A lone letter or digit tells of the prompts at hand, not of the task; and of the pairs only those count that the
+    classifier finds again by their name.
+    """
+    names = ((name_of(one), one) for one in features(text))
+    return frozenset(
+        name
+        for name, one in names
+        if feature(name) == one and (len(name) > 1 or not name.isalnum() or not name.isascii())
+    )
 
 
 def groups_of_words(path: Path) -> dict[str, tuple[str, ...]]:
@@ -81,11 +90,7 @@ def groups_of_words(path: Path) -> dict[str, tuple[str, ...]]:
     for group, words in json.loads(path.read_text(encoding="utf-8")).items():
         for word in words.split():
             for name in sorted(named(word)):
-                if (
-                    any(c.isalnum() for c in name)
-                    and not name.startswith("~")
-                    and not (len(name) == 1 and name.isascii())
-                ):
+                if any(c.isalnum() for c in name) and not name.startswith("~"):
                     groups.setdefault(name, {})[group] = None
     return {name: tuple(of) for name, of in groups.items()}
 
@@ -94,10 +99,6 @@ def columns_of(
     rows: Sequence[frozenset[str]], groups: dict[str, tuple[str, ...]]
 ) -> dict[tuple[str, str], list[tuple[int, float]]]:
     """The design matrix by column, scaled as `Classifier.classify` scales: ("own", feature) and ("group", name)."""
-    # A lone letter or digit says more about the prompts at hand than about the task.
-    rows = [
-        frozenset(name for name in row if len(name) > 1 or not name.isalnum() or not name.isascii()) for row in rows
-    ]
     counts = Counter(name for row in rows for name in row)
     columns: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for number, row in enumerate(rows):

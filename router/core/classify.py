@@ -4,9 +4,10 @@ How it works, in the order in which it happens:
 
 1. The window. Instructions stand at the beginning or at the end of a prompt, so only `HEAD` characters from the front
    and `TAIL` from the back are looked at. What a prompt costs is therefore bounded, however long it is.
-2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`) and a few marks of layout such as an
-   indented line. `str.translate` and `str.split` find them in ASCII without a step of Python for each; other
-   scripts take a regular expression over a shorter window, and pairs of characters where a script has no spaces.
+2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`), a few marks of layout such as an
+   indented line, and pairs of characters where a script has no spaces. `bytes.translate` and `str.split` find the
+   words without a step of Python for each character. A pair is read as one number out of the text's UTF-16, since
+   cutting a string at every character costs ten times as much.
 3. The score. The weights of the known features are summed, divided by the square root of their number, so that a
    long prompt is not surer for being long, and passed through the logistic function.
 
@@ -15,6 +16,7 @@ The weights come from `tools/train_classifier.py`; docs/classifier.md says how g
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from typing import Final, Self
@@ -25,29 +27,28 @@ from router.core.types import Task
 
 HEAD: Final = 400
 TAIL: Final = 200
-# Other scripts take the slower path, and say more in a character.
-WIDE_HEAD: Final = 180
-WIDE_TAIL: Final = 100
+# Pairs are many, and say more in a character.
+PAIRS_HEAD: Final = 160
+PAIRS_TAIL: Final = 120
 
-# Everything but the characters of words becomes a space, and the reverse; a table that maps ASCII to ASCII keeps
-# `str.translate` on its fast path. The end of a line belongs to the symbols (`;⏎`), and so must outlive `split`.
-_ASCII: Final = tuple(map(chr, range(128)))
-_WORDS: Final = "".join(c if c.isalnum() or c in "_+#\\" else " " for c in _ASCII)
-_SYMBOLS: Final = "".join("\x01" if c == "\n" else " " if c.isalnum() or c < " " else c for c in _ASCII)
+# Tables for `bytes.translate` over UTF-8. Words: what is no character of a word becomes a space; bytes of other scripts
+# stay, or go in the second table. Symbols: the reverse. The end of a line belongs to the symbols (`;⏎`), and so must
+# outlive `split`.
+_ASCII_WORDS: Final = bytes(b if chr(b).isalnum() and b < 128 or b in b"_+#\\" else 32 for b in range(256))
+_WORDS: Final = _ASCII_WORDS[:128] + bytes(range(128, 256))
+_SYMBOLS: Final = bytes(1 if b == 10 else 32 if b < 32 or b > 127 or chr(b).isalnum() else b for b in range(256))
 
-# Runs of one kind of letter: Latin with its accents, the alphabets from Greek to Thai, Hiragana, Katakana, ideographs,
-# Hangul. `_wide_words` tells them apart by their first character.
-_RUNS: Final = re.compile(
-    r"[a-z0-9_+#\\\xdf-\u024f\u1e00-\u1eff]+|[\u0370-\u0e7f]+"
-    r"|[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff]+|[\uac00-\ud7a3]+"
-)
+# Scripts without spaces between words, or with endings that matter more than the spaces: Thai, Lao, Kana, ideographs,
+# Hangul.
+_UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 
-_PAIRS: Final = re.compile("..")
-
-# What word processors and telephones put into English, which is no reason to leave the fast path.
-_TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u2013\u2014\u2026\u00a0\ufeff"
+# What word processors and telephones put between words.
+_TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
 _MARKS: Final = ("\n    ", "\n\t", "_")
+
+# A word, a run of symbols or a mark as itself; a pair of characters as its two units of UTF-16 in one number.
+Feature = str | int
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -64,22 +65,25 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     features: dict[str, float]
 
 
-def features(text: str) -> list[str]:
+def features(text: str) -> list[Feature]:
     """The features of a prompt, repeats and all, in no order that matters. Those of layout begin with `~`."""
-    window = _window(text, HEAD, TAIL)
-    if not window.isascii():
+    lowered = _window(text, HEAD, TAIL).lower()
+    if not lowered.isascii():
         for typographic in _TYPOGRAPHIC:
-            window = window.replace(typographic, " ")
-    if window.isascii():
-        plain = window.lower()
-        found = plain.translate(_WORDS).split()
+            lowered = lowered.replace(typographic, " ")
+    packed = lowered.encode("utf-8", "replace")
+    found: list[Feature] = []
+    if lowered.isascii():
+        found += packed.translate(_WORDS).decode("ascii").split()
+    elif _UNSPACED.search(lowered):
+        found += packed.translate(_ASCII_WORDS).decode("ascii").split()
+        found += _pairs(_window(lowered, PAIRS_HEAD, PAIRS_TAIL))
     else:
-        lowered = _window(window, WIDE_HEAD, WIDE_TAIL).lower()
-        found = _wide_words(lowered)
-        # The tables below know only ASCII: other letters become a letter, by way of the question mark.
-        plain = lowered.replace("?", " ").encode("ascii", "replace").decode("ascii").replace("?", "a")
-    found += plain.translate(_SYMBOLS).split()
-    found += ["~" + mark for mark in _MARKS if mark in plain]
+        # From Greek on, words are cut short, so that inflected ones repeat themselves.
+        words = packed.translate(_WORDS).decode("utf-8").split()
+        found += [word if word < "\u0370" else word[:5] for word in words]
+    found += packed.translate(_SYMBOLS).decode("ascii").split()
+    found += ["~" + mark for mark in _MARKS if mark in lowered]
     return found
 
 
@@ -87,21 +91,21 @@ def _window(text: str, head: int, tail: int) -> str:
     return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
 
 
-def _wide_words(lowered: str) -> list[str]:
-    """The words of a text in any script, cut so that inflected words and scripts without spaces repeat themselves."""
-    words: list[str] = []
-    for run in _RUNS.findall(lowered):
-        first = run[0]
-        if first < "\u0370" or "\u1e00" <= first < "\u1f00" or "\u30a0" <= first < "\u3100":
-            words.append(run)
-        elif first < "\u0e80":
-            words.append(run[:5])
-        elif "\u3400" <= first < "\ua000":
-            words += _PAIRS.findall(run)
-            words += _PAIRS.findall(run, 1)
-        elif first >= "\uac00":
-            words.append(run[:2])
-    return words
+def _pairs(text: str) -> list[int]:
+    """Each two units of UTF-16 that stand side by side, as one number: first the even places, then the odd ones."""
+    units = memoryview(text.encode("utf-16-le", "surrogatepass"))
+    even, odd = len(units) // 4 * 4, (len(units) - 2) // 4 * 4
+    return units[:even].cast("I").tolist() + units[2 : 2 + odd].cast("I").tolist()
+
+
+def feature(name: str) -> Feature:
+    """The feature that `name_of` calls so."""
+    return _pairs(name)[0] if len(name) == 2 and _UNSPACED.match(name) and _UNSPACED.match(name, 1) else name
+
+
+def name_of(feature: Feature) -> str:
+    """A feature as people read it, and as the file of weights spells it."""
+    return feature if isinstance(feature, str) else feature.to_bytes(4, sys.byteorder).decode("utf-16-le", "replace")
 
 
 class Classifier:
@@ -116,8 +120,8 @@ class Classifier:
 
     def __init__(self, weights: Weights) -> None:
         self._bias = weights.bias
-        self._weights: Mapping[str, float] = weights.features
-        self._known = frozenset(weights.features)
+        self._weights: Mapping[Feature, float] = {feature(name): value for name, value in weights.features.items()}
+        self._known = frozenset(self._weights)
 
     @classmethod
     def load(cls) -> Self:
@@ -140,5 +144,5 @@ class Classifier:
         """What each known feature adds to the log-odds, the bias as `(bias)` among them; the weightiest first."""
         known = self._known.intersection(features(text))
         scale = math.sqrt(len(known)) or 1.0
-        parts = [("(bias)", self._bias), *((name, self._weights[name] / scale) for name in known)]
+        parts = [("(bias)", self._bias), *((name_of(one), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))
