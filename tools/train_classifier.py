@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.core.classify import Classifier, Weights, feature, features, name_of
+from router.core.classify import Classifier, Table, Weights, feature, features, is_short, name_of
 from router.core.types import Task
 
 HERE = Path(__file__).resolve().parent
@@ -32,12 +32,17 @@ TEST = HERE.parent / "tests" / "router" / "core" / "classify_prompts.jsonl"
 
 # Chosen by cross-validation; anything near them does as well.
 C = 4.0  # the inverse of the penalty's strength
-OWN_WEIGHT = 2.0  # an own example counts as so many of the data's, whose labels are noisy
-BIAS_SHIFT = 0.3  # log-odds towards code, where cross-validation finds the highest F1
+OWN_WEIGHT = 0.7  # an own example counts as so many of the data's; more, and long prompts suffer
+BIAS_SHIFT = 0.0  # log-odds towards code
+LENGTH_SCALE = 1.5  # how freely the weights of short and of long prompts may part
 MIN_COUNT = 2  # prompts that have to contain a feature before it gets a weight of its own
 TOLERANCE = 0.002
 MAX_PASSES = 300
 FOLDS = 5
+
+ALL_PROMPTS, SHORT_PROMPTS, LONG_PROMPTS = "all", "short", "long"
+# For which prompts; "own", "group" or "bias"; the name of the feature or the group.
+Column = tuple[str, str, str]
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -90,34 +95,41 @@ def groups_of_words(path: Path) -> dict[str, tuple[str, ...]]:
     for group, words in json.loads(path.read_text(encoding="utf-8")).items():
         for word in words.split():
             for name in sorted(named(word)):
-                if any(c.isalnum() for c in name) and not name.startswith("~"):
+                # Of a word with signs in it the words count, and signs where they stand alone.
+                if not name.startswith("~") and any(map(str.isalnum, name)) == any(map(str.isalnum, word)):
                     groups.setdefault(name, {})[group] = None
     return {name: tuple(of) for name, of in groups.items()}
 
 
 def columns_of(
-    rows: Sequence[frozenset[str]], groups: dict[str, tuple[str, ...]]
-) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """The design matrix by column, scaled as `Classifier.classify` scales: ("own", feature) and ("group", name)."""
+    prompts: Sequence[str], rows: Sequence[frozenset[str]], groups: dict[str, tuple[str, ...]]
+) -> dict[Column, list[tuple[int, float]]]:
+    """The design matrix by column, scaled as `Classifier.classify` scales.
+
+    A feature and a group have a column for all prompts, and one more for the short or the long ones.
+    """
     counts = Counter(name for row in rows for name in row)
-    columns: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for number, row in enumerate(rows):
+    columns: dict[Column, list[tuple[int, float]]] = {}
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         known = sorted(name for name in row if counts[name] >= MIN_COUNT or name in groups)
         scale = 1 / math.sqrt(len(known) or 1)
-        for name in known:
-            if counts[name] >= MIN_COUNT:
-                columns.setdefault(("own", name), []).append((number, scale))
-        for group, times in Counter(group for name in known for group in groups.get(name, ())).items():
-            columns.setdefault(("group", group), []).append((number, scale * times))
+        of_length = SHORT_PROMPTS if is_short(prompt) else LONG_PROMPTS
+        cells = [("own", name, scale) for name in known if counts[name] >= MIN_COUNT]
+        together = Counter(group for name in known for group in groups.get(name, ()))
+        cells += [("group", group, scale * times) for group, times in together.items()]
+        for kind, name, value in cells:
+            columns.setdefault((ALL_PROMPTS, kind, name), []).append((number, value))
+            columns.setdefault((of_length, kind, name), []).append((number, value * LENGTH_SCALE))
+        columns.setdefault((of_length, "bias", ""), []).append((number, LENGTH_SCALE))
     return dict(sorted(columns.items()))
 
 
-def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> Weights:
+def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], penalty: float = C) -> Weights:
     """Fits the model: each column in turn takes a Newton step under a bound of the curvature, so the loss falls."""
     rows = [named(example.prompt) for example in examples]
-    columns = columns_of(rows, groups)
+    columns = columns_of([example.prompt for example in examples], rows, groups)
     target = [float(example.task == "code") for example in examples]
-    cost = [C * (OWN_WEIGHT if example.source == "own" else 1.0) for example in examples]
+    cost = [penalty * (OWN_WEIGHT if example.source == "own" else 1.0) for example in examples]
     margin = [0.0] * len(examples)
     probability = [0.5] * len(examples)
     bias_column = [(number, 1.0) for number in range(len(examples))]
@@ -145,12 +157,20 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> We
         if max(largest, abs(step)) < TOLERANCE:
             break
 
-    names = {name for kind, name in columns if kind == "own"} | groups.keys()
-    folded = {
-        name: weight.get(("own", name), 0.0) + sum(weight.get(("group", group), 0.0) for group in groups.get(name, ()))
-        for name in sorted(names)
-    }
-    return Weights(bias=round(bias + BIAS_SHIFT, 3), features={name: round(value, 3) for name, value in folded.items()})
+    names = sorted({name for _, kind, name in columns if kind == "own"} | groups.keys())
+
+    def table(of_length: str) -> Table:
+        def of(kind: str, name: str) -> float:
+            alone = weight.get((of_length, kind, name), 0.0) * LENGTH_SCALE
+            return weight.get((ALL_PROMPTS, kind, name), 0.0) + alone
+
+        folded = {name: of("own", name) + sum(of("group", group) for group in groups.get(name, ())) for name in names}
+        return Table(
+            bias=round(bias + of("bias", "") + BIAS_SHIFT, 2),
+            features={name: round(value, 2) for name, value in folded.items()},
+        )
+
+    return Weights(short=table(SHORT_PROMPTS), long=table(LONG_PROMPTS))
 
 
 def score(judged: Iterable[tuple[Task, Task]]) -> Score:
@@ -222,7 +242,7 @@ def main() -> None:
 
     packed = json.dumps(msgspec.to_builtins(weights), ensure_ascii=False, indent=0) + "\n"
     arguments.out.write_text(packed, encoding="utf-8")
-    print(f"{arguments.out.name}: {len(weights.features)} features, {len(packed.encode())} bytes")
+    print(f"{arguments.out.name}: {len(weights.long.features)} features, {len(packed.encode())} bytes")
 
 
 if __name__ == "__main__":

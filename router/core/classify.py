@@ -27,6 +27,8 @@ from router.core.types import Task
 
 HEAD: Final = 400
 TAIL: Final = 200
+# The characters of a prompt that is judged as a short one.
+SHORT: Final = 200
 # Pairs are many, and say more in a character.
 PAIRS_HEAD: Final = 160
 PAIRS_TAIL: Final = 120
@@ -45,7 +47,8 @@ _UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\
 # What word processors and telephones put between words.
 _TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
-_MARKS: Final = ("\n    ", "\n\t", "_")
+# What may stand anywhere, within a word or across several. Each is a search of the window: a few are affordable.
+_MARKS: Final = ("\n    ", "\n\t", "\n\n", ";\n", "_", "()", " = ", "```", "error", "\\d")
 
 # A word, a run of symbols or a mark as itself; a pair of characters as its two units of UTF-16 in one number.
 Feature = str | int
@@ -58,11 +61,23 @@ class Verdict(msgspec.Struct, frozen=True):
     score: float
 
 
-class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What training found, in log-odds: above 0 speaks for code, below 0 for chat."""
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights in log-odds: above 0 speaks for code, below 0 for chat."""
 
     bias: float
     features: dict[str, float]
+
+
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What training found: for short prompts, where a word says much, and for long ones, where it may just occur."""
+
+    short: Table
+    long: Table
+
+
+def is_short(text: str) -> bool:
+    """Which of the two tables judges a prompt."""
+    return len(text) <= SHORT
 
 
 def features(text: str) -> list[Feature]:
@@ -116,12 +131,11 @@ class Classifier:
     - Any `str` is classified, lone surrogates and control characters included; nothing is raised.
     """
 
-    __slots__ = ("_bias", "_known", "_weights")
+    __slots__ = ("_long", "_short")
 
     def __init__(self, weights: Weights) -> None:
-        self._bias = weights.bias
-        self._weights: Mapping[Feature, float] = {feature(name): value for name, value in weights.features.items()}
-        self._known = frozenset(self._weights)
+        self._short = _Model(weights.short)
+        self._long = _Model(weights.long)
 
     @classmethod
     def load(cls) -> Self:
@@ -134,15 +148,35 @@ class Classifier:
 
     def classify(self, text: str) -> Verdict:
         """What the query asks for; the caller leaves system prompt and retrieved context out of `text`."""
-        known = self._known.intersection(features(text))
-        log_odds = self._bias
-        if known:
-            log_odds += sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))
+        log_odds = self._model(text).log_odds(features(text))
         return Verdict("code" if log_odds > 0 else "chat", 1 / (1 + math.exp(-log_odds)))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
         """What each known feature adds to the log-odds, the bias as `(bias)` among them; the weightiest first."""
-        known = self._known.intersection(features(text))
+        return self._model(text).parts(features(text))
+
+    def _model(self, text: str) -> "_Model":
+        return self._short if is_short(text) else self._long
+
+
+class _Model:
+    """One table, laid out for a quick sum."""
+
+    __slots__ = ("_bias", "_known", "_weights")
+
+    def __init__(self, table: Table) -> None:
+        self._bias = table.bias
+        self._weights: Mapping[Feature, float] = {feature(name): value for name, value in table.features.items()}
+        self._known = frozenset(self._weights)
+
+    def log_odds(self, found: list[Feature]) -> float:
+        known = self._known.intersection(found)
+        if not known:
+            return self._bias
+        return self._bias + sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))
+
+    def parts(self, found: list[Feature]) -> list[tuple[str, float]]:
+        known = self._known.intersection(found)
         scale = math.sqrt(len(known)) or 1.0
         parts = [("(bias)", self._bias), *((name_of(one), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))
