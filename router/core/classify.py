@@ -29,14 +29,16 @@ HEAD: Final = 400
 TAIL: Final = 200
 # The characters of a prompt that is judged as a short one.
 SHORT: Final = 200
-# Pairs are many, and say more in a character.
-PAIRS_HEAD: Final = 160
-PAIRS_TAIL: Final = 120
+# Other scripts cost more and say more in a character, those that are read in pairs most of all.
+WIDE_HEAD: Final = 240
+WIDE_TAIL: Final = 160
+PAIRS_HEAD: Final = 140
+PAIRS_TAIL: Final = 100
 
 # Tables for `bytes.translate` over UTF-8. Words: what is no character of a word becomes a space; bytes of other scripts
 # stay, or go in the second table. Symbols: the reverse. The end of a line belongs to the symbols (`;⏎`), and so must
 # outlive `split`.
-_ASCII_WORDS: Final = bytes(b if chr(b).isalnum() and b < 128 or b in b"_+#\\" else 32 for b in range(256))
+_ASCII_WORDS: Final = bytes(b if (b < 128 and chr(b).isalnum()) or b in b"_+#\\" else 32 for b in range(256))
 _WORDS: Final = _ASCII_WORDS[:128] + bytes(range(128, 256))
 _SYMBOLS: Final = bytes(1 if b == 10 else 32 if b < 32 or b > 127 or chr(b).isalnum() else b for b in range(256))
 
@@ -62,10 +64,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights in log-odds: above 0 speaks for code, below 0 for chat."""
+    """Weights in hundredths of log-odds: above 0 speaks for code, below 0 for chat.
 
-    bias: float
-    features: dict[str, float]
+    Whole numbers, since their sum does not depend on the order, which for sets of text changes from process to process.
+    """
+
+    bias: int
+    features: dict[str, int]
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,6 +89,7 @@ def features(text: str) -> list[Feature]:
     """The features of a prompt, repeats and all, in no order that matters. Those of layout begin with `~`."""
     lowered = _window(text, HEAD, TAIL).lower()
     if not lowered.isascii():
+        lowered = _window(lowered, WIDE_HEAD, WIDE_TAIL)
         for typographic in _TYPOGRAPHIC:
             lowered = lowered.replace(typographic, " ")
     packed = lowered.encode("utf-8", "replace")
@@ -166,17 +172,17 @@ class _Model:
 
     def __init__(self, table: Table) -> None:
         self._bias = table.bias
-        self._weights: Mapping[Feature, float] = {feature(name): value for name, value in table.features.items()}
+        self._weights: Mapping[Feature, int] = {feature(name): value for name, value in table.features.items()}
         self._known = frozenset(self._weights)
 
     def log_odds(self, found: list[Feature]) -> float:
         known = self._known.intersection(found)
         if not known:
-            return self._bias
-        return self._bias + sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))
+            return self._bias / 100
+        return (self._bias + sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))) / 100
 
     def parts(self, found: list[Feature]) -> list[tuple[str, float]]:
         known = self._known.intersection(found)
-        scale = math.sqrt(len(known)) or 1.0
-        parts = [("(bias)", self._bias), *((name_of(one), self._weights[one] / scale) for one in known)]
+        scale = 100 * math.sqrt(len(known))
+        parts = [("(bias)", self._bias / 100), *((name_of(one), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))
