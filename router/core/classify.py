@@ -129,6 +129,11 @@ def name_of(feature: Feature) -> str:
     return feature if isinstance(feature, str) else feature.to_bytes(4, sys.byteorder).decode("utf-16-le", "replace")
 
 
+def _shown(name: str) -> str:
+    """A name that can be printed: the end of a line and the tab as their signs."""
+    return name.replace("\x01", "⏎").replace("\n", "⏎").replace("\t", "⇥")
+
+
 class Classifier:
     """Tells code from chat by weights that do not change; safe to share between threads.
 
@@ -184,5 +189,5 @@ class _Model:
     def parts(self, found: list[Feature]) -> list[tuple[str, float]]:
         known = self._known.intersection(found)
         scale = 100 * math.sqrt(len(known))
-        parts = [("(bias)", self._bias / 100), *((name_of(one), self._weights[one] / scale) for one in known)]
+        parts = [("(bias)", self._bias / 100), *((_shown(name_of(one)), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))

@@ -177,6 +177,13 @@ def test_an_explanation_names_the_weightiest_feature_first() -> None:
     assert classifier.classify("python").task == "code"
 
 
+def test_an_explanation_can_be_printed(classifier: Classifier) -> None:
+    names = dict(classifier.explain("def f(x):\n\ty = x;\n    return y;\n"))
+
+    assert {"~⏎    ", "~;⏎", "~⏎⇥"} <= names.keys()
+    assert all(name.isprintable() for name in names)
+
+
 def test_a_feature_counts_once_however_often_it_stands_there() -> None:
     classifier = Classifier(weights(0, python=100, poem=-90))
 
