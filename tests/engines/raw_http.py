@@ -87,3 +87,10 @@ def request(body: Any = None, *headers: bytes, method: bytes = b"POST", path: by
 def chunked(*pieces: bytes, trailers: bytes = b"") -> bytes:
     """A body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + trailers + CRLF
+
+
+VERSION = request(method=b"GET", path=b"/version")
+"""A request that the router answers by itself."""
+
+CHAT_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n"
+"""The beginning of a request's head."""

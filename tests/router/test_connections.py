@@ -1,50 +1,46 @@
-"""What clients may do to a connection: malformed, slow, endless, pipelined, old; and what the router makes of it."""
+"""What clients may send over a connection: malformed, endless, of another time; and what the router makes of it."""
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import pytest
-from raw_http import CRLF, chunked, connect, request
+from raw_http import CHAT_HEAD, CRLF, VERSION, chunked, connect, request
 from redis_process import RedisServer
-from serving import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
+from serving import Engines, MakeRouter, RouterServer, chat_body, configuration
 from sse_answers import DONE, ROLE, chunk
-from waiting import PATIENCE
 
-from router.api.protocol import MAX_HEAD, MAX_HEADERS, MAX_WAITING
+from router.api.protocol import MAX_HEAD, MAX_HEADERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
-VERSION = request(method=b"GET", path=b"/version")
-POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n"
 CHAT = json.dumps(chat_body("The sea?")).encode()
 
 MALFORMED = {
-    "a length and chunks": POST + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and a length": POST + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-    "the same length twice": POST + b"content-length: 5\r\ncontent-length: 5\r\n\r\nhello",
-    "a list of lengths": POST + b"content-length: 5, 5\r\n\r\nhello",
-    "a signed length": POST + b"content-length: +5\r\n\r\nhello",
-    "a length beyond numbers": POST + b"content-length: 99999999999999999999999\r\n\r\nhello",
-    "a coding that is nearly chunked": POST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "a coding after chunked": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "a second coding": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
-    "a folded header": POST + b"x-folded: a\r\n  b\r\n\r\n",
-    "a folded coding": POST + b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "a space before the colon": POST + b"content-length : 5\r\n\r\nhello",
-    "a lone line feed": POST + b"x-one: a\nx-two: b\r\n\r\n",
-    "line feeds alone": POST.replace(b"\r", b"") + b"\n",
-    "a lone carriage return": POST + b"x-one: a\rx-two: b\r\n\r\n",
-    "a NUL": POST + b"x-one: a\0b\r\n\r\n",
-    "a chunk size in another base": POST + b"transfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
-    "a chunk size that overflows": POST + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nhello\r\n",
-    "a chunk that ends in a line feed": POST + b"transfer-encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
-    "a chunk longer than it says": POST + b"transfer-encoding: chunked\r\n\r\n3\r\nhello\r\n0\r\n\r\n",
+    "a length and chunks": CHAT_HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and a length": CHAT_HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": CHAT_HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    "the same length twice": CHAT_HEAD + b"content-length: 5\r\ncontent-length: 5\r\n\r\nhello",
+    "a list of lengths": CHAT_HEAD + b"content-length: 5, 5\r\n\r\nhello",
+    "a signed length": CHAT_HEAD + b"content-length: +5\r\n\r\nhello",
+    "a length beyond numbers": CHAT_HEAD + b"content-length: 99999999999999999999999\r\n\r\nhello",
+    "a coding that is nearly chunked": CHAT_HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a coding after chunked": CHAT_HEAD + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "a second coding": CHAT_HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n\r\n0\r\n\r\n",
+    "a folded header": CHAT_HEAD + b"x-folded: a\r\n  b\r\n\r\n",
+    "a folded coding": CHAT_HEAD + b"transfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": CHAT_HEAD + b"content-length : 5\r\n\r\nhello",
+    "a lone line feed": CHAT_HEAD + b"x-one: a\nx-two: b\r\n\r\n",
+    "line feeds alone": CHAT_HEAD.replace(b"\r", b"") + b"\n",
+    "a lone carriage return": CHAT_HEAD + b"x-one: a\rx-two: b\r\n\r\n",
+    "a NUL": CHAT_HEAD + b"x-one: a\0b\r\n\r\n",
+    "a chunk size in another base": CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "a chunk size that overflows": CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nhello\r\n",
+    "a chunk that ends in a line feed": CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n",
+    "a chunk longer than it says": CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nhello\r\n0\r\n\r\n",
     "no host": b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
-    "two hosts": POST + b"host: other\r\ncontent-length: 2\r\n\r\n{}",
+    "two hosts": CHAT_HEAD + b"host: other\r\ncontent-length: 2\r\n\r\n{}",
     "no such version": b"GET /version HTTP/9.9\r\nhost: router\r\n\r\n",
     "HTTP/2 at once": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a tunnel": b"CONNECT 127.0.0.1:6379 HTTP/1.1\r\nhost: router\r\n\r\n",
@@ -117,7 +113,7 @@ async def test_a_long_target_is_refused(router: RouterServer) -> None:
 
 async def test_a_body_that_is_too_large_is_refused_before_it_is_read(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(POST, b"content-length: %d\r\n\r\n" % (1 << 40))
+        connection.write(CHAT_HEAD, b"content-length: %d\r\n\r\n" % (1 << 40))
         assert (await connection.answer()).code == "body_too_large"
 
 
@@ -126,21 +122,21 @@ async def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(
 ) -> None:
     router = await make_router(configuration(redis_server.url, engines.table(), router='max_body = "1KiB"'))
     async with connect(router.port) as connection:
-        connection.write(POST, b"transfer-encoding: chunked\r\n\r\n400\r\n", b"x" * 1024, b"\r\n1\r\nx\r\n")
+        connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n400\r\n", b"x" * 1024, b"\r\n1\r\nx\r\n")
         assert (await connection.answer()).code == "body_too_large"
 
 
 async def test_chunk_extensions_and_trailers_are_passed_over(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         body = b"%x;name=value\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n" % (len(CHAT), CHAT)
-        connection.write(POST, b"transfer-encoding: chunked\r\n\r\n", body)
+        connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", body)
         assert (await connection.answer()).status == 200
 
 
 @pytest.mark.parametrize("endless", [b"1;", b"1\r\nx\r\n0\r\nx-trailer: ", b"1\r\nx\r\n0\r\n"])
 async def test_what_is_neither_head_nor_body_has_bounds_too(router: RouterServer, endless: bytes) -> None:
     async with connect(router.port) as connection:
-        connection.write(POST, b"transfer-encoding: chunked\r\n\r\n", endless)
+        connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", endless)
         piece = b"x-trailer: y\r\n" * 1000 if endless.endswith(CRLF) else b"x" * 16384
 
         async def send() -> None:
@@ -162,172 +158,19 @@ async def test_a_trailer_is_no_header(redis_server: RedisServer, engines: Engine
     router = await make_router(configuration(redis_server.url, engines.table(), rest=rest))
     async with connect(router.port) as connection:
         body = chunked(CHAT, trailers=b"x-tenant-id: acme\r\n")
-        connection.write(POST, b"transfer-encoding: chunked\r\n\r\n", body)
+        connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", body)
         assert (await connection.answer()).status == 401
 
 
 async def test_a_client_that_expects_100_continue_gets_it_only_where_its_body_is_wanted(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(POST, b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
+        connection.write(CHAT_HEAD, b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
         assert (await connection.answer()).status == 100
         connection.write(CHAT)
         assert (await connection.answer()).status == 200
     async with connect(router.port) as connection:
-        connection.write(POST, b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
+        connection.write(CHAT_HEAD, b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
         assert (await connection.answer()).status == 413
-
-
-# -- slow clients -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def impatient(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, engines.table(), router='receive = "200ms"')
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        b"P", POST, POST + b"content-length: 100\r\n\r\n", POST + b"content-length: 100\r\n\r\n{",
-        POST + b"transfer-encoding: chunked\r\n\r\n5\r\n",
-    ],
-    ids=["a letter", "half a head", "no body", "half a body", "half a chunk"],
-)  # fmt: skip
-async def test_a_request_that_does_not_arrive_in_time_is_408(
-    impatient: str, make_router: MakeRouter, part: bytes
-) -> None:
-    router = await make_router(impatient)
-    async with connect(router.port) as connection:
-        connection.write(part)
-        answer = await connection.answer()
-        assert (answer.status, answer.code) == (408, "request_timeout")
-        assert await connection.end() == b""
-
-
-async def test_a_request_that_drips_is_408_too(impatient: str, make_router: MakeRouter) -> None:
-    router = await make_router(impatient)
-    async with connect(router.port) as connection:
-        connection.write(POST, b"content-length: 100000\r\n\r\n")
-
-        async def drip() -> None:
-            while True:
-                connection.write(b" ")
-                await asyncio.sleep(0.01)
-
-        dripping = asyncio.ensure_future(drip())
-        assert (await connection.answer()).status == 408
-        dripping.cancel()
-
-
-@pytest.mark.parametrize("said", [b"", CRLF])
-async def test_a_connection_on_which_no_request_begins_is_closed(
-    impatient: str, make_router: MakeRouter, said: bytes
-) -> None:
-    router = await make_router(impatient)
-    async with connect(router.port) as connection:
-        connection.write(said)
-        assert await connection.end() == b""
-
-
-async def test_an_answer_may_take_longer_than_its_request(
-    impatient: str, make_router: MakeRouter, engines: Engines
-) -> None:
-    router = await make_router(impatient)
-    await engines.chat.faults({"fault": "tps", "rate": 6})
-    answer = await router.chat("The sea?", max_tokens=10)
-    assert answer.status_code == 200
-    assert answer.elapsed.total_seconds() > 0.3
-
-
-async def test_a_client_that_does_not_take_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
-    long = [chunk(content="x" * 60_000) for _ in range(500)]
-    router, engine = await scripted(ROLE + long[0], *long[1:], router='send = "300ms"', hold=True)
-    with _lazy(router) as lazy:
-        lazy.sendall(request(chat_body("x", stream=True)))
-        async with asyncio.timeout(PATIENCE):
-            await engine.left.wait()
-
-
-async def test_a_client_that_takes_no_answer_at_all_loses_its_connection(
-    redis_server: RedisServer, engines: Engines, make_router: MakeRouter
-) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), router='send = "300ms"'))
-    with _lazy(router) as lazy:
-        lazy.settimeout(PATIENCE)
-        await asyncio.to_thread(_ask_until_reset, lazy)
-
-
-def _lazy(router: RouterServer) -> socket.socket:
-    """A connection that takes in next to nothing unread."""
-    lazy = socket.socket()
-    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lazy.connect(("127.0.0.1", router.port))
-    return lazy
-
-
-def _ask_until_reset(lazy: socket.socket) -> None:
-    try:
-        while True:
-            lazy.sendall(VERSION * 1000)
-    except ConnectionError:
-        return
-
-
-# -- pipelines --------------------------------------------------------------------------------------------------------
-
-
-async def test_requests_in_a_pipeline_are_answered_in_their_order(router: RouterServer) -> None:
-    async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?")), VERSION, request(chat_body("The sea?")), VERSION)
-        first, second, third, fourth = [await connection.answer() for _ in range(4)]
-    assert b"x-cache: miss" in first.head
-    assert b"x-cache: hit" in third.head
-    assert first.body == third.body
-    assert second.body == fourth.body == (await router.http.get("/version")).content
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("ahead", [VERSION, POST, request(chat_body("x" * 100_000))[:-9]], ids=["whole", "part", "big"])
-async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engine(
-    router: RouterServer, engines: Engines, stream: bool, ahead: bytes
-) -> None:
-    await engines.chat.faults({"fault": "stall", "after": 2})
-    before = (await engines.chat.stats())["aborted"]
-    async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=stream)))
-        await engines.chat.stats(in_flight=1)
-        connection.write(ahead)
-    await engines.chat.stats(in_flight=0)
-    assert (await engines.chat.stats())["aborted"] == before + 1
-
-
-async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 100})
-    async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=True, max_tokens=20)))
-        await engines.chat.stats(in_flight=1)
-        connection.write(b"nonsense\r\n\r\n")
-        answer = await connection.answer()
-        assert answer.status == 200
-        assert answer.body.endswith(b"data: [DONE]\n\n")
-        assert await connection.end() == b""
-
-
-async def test_what_waits_in_a_pipeline_has_a_bound_and_what_was_taken_is_answered(
-    router: RouterServer, engines: Engines
-) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 60})
-    async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", max_tokens=20)))
-        await engines.chat.stats(in_flight=1)
-        sent = 2 * MAX_WAITING // len(VERSION)
-        for _ in range(sent):
-            connection.write(VERSION)
-        answered = await connection.end()
-    count = answered.count(b"HTTP/1.1 200 OK")
-    assert 100 < count < sent
-    assert answered.count(b"connection: close") == 1
-    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
 
 
 # -- other protocols --------------------------------------------------------------------------------------------------
