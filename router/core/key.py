@@ -29,7 +29,7 @@ from router.errors import bad_request
 NOTHING: Final = "0" * 16
 """The system or rag part of a request that has none."""
 
-MAX_DOCUMENTS: Final = 4096
+MAX_DOCUMENTS: Final = 10_000
 """Documents and contexts of a request."""
 
 MAX_PARTS: Final = 10_000
