@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.speculation import Counts
 from router.upstream.catalog import Gauges
 from router.upstream.probe import read_gauges
 
@@ -42,6 +43,7 @@ def test_a_page_of_vllm_is_read() -> None:
         prefix_cache_hit_rate=0.5,
         spec_acceptance_rate=349 / 620,
         spec_tokens_per_step=1 + 349 / 155,
+        spec_counts=Counts(155, 349),
     )
 
 
