@@ -123,9 +123,8 @@ def house() -> Iterator[tuple[str, list[str]]]:
             for number, url in enumerate(engines, 1)
         )
         # There is no Redis: requests go past the cache, and engines are chosen as ever.
-        config.write_text(
-            f'[router]\nport = {ports[0]}\n[cache]\nurl = "unix://{folder}/none.sock"\n[[model]]\nname = "llama"\n{tables}'
-        )
+        tables = f'[cache]\nurl = "unix://{folder}/none.sock"\n[[model]]\nname = "llama"\n{tables}'
+        config.write_text(f"[router]\nport = {ports[0]}\n{tables}")
         commands = [["router", "serve", "--config", str(config)]]
         commands += [["engines.simulator", "--model", "llama", "--port", str(port)] for port in ports[1:]]
         processes = [

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from math import ceil
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_an_engine_that_comes_takes_only_what_becomes_its_own(names: list[str], 
 
 
 @given(NAMES, st.randoms(), st.text(max_size=8))
-def test_the_order_of_the_configuration_does_not_matter(names: list[str], random: "st.Random", affinity: str) -> None:
+def test_the_order_of_the_configuration_does_not_matter(names: list[str], random: Random, affinity: str) -> None:
     other = list(names)
     random.shuffle(other)
     assert preferred(affinity, names) == preferred(affinity, other)
