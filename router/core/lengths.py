@@ -18,6 +18,7 @@ TEMPLATE: Final = 256
 """Tokens that a chat template may add of its own, beside what it writes for each message."""
 
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal", "tool_use", "tool_result", "thinking", "function_call")
+_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt_embeds")
 _PROMPT: Final = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.EMBEDDINGS: "input",
@@ -89,12 +90,20 @@ def _ids(prompt: Any) -> int:
 
 def _holds_more_than_text(fields: dict[str, Any]) -> bool:
     """Whether a request has images or the like, of which a short address can be many tokens, or refers to a text."""
-    if fields.get("previous_response_id") or fields.get("prompt_embeds") or fields.get("conversation"):
+    if any(fields.get(name) for name in _ELSEWHERE) or isinstance(fields.get("prompt"), dict):
         return True
     said = fields.get("messages") or fields.get("input")
-    for message in said if isinstance(said, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type", "text") not in _TEXTS:
+    for item in said if isinstance(said, list) else ():
+        if isinstance(item, dict):
+            kind = item.get("type", "message" if "role" in item else "item_reference")
+            if kind == "item_reference" or not _is_text(item.get("content")):
                 return True
     return False
+
+
+def _is_text(content: Any) -> bool:
+    """Whether all parts of a message's content are text, those in the results of tools too."""
+    parts = content if isinstance(content, list) else ()
+    return all(
+        part.get("type", "text") in _TEXTS and _is_text(part.get("content")) for part in parts if isinstance(part, dict)
+    )

@@ -105,12 +105,13 @@ class Chooser:
         if work.attempts and not work.stream:
             return  # its time holds that of other engines
         engine, now = self._catalog.engines[work.engine], self._clock()
-        begun = work.first_token if work.stream else work.dispatched
-        ended = now if work.stream else work.first_token  # the first that is seen of JSON is all of it
+        if work.stream:
+            tokens, seconds = work.completion_tokens - 1, now - work.first_token
+        else:
+            tokens, seconds = work.completion_tokens, work.first_token - work.dispatched  # all of it comes at once
         self._experience.generated(
-            engine.name, engine.family, work.task, stream=work.stream,
-            tokens=work.completion_tokens - work.stream, seconds=ended - begun, now=now,
-        )  # fmt: skip
+            engine.name, engine.family, work.task, stream=work.stream, tokens=tokens, seconds=seconds, now=now
+        )
 
     def checked(self) -> None:
         """The engines have been asked how they are."""

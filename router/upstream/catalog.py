@@ -117,9 +117,10 @@ class Engine:
         return not self._length_is_configured
 
     def view(self, *, slow: bool = False) -> EngineView:
+        gauges = self.gauges
         return EngineView(
-            self.name, self.task, self.up, self.in_flight, self.others, self.gauges.kv_cache_usage,
-            self.max_model_len, slow,
+            self.name, self.task, self.up, self.in_flight, others=self.others, running=gauges.running,
+            waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
         )  # fmt: skip
 
 

@@ -111,6 +111,7 @@ class Probe:
         self._timeout = timeout
         self._checked = checked
         self.last_check: float | None = None
+        self._unheard = set(catalog.engines)  # which have not told their context since they were down
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -138,18 +139,19 @@ class Probe:
                         gauges = read_gauges(page.decode("utf-8", "replace"))
         except (EngineError, TimeoutError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
-        if up and engine.up is not True:
-            await self._ask_length(engine)  # whatever serves there may be another than before
+        if not up:
+            self._unheard.add(engine.name)  # whatever comes up there may be another than before
+        elif engine.tells_its_length and engine.name in self._unheard:
+            await self._ask_length(engine)
         engine.note(up=up)
         engine.observe(gauges)
 
     async def _ask_length(self, engine: Engine) -> None:
-        if not engine.tells_its_length:
-            return
         try:
             async with asyncio.timeout(self._timeout):
                 async with await self._client.get(engine, "/v1/models") as models:
                     page = await models.read(MAX_METRICS)
                     engine.max_model_len = read_length(page, engine.served_model) if models.status == 200 else None
+                    self._unheard.discard(engine.name)
         except (EngineError, TimeoutError) as error:
             log.debug("engine %s does not tell its context: %s", engine.name, error)

@@ -68,7 +68,8 @@ def started(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Tree]:
     """`roundhouse up` with real engines on a configuration, which has no [router] yet, until it is left."""
     router = free_port()
     config = folder / "roundhouse.toml"
-    config.write_text(f'[router]\nport = {router}\nstate = "{folder}/state"\n\n{text}')
+    # Tests ask for the best engine, and not now and then for another.
+    config.write_text(f'[router]\nport = {router}\nexplore = 0\nstate = "{folder}/state"\n\n{text}')
     argv = [sys.executable, "-m", "router", "up", "--config", str(config), "--engines", "vllm"]
     argv += ["--vllm-python", os.environ["ROUNDHOUSE_VLLM_PYTHON"]]
     log = folder / "up.log"

@@ -78,6 +78,28 @@ async def test_a_session_that_is_none_is_passed_over(router: RouterServer) -> No
     assert found == {"a"}  # with nothing else to go by, and nothing to do, the first has it
 
 
+async def test_requests_that_come_at_once_are_spread_although_the_engines_have_not_been_asked_since(
+    router: RouterServer, pair: dict[str, SimulatedEngine]
+) -> None:
+    for engine in pair.values():
+        await engine.faults({"fault": "ttft", "ms": 300, "times": 20})
+    answers = await asyncio.gather(*(router.chat(f"Burst {number}?", max_tokens=4) for number in range(20)))
+    assert Counter(answer.headers["x-engine"] for answer in answers) == {"a": 10, "b": 10}
+    for engine in pair.values():
+        await engine.clear()
+
+
+async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
+    router: RouterServer, pair: dict[str, SimulatedEngine]
+) -> None:
+    for engine in pair.values():
+        await engine.faults({"fault": "ttft", "ms": 300, "times": 40})
+    found = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
+    assert sorted(Counter(found).values())[0] >= 12
+    for engine in pair.values():
+        await engine.clear()
+
+
 async def test_the_prefix_cache_hits_more_often_than_where_requests_just_take_turns(
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:

@@ -41,6 +41,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
         messages(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]),
         responses(input=[{"role": "user", "content": [{"type": "input_image"}]}]),
         responses(previous_response_id="resp_1"),
+        responses(input=[{"type": "item_reference", "id": "msg_1"}]),
+        responses(input=[{"id": "msg_1"}]),
+        responses(prompt={"id": "pmpt_1"}),
+        messages(messages=[{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]),
         completion(prompt_embeds="AAAA"),
     ],
 )
@@ -48,6 +52,19 @@ def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: 
     found = length_of(asked)
     assert found.most is None
     assert fit(found, 1 << 20) is Fit.PERHAPS
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        messages(messages=[{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text"}]}]}]),
+        messages(messages=[{"role": "user", "content": [{"type": "tool_result", "content": "42"}]}]),
+        responses(input=[{"type": "function_call_output", "call_id": "1", "output": "42"}]),
+        chat(messages=[{"role": "assistant", "content": None}, {"role": "user", "content": [{"type": "text"}]}]),
+    ],
+)
+def test_of_text_a_bound_is_known(asked: Request) -> None:
+    assert fit(length_of(asked), 1 << 20) is Fit.SURELY
 
 
 @pytest.mark.parametrize(

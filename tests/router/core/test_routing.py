@@ -18,6 +18,8 @@ ENGINE = st.builds(
     st.sampled_from([None, True, False]),
     st.integers(0, 3),
     others=st.none() | st.floats(0, 9),
+    running=st.none() | st.floats(0, 9),
+    waiting=st.none() | st.floats(0, 9),
     kv_cache_usage=st.none() | st.floats(0, 1),
     max_model_len=st.none() | st.integers(100, 300),
     slow=st.booleans(),
@@ -81,6 +83,18 @@ def test_a_full_kv_cache_counts_as_load() -> None:
 def test_a_kv_cache_of_unknown_usage_counts_as_the_others_do() -> None:
     engines = view("a", in_flight=2), view("b", in_flight=1, kv_cache_usage=0.9), view("c", kv_cache_usage=0.9)
     assert order("chat", *engines) == ["c", "b", "a"]
+
+
+def test_a_crowded_engine_comes_behind_whatever_its_task_is() -> None:
+    crowded = view("crowded", "code", running=20.0, waiting=9.0)
+    assert order("code", crowded, view("other", "chat", running=3.0, waiting=0.0)) == ["other", "crowded"]
+    assert order("code", crowded, view("unknown", "chat")) == ["unknown", "crowded"]
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(20.0, 5.0), (0.0, 4.0), (None, 4.0), (20.0, None), (400.0, 90.0)])
+def test_a_few_that_wait_are_no_crowd(running: float | None, waiting: float | None) -> None:
+    engines = view("own", "code", running=running, waiting=waiting), view("other", "chat", running=0.0, waiting=0.0)
+    assert order("code", *engines) == ["own", "other"]
 
 
 def test_an_engine_that_has_proved_slower_comes_behind_whatever_its_label_says() -> None:
