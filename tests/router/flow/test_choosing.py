@@ -1,18 +1,17 @@
 """What the choice of engine makes of what is known, and what it learns; no engine is asked."""
 
+import json
 from typing import Any
 
 import pytest
-from making import chat, key_of, parts_of
 
-from router.core.control import NO_WISHES
-from router.core.request import Request
+from router.core.key import Markers
 from router.core.speculation import ENOUGH, Counts
-from router.core.types import Task
+from router.core.types import Endpoint, Task
 from router.errors import ApiError
 from router.flow.choosing import Chooser
 from router.flow.exchange import Work
-from router.flow.reading import Reading
+from router.flow.reading import Reading, RequestReader
 from router.upstream.catalog import Catalog, Engine, Gauges, Model
 
 MODEL = Model("llama", "1")
@@ -28,8 +27,8 @@ class House:
         catalog = Catalog([MODEL], engines)
         self.chooser = Chooser(catalog, explore=explore, clock=lambda: self.now, random=lambda: self.dice)
 
-    def order(self, asked: Request | None = None, task: Task = "code", session: str | None = None) -> list[str]:
-        choice = self.chooser.choose(reading(asked or chat(), task), "acme", session)
+    def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
+        choice = self.chooser.choose(chat(task, **fields), "acme", session)
         return [engine.name for engine in choice.engines()]
 
     def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
@@ -49,8 +48,11 @@ class House:
         self.chooser.checked()
 
 
-def reading(asked: Request, task: Task = "code") -> Reading:
-    return Reading(asked, parts_of(asked), task, MODEL, key_of(asked), NO_WISHES)
+def chat(task: Task = "code", **fields: Any) -> Reading:
+    """A chat request as it was understood."""
+    reader = RequestReader(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=Markers())
+    body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return reader.read(Endpoint.CHAT, "acme", json.dumps(body).encode())
 
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
@@ -61,12 +63,12 @@ def engine(name: str, *, speculates: bool | None = True, up: bool | None = True,
 
 def test_what_is_in_flight_counts_at_the_moment_at_which_the_engines_are_asked_for() -> None:
     house = House(engine("a"), engine("b"))
-    choice = house.chooser.choose(reading(chat()), "acme", None)
+    choice = house.chooser.choose(chat(), "acme", None)
     house.engines["a"].in_flight = 1
     assert [one.name for one in choice.engines()] == ["b", "a"]
 
 
-BIASED = chat(logit_bias={"5": 1})
+BIASED: dict[str, Any] = {"logit_bias": {"5": 1}}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
     a: dict[str, Any], b: dict[str, Any], order: list[str], adjusted: tuple[str, ...]
 ) -> None:
     house = House(engine("a", **a), engine("b", **b))
-    choice = house.chooser.choose(reading(BIASED), "acme", None)
+    choice = house.chooser.choose(chat(**BIASED), "acme", None)
     assert ([one.name for one in choice.engines()], choice.adjusted) == (order, adjusted)
     there = {"logit_bias" in choice.request.fields, b"logit_bias" in choice.request.body}
     assert there == {not adjusted}
@@ -92,15 +94,15 @@ def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
 
 def test_an_engine_without_a_draft_that_is_too_small_is_no_way_out() -> None:
     house = House(engine("a", max_model_len=8192), engine("b", speculates=False, max_model_len=100))
-    choice = house.chooser.choose(reading(chat(logit_bias={"5": 1}, max_tokens=500)), "acme", None)
+    choice = house.chooser.choose(chat(max_tokens=500, **BIASED), "acme", None)
     assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
 
 
 def test_what_no_engine_could_take_is_refused() -> None:
     house = House(engine("a", max_model_len=100), engine("b", max_model_len=200))
     with pytest.raises(ApiError, match="maximum context length is 200 tokens"):
-        house.order(chat(max_tokens=201))
-    assert house.order(chat(max_tokens=101)) == ["b"]
+        house.order(max_tokens=201)
+    assert house.order(max_tokens=101) == ["b"]
 
 
 def test_the_label_decides_until_another_has_proved_faster() -> None:
@@ -159,7 +161,7 @@ def test_what_is_tried_fits_as_well() -> None:
     house.generated("a", 100)
     house.dice = 0.0
     assert house.order() == ["b", "a"]
-    assert house.order(chat(max_tokens=900)) == ["a", "b"]
+    assert house.order(max_tokens=900) == ["a", "b"]
 
 
 def test_replicas_are_one_and_need_not_be_tried() -> None:
