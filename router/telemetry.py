@@ -4,6 +4,7 @@ The names are those that dashboards of this field use. Tenants and models come f
 can make a series.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -169,8 +170,9 @@ class Telemetry:
         """Sets one of a gauge's samples; what is unknown has none."""
         if value is not None:
             gauge.labels(*labels).set(value)
-        elif self._multiprocess is None and labels in _children(gauge):
-            gauge.remove(*labels)
+        elif self._multiprocess is None:
+            with contextlib.suppress(KeyError):  # as some versions say that there was none
+                gauge.remove(*labels)
 
     def observe(self, engines: Iterable[Engine], *, redis_up: bool) -> None:
         """Takes over what the probe found."""
@@ -217,10 +219,6 @@ class _Families:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families
-
-
-def _children(gauge: Gauge) -> set[tuple[str, ...]]:
-    return {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
 
 
 def _hit_ratio(families: Iterable[Metric]) -> Metric:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Final, get_args
 
 import msgspec
@@ -58,21 +59,25 @@ class Chooser:
         self._random = random
         self._experience = Experience()
 
-    def choose(self, asked: Reading, tenant: str, session: str | None) -> Choice:
-        """Raises ApiError (400) for a request that no engine of its model could take."""
+    def choose(self, asked: Reading, tenant: str, session: str | None, models: Sequence[str] = ()) -> Choice:
+        """The engines of the request's model, or of these, one after the other.
+
+        Raises ApiError (400) for a request that no engine of them could take.
+        """
         request, length = asked.request, length_of(asked.request)
-        serving = self._catalog.serving(asked.model.name)
+        serving = [engine for model in models or (asked.model.name,) for engine in self._catalog.serving(model)]
         able = [engine for engine in serving if fit(length, engine.max_model_len) is not Fit.NEVER]
         if not able:
-            raise too_long(request, length, max(engine.max_model_len or 0 for engine in serving))
+            raise too_long(request, length, max((engine.max_model_len or 0 for engine in serving), default=0))
         adjusted = unserved(request)
         plain = [engine for engine in able if engine.speculates is not True]
-        if adjusted and any(engine.up is not False for engine in plain):
+        if adjusted and any(engine.up is not False for engine in plain if engine.model == able[0].model):
             able, adjusted = plain, ()
         affinity = affinity_of(asked.key.text, tenant, session)
         explores = session is None and self._random() < self._explore
+        by_model = [list(group) for _, group in groupby(able, key=lambda engine: engine.model)]
         return Choice(
-            lambda: self._order(able, asked, length, affinity, explores=explores),
+            lambda: [e for one in by_model for e in self._order(one, asked, length, affinity, explores=explores)],
             without(request, adjusted) if adjusted else request,
             adjusted,
         )
@@ -80,18 +85,23 @@ class Chooser:
     def _order(
         self, engines: Sequence[Engine], asked: Reading, length: Length, affinity: str | None, *, explores: bool
     ) -> Sequence[Engine]:
+        """The engines of one model, the best first."""
         task, families = asked.task, {engine.family for engine in engines}
         slow = self._experience.slow(families, task, self._clock(), stream=asked.request.stream)
         views = plan(
             task, [engine.view(slow=engine.family in slow) for engine in engines], length=length, affinity=affinity
         )
         order = [self._catalog.engines[view.name] for view in views]
-        return self._other_first(order, task, length) if explores and len(families) > 1 else order
+        return self._other_first(order, task, length) if explores and len(order) > 1 else order
 
     def _other_first(self, engines: list[Engine], task: Task, length: Length) -> list[Engine]:
         """The same, but that of which the least is known comes first, if it could do it as well."""
         fits = fit(length, engines[0].max_model_len)
-        equals = [engine for engine in engines if engine.up and fit(length, engine.max_model_len) is fits]
+        equals = [
+            engine
+            for engine in engines
+            if engine.up and not engine.view().crowded and fit(length, engine.max_model_len) is fits
+        ]
         family = self._experience.least_known((engine.family for engine in equals), task, self._clock())
         other = next((engine for engine in equals if engine.family == family), None)
         return engines if other is None else [other, *(engine for engine in engines if engine is not other)]

@@ -24,7 +24,7 @@ class House:
         self.now = 100.0
         self.dice = 1.0
         self.engines = {engine.name: engine for engine in engines}
-        catalog = Catalog([MODEL], engines)
+        catalog = Catalog([MODEL, Model("phi", "1")], engines)
         self.chooser = Chooser(catalog, explore=explore, clock=lambda: self.now, random=lambda: self.dice)
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
@@ -56,7 +56,8 @@ def chat(task: Task = "code", **fields: Any) -> Reading:
 
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
-    made = Engine(name=name, model="llama", url="http://127.0.0.1:1", served_model="l", **{"task": "any", **more})
+    facts = {"task": "any", "model": "llama", **more}
+    made = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
     made.up, made.speculates = up, speculates
     return made
 
@@ -103,6 +104,20 @@ def test_what_no_engine_could_take_is_refused() -> None:
     with pytest.raises(ApiError, match="maximum context length is 200 tokens"):
         house.order(max_tokens=201)
     assert house.order(max_tokens=101) == ["b"]
+
+
+def test_the_engines_of_a_model_that_answers_in_its_place_come_after_its_own() -> None:
+    house = House(engine("z"), engine("y", up=False), engine("b", model="phi"), engine("a", model="phi"))
+    choice = house.chooser.choose(chat(), "acme", None, ("llama", "phi"))
+    assert [one.name for one in choice.engines()] == ["z", "y", "a", "b"]
+
+
+def test_a_crowded_engine_is_not_tried_out() -> None:
+    house = House(engine("a"), engine("b"))
+    house.generated("a", 100)
+    house.dice = 0.0
+    house.engines["b"].gauges = Gauges(running=2, waiting=20)
+    assert house.order() == ["a", "b"]
 
 
 def test_the_label_decides_until_another_has_proved_faster() -> None:
