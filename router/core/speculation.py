@@ -11,8 +11,9 @@ show soon; and an engine that is asked no more is at last unknown, and gets its 
 Replicas have the same draft and are one *family* here. Clocks are arguments; nothing here waits.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from math import exp, hypot, log, sqrt
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -34,6 +35,7 @@ MARGIN: Final = 1.2
 WORTH: Final = 1.15
 """Tokens a step under which a draft does not pay: it costs more than a seventh of a step itself."""
 
+_ERRORS: Final = 2.0  # standard errors by which speeds must differ, lest it be chance
 _SHORTEST: Final = 8  # tokens; a shorter answer says little of the speed
 _NEARLY_ALL: Final = 0.9  # the share of one task, from which on a probe's counts are taken to be of it
 _AGAIN: Final = 0.1  # by how much things must be better than where a draft stopped paying, for it to pay again
@@ -104,6 +106,43 @@ class _Fading:
         return float(0.5 ** (max(0.0, now - self._at) / HALF_LIFE))
 
 
+class _Estimate(NamedTuple):
+    """The mean of what was seen, and the standard error of that."""
+
+    mean: float
+    error: float
+
+    def is_clearly_above(self, other: "_Estimate", by: float) -> bool:
+        """Whether it is at least `by` more, and more than chance would explain."""
+        difference = self.mean - other.mean
+        return difference >= by and difference >= _ERRORS * hypot(self.error, other.error)
+
+
+class _Speeds:
+    """The speeds of single generations, as logarithms: one that stalls must not outweigh all the others."""
+
+    __slots__ = ("_squares", "_values")
+
+    def __init__(self) -> None:
+        self._values = _Fading()
+        self._squares = _Fading()
+
+    def add(self, tokens_per_second: float, now: float) -> None:
+        value = log(tokens_per_second)
+        self._values.add(value, 1.0, 1.0, now)
+        self._squares.add(value * value, 1.0, 1.0, now)
+
+    def count(self, now: float) -> float:
+        """How many there are, faded ones by what is left of them."""
+        return self._values.weight(now)
+
+    def estimate(self, now: float) -> _Estimate | None:
+        mean, square = self._values.ratio(now, ENOUGH), self._squares.ratio(now, ENOUGH)
+        if mean is None or square is None:
+            return None
+        return _Estimate(mean, sqrt(max(0.0, square - mean * mean) / self.count(now)))
+
+
 class Experience:
     """What one router has learned. Its size is bounded by the families and tasks that there are.
 
@@ -111,7 +150,7 @@ class Experience:
     """
 
     def __init__(self) -> None:
-        self._speeds: dict[tuple[str, Task, bool], _Fading] = {}
+        self._speeds: dict[tuple[str, Task, bool], _Speeds] = {}
         self._steps: dict[tuple[str, Task | None], _Fading] = {}
         self._counts: dict[str, Counts] = {}
         self._ended: dict[str, dict[Task, int]] = {}
@@ -123,7 +162,7 @@ class Experience:
         ended = self._ended.setdefault(engine, {})
         ended[task] = ended.get(task, 0) + tokens
         if tokens >= _SHORTEST and seconds > 0:
-            self._speeds.setdefault((family, task, stream), _Fading()).add(tokens, seconds, 1.0, now)
+            self._speeds.setdefault((family, task, stream), _Speeds()).add(tokens / seconds, now)
 
     def counted(self, engine: str, family: str, counts: Counts, now: float) -> None:
         """An engine's counters were read. Whoever has less than before has been started anew."""
@@ -146,12 +185,12 @@ class Experience:
 
     def learned(self, family: str, task: Task, now: float, *, stream: bool = True) -> Learned:
         """What is known; the tokens a step are those of all tasks where they are not known of this one."""
-        speed = self._speeds.get((family, task, stream))
+        speed = self._speed(family, task, now, stream=stream)
         found = [
             self._steps[key].ratio(now, ENOUGH_STEPS) for key in ((family, task), (family, None)) if key in self._steps
         ]
         return Learned(
-            speed.ratio(now, ENOUGH) if speed is not None else None,
+            exp(speed.mean) if speed is not None else None,
             next((ratio for ratio in found if ratio is not None), None),
         )
 
@@ -161,15 +200,14 @@ class Experience:
         for form in (stream, not stream):
             known = self._known(names, task, now, stream=form)
             if len(known) > 1:
-                best = max(known.values())
-                return frozenset(name for name, speed in known.items() if best >= MARGIN * speed)
+                return frozenset(name for name in known if _is_beaten(name, known, MARGIN))
         return frozenset()
 
     def least_known(self, families: Iterable[str], task: Task, now: float) -> str | None:
         """The family of which the least is known at a task, once another is known: to be tried for a change."""
         seen = {
             family: sum(
-                self._speeds[key].weight(now)
+                self._speeds[key].count(now)
                 for stream in (True, False)
                 if (key := (family, task, stream)) in self._speeds
             )
@@ -193,9 +231,18 @@ class Experience:
         for stream in (True, False):
             known = self._known(names, task, now, stream=stream)
             if family in known and len(known) > 1:
-                verdicts.append(max(known.values()) < (MARGIN - better) * known[family])
+                verdicts.append(not _is_beaten(family, known, MARGIN - better))
         return all(verdicts) if verdicts else None
 
-    def _known(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> dict[str, float]:
-        found = {family: self.learned(family, task, now, stream=stream).tokens_per_second for family in families}
+    def _known(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> dict[str, _Estimate]:
+        found = {family: self._speed(family, task, now, stream=stream) for family in families}
         return {family: speed for family, speed in found.items() if speed is not None}
+
+    def _speed(self, family: str, task: Task, now: float, *, stream: bool) -> _Estimate | None:
+        seen = self._speeds.get((family, task, stream))
+        return seen.estimate(now) if seen is not None else None
+
+
+def _is_beaten(family: str, known: Mapping[str, _Estimate], margin: float) -> bool:
+    """Whether another family is clearly `margin` times as fast."""
+    return any(other.is_clearly_above(known[family], log(margin)) for other in known.values())

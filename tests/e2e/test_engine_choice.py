@@ -6,11 +6,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from vllm_tree import Tree, free_port, started
+from waiting import eventually
 
 from benchmarks.affinity import compare
 
 pytestmark = pytest.mark.vllm
 
+CODE = "Write a Python function that reverses a string and returns it."
+CHAT = "Tell me a story about the sea and an old lighthouse."
 SERVED = "tiny/llama"
 MODEL = '[cache]\nurl = "embedded"\n\n[[model]]\nname = "llama"\n'
 ENGINE = """
@@ -22,8 +25,7 @@ served_model = "tiny/llama"
 
 [engine.launch]
 target = "${{ROUNDHOUSE_MODELS:-.roundhouse/models}}/llama"
-draft = "${{ROUNDHOUSE_MODELS:-.roundhouse/models}}/code-draft"
-heterogeneous_vocab = false
+draft = "${{ROUNDHOUSE_MODELS:-.roundhouse/models}}/{draft}"
 args = [
     "--max-model-len", "4096",
     "--enforce-eager",
@@ -37,9 +39,10 @@ env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "." }}
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    """Two replicas of one model, both with a draft; their context is not in the configuration."""
-    ports = {name: free_port() for name in ("llama-a", "llama-b")}
-    text = MODEL + "".join(ENGINE.format(name=name, port=port) for name, port in ports.items())
+    """Two engines of one model with different drafts, for any task; their context is not in the configuration."""
+    drafts = {"llama-a": "code-draft", "llama-b": "qwen-draft"}
+    ports = {name: free_port() for name in drafts}
+    text = MODEL + "".join(ENGINE.format(name=name, port=ports[name], draft=draft) for name, draft in drafts.items())
     with started(tmp_path_factory.mktemp("replicas"), text, ports) as tree:
         yield tree
 
@@ -69,3 +72,34 @@ def test_what_speculation_cannot_serve_vllm_refuses_and_the_router_leaves_out_an
     )
     answer = httpx.post(f"{replicas.url}/v1/chat/completions", json={"model": "llama", **body}, timeout=60)
     assert (answer.status_code, answer.headers["x-adjusted"]) == (200, "min_p, logit_bias")
+
+
+async def ask_all(url: str) -> None:
+    """Questions of both tasks; affinity spreads their system prompts over both engines."""
+    few = asyncio.Semaphore(4)
+    prompts = [f"{ask} ({number})" for ask in (CODE, CHAT) for number in range(40)]
+
+    async def ask(number: int, prompt: str) -> None:
+        said = [{"role": "system", "content": f"You are number {number}."}, {"role": "user", "content": prompt}]
+        body = {"model": "llama", "messages": said, "max_tokens": 32, "min_tokens": 32, "stream": True}
+        async with few:
+            (await http.post(f"{url}/v1/chat/completions", json=body)).raise_for_status()
+
+    async with httpx.AsyncClient(timeout=120) as http, asyncio.TaskGroup() as group:
+        for number, prompt in enumerate(prompts):
+            group.create_task(ask(number, prompt))
+
+
+def test_what_each_draft_is_worth_at_each_task_is_learned_from_what_it_generates(replicas: Tree) -> None:
+    asyncio.run(ask_all(replicas.url))
+
+    def known() -> dict[str, dict[str, dict[str, float]]] | None:
+        engines = httpx.get(f"{replicas.url}/healthz").json()["engines"]
+        found = {name: engine["drafts"] for name, engine in engines.items()}
+        return found if all(None not in d.values() for tasks in found.values() for d in tasks.values()) else None
+
+    for engine, tasks in asyncio.run(eventually(known)).items():
+        for task, draft in tasks.items():
+            print(engine, task, draft)  # noqa: T201 - for pytest -rP
+            assert draft["tokens_per_second"] > 1
+            assert draft["tokens_per_step"] >= 1

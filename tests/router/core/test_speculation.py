@@ -37,6 +37,28 @@ def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
     assert seen.slow(BOTH, "chat", 0, stream=True) == frozenset()
 
 
+def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> None:
+    seen = Experience()
+
+    def vary(times: int) -> None:
+        for number in range(times):
+            for family, middle in (("a", 100.0), ("b", 75.0)):
+                generate(seen, family, "code", middle * (4 if number % 2 else 0.25), times=1)
+
+    vary(14)
+    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
+    vary(286)
+    assert seen.slow(BOTH, "code", 0, stream=True) == {"b"}
+
+
+def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
+    seen = Experience()
+    generate(seen, "a", "code", 100, times=37)
+    generate(seen, "a", "code", 1, times=3)
+    generate(seen, "b", "code", 100, times=40)
+    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
+
+
 def test_streams_are_compared_with_streams_and_json_with_json() -> None:
     seen = Experience()
     generate(seen, "a", "code", 100, stream=True)
