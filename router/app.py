@@ -1,5 +1,9 @@
 """Where the parts are made and put together; nothing else in the router makes another part."""
 
+import functools
+import random
+import time
+from collections.abc import Callable
 from typing import Final
 
 import httpx
@@ -17,9 +21,12 @@ from router.core.key import Markers
 from router.core.names import heard
 from router.core.patience import Patience
 from router.core.reason import Hints
+from router.core.speculation import Experience
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
+from router.flow.exchange import Work
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
 from router.flow.gateway import CacheSettings, Gateway, TenantCache
@@ -49,14 +56,24 @@ PATIENCE: Final = 5.0
 
 
 def build(
-    settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None, multiprocess: str | None = None
+    settings: Settings,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    multiprocess: str | None = None,
+    random: Callable[[], float] = random.random,
 ) -> Application:
-    """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
+    """The router as an ASGI application.
+
+    `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
+    which it tries other engines than the best.
+    """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
-    return Application(build_site, Lasting(telemetry, transport or Transport()), settings)
+    return Application(
+        functools.partial(build_site, random=random), Lasting(telemetry, transport or Transport()), settings
+    )
 
 
-def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
+def build_site(settings: Settings, lasting: Lasting, old: Site | None, *, random: Callable[[], float]) -> Site:
     """All that one configuration asks for. What the site that it replaces has learned lives on."""
     telemetry = lasting.telemetry
     catalog = build_catalog(settings, (old.settings, old.catalog) if old is not None else None)
@@ -69,8 +86,17 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     drains = Drains(line, catalog.drain, old.drains if old is not None else None)
     catalog.drain(drains.names)
     reader = build_reader(settings, catalog)
-    gateway, flights, sharing = _build_gateway(settings, link, line, catalog, reader, client, telemetry, drains)
-    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
+    experience = old.experience if old is not None else Experience()
+    chooser = Chooser(
+        catalog, explore=settings.router.explore, clock=time.perf_counter, random=random, experience=experience
+    )
+    gateway, flights, sharing = _build_gateway(settings, link, line, chooser, reader, client, telemetry, drains)
+
+    def checked() -> None:
+        chooser.checked()
+        telemetry.observe(catalog.engines.values(), redis_up=line.up)
+
+    probe = Probe(catalog, client, checked=checked)
     ops = Ops(
         catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth, draining=lambda: lasting.draining
     )
@@ -93,7 +119,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
     return Site(
         settings=settings, catalog=catalog, generate=generate, pages=pages, probe=probe, sharing=sharing,
-        flights=flights, drains=drains, survey=survey,
+        flights=flights, drains=drains, survey=survey, experience=experience,
     )  # fmt: skip
 
 
@@ -101,7 +127,7 @@ def _build_gateway(
     settings: Settings,
     link: Link,
     line: Line,
-    catalog: Catalog,
+    chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
     telemetry: Telemetry,
@@ -112,6 +138,11 @@ def _build_gateway(
     popularity = Popularity()
     hints = Hints()
     local = LocalCopy(cache.local)
+
+    def landed(work: Work) -> None:
+        telemetry.landed(work)
+        chooser.landed(work)
+
     flights = Flights(
         Dispatcher(
             client,
@@ -120,14 +151,14 @@ def _build_gateway(
         ),
         on_abandon=cache.on_abandon,
         limit=cache.max_entry,
-        landed=telemetry.landed,
+        landed=landed,
     )
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
     flights.share(shared)
     gateway = Gateway(
         reader=reader,
-        catalog=catalog,
+        chooser=chooser,
         store=EntryStore(line, purges, local),
         local=local,
         flights=flights,
@@ -186,6 +217,8 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 url=url,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
+                family=engine.name,
+                draft=engine.launch is not None and engine.launch.draft is not None,
             )
             if known is not None and known.url == url:
                 made.inherit(known)

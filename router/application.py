@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from router.api.leaving import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
+from router.core.speculation import Experience
 from router.errors import ApiError
 from router.flow.flights import Flights
 from router.flow.sharing import Sharing
@@ -47,13 +48,14 @@ class Site:
 
     def __init__(
         self, *, settings: Settings, catalog: Catalog, generate: Mapping[str, Generate], pages: Starlette, probe: Probe,
-        sharing: Sharing, flights: Flights, drains: Drains, survey: Client,
+        sharing: Sharing, flights: Flights, drains: Drains, survey: Client, experience: Experience,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.catalog = catalog
         self.generate = generate
         self.pages = pages
         self.drains = drains
+        self.experience = experience
         self.requests = 0
         self._probe = probe
         self._sharing = sharing

@@ -61,6 +61,7 @@ class Router(Strict, frozen=True):
     send: Seconds = Seconds(60)
     drain: Seconds = Seconds(5)
     grace: Seconds = Seconds(30)
+    explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     state: str = ".roundhouse"
 
 

@@ -49,10 +49,10 @@ def configuration(
 class RouterServer:
     """The real application, served by uvicorn on a free port of this machine; `http` is a client of it."""
 
-    def __init__(self, text: str) -> None:
-        """`text` is the configuration's."""
+    def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
+        """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
         settings = parse(text, {})
-        self.application = build(settings)
+        self.application = build(settings, random=random)
         protocol = partial(BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send))
         options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
