@@ -42,6 +42,11 @@ def test_no_engines_are_no_plan() -> None:
     assert plan("chat", []) == []
 
 
+def test_a_drained_engine_gets_nothing_even_where_there_is_no_other() -> None:
+    assert order("chat", view("a", "chat", drained=True), view("b", "code", up=False)) == ["b"]
+    assert order("chat", view("a", drained=True)) == []
+
+
 def test_the_draft_for_the_task_comes_first_then_any_then_the_other() -> None:
     engines = view("a", "chat"), view("b", "any"), view("c", "code")
     assert order("code", *engines) == ["c", "b", "a"]

@@ -101,6 +101,17 @@ def test_an_engine_without_a_draft_that_is_too_small_is_no_way_out() -> None:
     assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
 
 
+def test_a_drained_engine_is_no_way_out_and_is_not_tried_out() -> None:
+    house = House(engine("a"), engine("b", speculates=False), engine("c"))
+    house.engines["b"].drained = house.engines["c"].drained = True
+    choice = house.chooser.choose(chat(**BIASED), "acme", None)
+    assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
+    house.dice = 0.0
+    assert house.order() == ["a"]
+    house.engines["a"].drained = True
+    assert house.order() == [], "which is a matter of time, and no fault of the request"
+
+
 def test_what_no_engine_could_take_is_refused() -> None:
     house = House(engine("a", max_model_len=100), engine("b", max_model_len=200))
     with pytest.raises(ApiError, match="maximum context length is 200 tokens"):
