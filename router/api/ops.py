@@ -28,13 +28,15 @@ class Ops:
     """The pages that are not hot: models, health, readiness, version and metrics."""
 
     def __init__(
-        self, *, catalog: Catalog, line: Line, probe: Probe, telemetry: Telemetry, auth: Authenticator
-    ) -> None:
+        self, *, catalog: Catalog, line: Line, probe: Probe, telemetry: Telemetry, auth: Authenticator,
+        draining: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._catalog = catalog
         self._line = line
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
+        self._draining = draining
         self._created = int(dt.datetime.now(dt.UTC).timestamp())
 
     def routes(self) -> list[Route]:
@@ -83,6 +85,8 @@ class Ops:
         return _json({"version": version("roundhouse")})
 
     async def readyz(self, _: Request) -> Response:
+        if self._draining():
+            return PlainTextResponse("not ready: the router is about to stop\n", 503, {"retry-after": "1"})
         if self._catalog.ready:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: a model has no engine that is up\n", 503, {"retry-after": "1"})
@@ -108,6 +112,7 @@ class Ops:
                     "model": engine.model,
                     "task": engine.task,
                     "up": engine.up,
+                    "drained": engine.drained,
                     "in_flight": engine.in_flight,
                     "kv_cache_usage": engine.gauges.kv_cache_usage,
                     "running": engine.gauges.running,

@@ -47,6 +47,7 @@ class Chooser:
     def __init__(
         self,
         catalog: Catalog,
+        experience: Experience,
         *,
         explore: float,
         clock: Callable[[], float],
@@ -57,7 +58,7 @@ class Chooser:
         self._explore = explore
         self._clock = clock
         self._random = random
-        self._experience = Experience()
+        self._experience = experience
 
     def choose(self, asked: Reading, tenant: str, session: str | None, models: Sequence[str] = ()) -> Choice:
         """The engines of the request's model, or of these, one after the other.

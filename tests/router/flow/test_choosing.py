@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.core.key import Markers
-from router.core.speculation import ENOUGH, Counts
+from router.core.speculation import ENOUGH, Counts, Experience
 from router.core.types import Endpoint, Task
 from router.errors import ApiError
 from router.flow.choosing import Chooser
@@ -25,7 +25,7 @@ class House:
         self.dice = 1.0
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
-        self.chooser = Chooser(catalog, explore=explore, clock=lambda: self.now, random=lambda: self.dice)
+        self.chooser = Chooser(catalog, Experience(), explore=explore, clock=lambda: self.now, random=lambda: self.dice)
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
         choice = self.chooser.choose(chat(task, **fields), "acme", session)
