@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import httpx
@@ -21,7 +23,9 @@ from router.core.patience import Patience
 from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
+from router.flow.exchange import Work
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
 from router.flow.gateway import CacheSettings, Gateway, TenantCache
@@ -53,9 +57,17 @@ ALLOW_POST = [(b"allow", b"POST")]
 
 
 def build(
-    settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None, multiprocess: str | None = None
+    settings: Settings,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    multiprocess: str | None = None,
+    random: Callable[[], float] = random.random,
 ) -> "Application":
-    """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
+    """The router as an ASGI application.
+
+    `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
+    which it tries other engines than the best.
+    """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
     catalog = build_catalog(settings)
     client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
@@ -65,8 +77,14 @@ def build(
     link = open_link(settings.redis_url, timeout=CONNECT)
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
-    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, telemetry)
-    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
+    chooser = Chooser(catalog, explore=settings.router.explore, clock=time.perf_counter, random=random)
+    gateway, sharing = _build_gateway(settings, link, line, chooser, reader, client, telemetry)
+
+    def checked() -> None:
+        chooser.checked()
+        telemetry.observe(catalog.engines.values(), redis_up=line.up)
+
+    probe = Probe(catalog, client, checked=checked)
     ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
     survey = open_client(settings.redis_url, timeout=PATIENCE)
     admin = Admin(
@@ -107,7 +125,7 @@ def _build_gateway(
     settings: Settings,
     link: Link,
     line: Line,
-    catalog: Catalog,
+    chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
     telemetry: Telemetry,
@@ -117,6 +135,11 @@ def _build_gateway(
     popularity = Popularity()
     hints = Hints()
     local = LocalCopy(cache.local)
+
+    def landed(work: Work) -> None:
+        telemetry.landed(work)
+        chooser.landed(work)
+
     flights = Flights(
         Dispatcher(
             client,
@@ -125,14 +148,14 @@ def _build_gateway(
         ),
         on_abandon=cache.on_abandon,
         limit=cache.max_entry,
-        landed=telemetry.landed,
+        landed=landed,
     )
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
     flights.share(shared)
     gateway = Gateway(
         reader=reader,
-        catalog=catalog,
+        chooser=chooser,
         store=EntryStore(line, purges, local),
         local=local,
         flights=flights,
@@ -179,6 +202,8 @@ def build_catalog(settings: Settings) -> Catalog:
                 url=url,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
+                family=engine.name,
+                draft=engine.launch is not None and engine.launch.draft is not None,
             )
             for number, url in enumerate(engine.addresses, 1)
         ]
