@@ -121,7 +121,7 @@ async def _entries(house: House, client: Any) -> int:
             if fields or kind != b"hash":
                 seen += 1
                 house.defects += [f"entry {key}: {flaw}" for flaw in flaws(key, fields, left)]
-        elif name not in ("claim", "flight", "purge"):
+        elif name not in ("breaker", "claim", "flight", "purge"):
             house.defects.append(f"nobody knows what {key} is")
     return seen
 
