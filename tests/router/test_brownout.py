@@ -7,9 +7,8 @@ import pytest
 from ageing import A_DAY, aged
 from probing import has_measured
 from redis_process import RedisServer
-from serving import Engines, MakeRouter, RouterServer, configuration
+from serving import Engines, MakeRouter, RouterServer, configuration, with_fallback
 from simulated import SimulatedEngine
-from test_fallbacks import with_fallback
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

@@ -9,7 +9,7 @@ from ageing import A_DAY, aged
 from live_answers import streaming
 from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
-from serving import MISTRAL, Engines, MakeRouter, configuration
+from serving import MISTRAL, Engines, MakeRouter, configuration, with_fallback
 from sse_answers import DONE, ROLE, chunk, said
 from waiting import eventually
 
@@ -17,10 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
 FAILS = {"fault": "status", "code": 500}
-
-
-def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
-    return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
 
 
 @pytest.fixture
