@@ -1,9 +1,8 @@
 """Who is asked again, when, and how often: decisions about attempts that failed before the first token."""
 
-import datetime as dt
 from collections import deque
 from collections.abc import Sequence
-from email.utils import parsedate_to_datetime
+from email.utils import mktime_tz, parsedate_tz
 from math import exp
 from typing import Final
 
@@ -156,10 +155,10 @@ def read_retry_after(text: str | None, now: float) -> float | None:
     text = text.strip()
     if text.isascii() and text.isdigit():
         return min(float(text), LONGEST_RETRY_AFTER)
+    date = parsedate_tz(text)
+    if date is None:
+        return None
     try:
-        date = parsedate_to_datetime(text)
-        if date.tzinfo is None:
-            date = date.replace(tzinfo=dt.UTC)
-        return min(max(0.0, date.timestamp() - now), LONGEST_RETRY_AFTER)
-    except (ValueError, TypeError, IndexError, OverflowError):
+        return min(max(0.0, mktime_tz(date) - now), LONGEST_RETRY_AFTER)
+    except (ValueError, OverflowError):
         return None
