@@ -4,8 +4,9 @@
 
 It starts a Redis, four simulated engines of one model, one of another, and two routers that share the Redis, all in
 processes of their own. Half of the requests are streams, each is new to the cache, and they go to the routers in turn.
-Meanwhile, every second (`--every`), an engine that is well gets a fault, which all its requests have for 0.1 to 1 s, or is killed
-(SIGKILL) and started again two seconds later. With `--fallback`, the other model answers where the first cannot.
+Meanwhile, every second (`--every`), an engine that is well gets a fault, which all its requests have for 0.1 to 1 s, or
+is killed (SIGKILL) and started again two seconds later. With `--fallback`, the other model answers where the first
+cannot.
 
 Inside the measured time is everything from the first request to the last byte of the last answer.
 
