@@ -31,7 +31,7 @@ async def test_where_there_is_no_other_engine_the_same_one_is_asked_again(
     make_router: MakeRouter, engines: Engines, one_engine: str, stream: bool, times: int
 ) -> None:
     router = await make_router(one_engine)
-    await engines.chat.faults({"fault": "drop", "times": times})
+    await engines.chat.faults({"fault": "status", "code": 500, "times": times})
     answer = await router.chat("The sea?", stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
     assert said(answer)
