@@ -1,6 +1,5 @@
 """Who is asked again, when, and how often: decisions about attempts that failed before the first token."""
 
-from collections import deque
 from collections.abc import Sequence
 from email.utils import mktime_tz, parsedate_tz
 from math import exp
@@ -60,46 +59,52 @@ def judge(reason: str, retry_after: float | None) -> Failed:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """Whose turn it is, and how many seconds are to be waited before."""
+    """Whose turn it is: any of these engines, the best first, once so many seconds have been waited."""
 
-    engine: str
+    engines: tuple[str, ...]
     wait: float
 
 
 class Turns:
-    """The turns of one model's engines at one request: each once, then those that may be asked again, with waits."""
+    """The turns of one model's engines at one request: each once, then those that may be asked again, with waits.
+
+    After each `next`, `took` says which one had its turn, whether it was asked or left out; and `failed`, that it
+    failed.
+    """
 
     def __init__(self, engines: Sequence[str]) -> None:
-        self._fresh = deque(engines)
+        self._fresh = list(engines)
         self._again: list[tuple[float, str]] = []
         self._attempts = 0
         self._timeouts = 0
         self._waits = 0
 
+    def next(self, now: float, random: float) -> Turn | None:
+        """`now` in seconds of one clock; `random`: 0 to 1. None: it is over."""
+        if self._attempts >= MOST_ATTEMPTS or self._timeouts >= MOST_TIMEOUTS:
+            return None
+        if self._fresh:
+            return Turn(tuple(self._fresh), 0.0)
+        if not self._again:
+            return None
+        first, engine = min(self._again)
+        # Obeyed first and spread out then, lest all that were sent away come back together.
+        wait = max(0.0, first - now) + backoff(self._waits, random)
+        return Turn((engine,), wait) if wait <= LONGEST_WAIT else None
+
+    def took(self, engine: str) -> None:
+        if engine in self._fresh:
+            self._fresh.remove(engine)
+        else:
+            self._again = [(at, name) for at, name in self._again if name != engine]
+            self._waits += 1
+
     def failed(self, engine: str, reason: str, retry_after: float | None, now: float) -> None:
-        """`now` in seconds, of the same clock as in `next`."""
         failed = judge(reason, retry_after)
         self._attempts += failed.cost
         self._timeouts += reason == "timeout"
         if failed.again:
             self._again.append((now + (retry_after or 0.0), engine))
-
-    def next(self, now: float, random: float) -> Turn | None:
-        """`random`: 0 to 1. None: it is over."""
-        if self._attempts >= MOST_ATTEMPTS or self._timeouts >= MOST_TIMEOUTS:
-            return None
-        if self._fresh:
-            return Turn(self._fresh.popleft(), 0.0)
-        if not self._again:
-            return None
-        first = min(self._again)
-        # Obeyed first and spread out then, lest all that were sent away come back together.
-        wait = max(0.0, first[0] - now) + backoff(self._waits, random)
-        if wait > LONGEST_WAIT:
-            return None
-        self._again.remove(first)
-        self._waits += 1
-        return Turn(first[1], wait)
 
 
 def backoff(number: int, random: float) -> float:

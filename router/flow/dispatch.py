@@ -169,7 +169,9 @@ class Dispatcher:
         self._standing.asked()
         for _, group in groupby(engines, key=lambda engine: engine.model):
             turns = self._standing.turns(list(group))
-            while (engine := await turns.next()) is not None:
+            while open_ := await turns.next():
+                engine = open_[0]
+                turns.took(engine)
                 pass_ = await self._standing.admit(engine, after=last)
                 if pass_ is None:
                     continue

@@ -48,7 +48,10 @@ class Standing:
         A half-open one comes first: somebody has to find out. Should it fail, another one takes over.
         """
         now = self._clock()
-        return EngineTurns(sorted(engines, key=lambda engine: self._rank(engine, now)), self._clock, self._dice)
+        return EngineTurns(self, sorted(engines, key=lambda engine: self._rank(engine, now)), self._clock, self._dice)
+
+    def is_shut(self, engine: Engine) -> bool:
+        return self.breakers.state(engine.name) is State.OPEN
 
     def _rank(self, engine: Engine, now: float) -> int:
         if engine.up is not False and self.breakers.state(engine.name) is State.HALF_OPEN:
@@ -84,21 +87,34 @@ class Standing:
 
 
 class EngineTurns:
-    """See retry.Turns; this waits."""
+    """See retry.Turns; this waits, and leaves out whose breaker is open."""
 
-    def __init__(self, engines: Sequence[Engine], clock: Callable[[], float], dice: Callable[[], float]) -> None:
+    def __init__(
+        self, standing: Standing, engines: Sequence[Engine], clock: Callable[[], float], dice: Callable[[], float]
+    ) -> None:
+        self._standing = standing
         self._engines = {engine.name: engine for engine in engines}
         self._turns = Turns([engine.name for engine in engines])
         self._clock = clock
         self._dice = dice
 
-    async def next(self) -> Engine | None:
-        turn = self._turns.next(self._clock(), self._dice())
-        if turn is None:
-            return None
-        if turn.wait > 0:
-            await asyncio.sleep(turn.wait)
-        return self._engines[turn.engine]
+    async def next(self) -> Sequence[Engine]:
+        """The engines of which one may be asked now, the best first; none, if it is over."""
+        while (turn := self._turns.next(self._clock(), self._dice())) is not None:
+            open_ = []
+            for engine in [self._engines[name] for name in turn.engines]:
+                if self._standing.is_shut(engine):
+                    self._turns.took(engine.name)
+                else:
+                    open_.append(engine)
+            if open_:
+                if turn.wait > 0:
+                    await asyncio.sleep(turn.wait)
+                return open_
+        return ()
+
+    def took(self, engine: Engine) -> None:
+        self._turns.took(engine.name)
 
     def failed(self, engine: Engine, error: EngineError) -> None:
         self._turns.failed(engine.name, error.reason, error.retry_after, self._clock())

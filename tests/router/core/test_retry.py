@@ -19,18 +19,26 @@ from router.core.retry import (
 # -- whose turn it is -------------------------------------------------------------------------------------------------
 
 
-def turns_taken(engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None) -> list[Turn]:
-    """The turns where each attempt fails with the next of the reasons, the last one for ever."""
+def turns_taken(
+    engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None
+) -> list[tuple[str, float]]:
+    """Who is asked, and after what wait, where each attempt fails with the next of the reasons, the last for ever."""
     turns, taken, now, left = Turns(engines), [], 0.0, list(reasons)
     while (turn := turns.next(now, random)) is not None:
-        taken.append(turn)
+        engine = turn.engines[0]
+        taken.append((engine, turn.wait))
         now += turn.wait
-        turns.failed(turn.engine, left.pop(0) if len(left) > 1 else left[0], retry_after, now)
+        turns.took(engine)
+        turns.failed(engine, left.pop(0) if len(left) > 1 else left[0], retry_after, now)
     return taken
 
 
-def engines_asked(*arguments: object, **options: object) -> str:
-    return "".join(turn.engine for turn in turns_taken(*arguments, **options))  # type: ignore[arg-type]
+def engines_asked(engines: list[str], *reasons: str, retry_after: float | None = None) -> str:
+    return "".join(engine for engine, _ in turns_taken(engines, *reasons, retry_after=retry_after))
+
+
+def waits(engines: list[str], reason: str, *, random: float, retry_after: float | None = None) -> list[float]:
+    return [wait for _, wait in turns_taken(engines, reason, random=random, retry_after=retry_after)]
 
 
 @pytest.mark.parametrize(
@@ -57,17 +65,25 @@ def test_another_engine_is_asked_first_and_the_same_one_only_where_that_may_help
 
 
 def test_another_engine_is_asked_at_once_and_the_same_one_after_a_wait() -> None:
-    assert [turn.wait for turn in turns_taken(["a", "b"], "reset", random=1.0)] == [0, 0, 0.1]
-    assert [turn.wait for turn in turns_taken(["a"], "reset", random=1.0)] == [0, 0.1, 0.2]
-    assert [turn.wait for turn in turns_taken(["a"], "reset", random=0.5)] == [0, 0.05, 0.1]
+    assert waits(["a", "b"], "reset", random=1.0) == [0, 0, 0.1]
+    assert waits(["a"], "reset", random=1.0) == [0, 0.1, 0.2]
+    assert waits(["a"], "reset", random=0.5) == [0, 0.05, 0.1]
 
 
 @pytest.mark.parametrize("reason", ["status-429", "status-503"])
 def test_an_engine_is_not_asked_again_before_the_time_that_it_named(reason: str) -> None:
-    assert [turn.wait for turn in turns_taken(["a"], reason, random=0.5, retry_after=1)] == pytest.approx(
-        [0, 1.05, 1.1]
-    )
+    assert waits(["a"], reason, random=0.5, retry_after=1) == pytest.approx([0, 1.05, 1.1])
     assert engines_asked(["a", "b"], reason, retry_after=LONGEST_WAIT + 0.1) == "ab", "nobody waits for longer"
+
+
+def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
+    turns = Turns(["a", "b", "c"])
+    assert turns.next(0, 0) == Turn(("a", "b", "c"), 0)
+    turns.took("b")
+    turns.failed("b", "reset", None, 0)
+    assert turns.next(0, 0) == Turn(("a", "c"), 0)
+    turns.took("a")  # left out, as its breaker is open
+    assert turns.next(0, 0) == Turn(("c",), 0)
 
 
 @given(st.integers(0, 2000), st.floats(0, 1))
@@ -86,7 +102,7 @@ def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float
 def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], random: float) -> None:
     taken = turns_taken(engines, *reasons, random=random)
     assert len(taken) <= len(engines) + MOST_ATTEMPTS
-    assert all(0 <= turn.wait <= LONGEST_WAIT for turn in taken)
+    assert all(0 <= wait <= LONGEST_WAIT for _, wait in taken)
 
 
 # -- what a failure means ---------------------------------------------------------------------------------------------
