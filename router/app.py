@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import httpx
@@ -23,7 +25,9 @@ from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.brownout import Brownout, Watch
+from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
+from router.flow.exchange import Work
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
 from router.flow.gateway import CacheSettings, Gateway, TenantCache
@@ -57,9 +61,17 @@ ALLOW_POST = [(b"allow", b"POST")]
 
 
 def build(
-    settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None, multiprocess: str | None = None
+    settings: Settings,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    multiprocess: str | None = None,
+    random: Callable[[], float] = random.random,
 ) -> "Application":
-    """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
+    """The router as an ASGI application.
+
+    `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
+    which it tries other engines than the best.
+    """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
     catalog = build_catalog(settings)
     client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
@@ -70,10 +82,12 @@ def build(
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
     breakers = build_breakers(settings, line, catalog)
-    gateway, sharing = _build_gateway(settings, link, line, catalog, breakers, reader, client, telemetry)
+    chooser = Chooser(catalog, explore=settings.router.explore, clock=time.perf_counter, random=random)
+    gateway, sharing = _build_gateway(settings, link, line, catalog, breakers, chooser, reader, client, telemetry)
     watch = Watch(catalog, breakers)
 
     def checked() -> None:
+        chooser.checked()
         watch.checked()
         telemetry.observe(catalog.engines.values(), breakers.state, redis_up=line.up)
 
@@ -120,6 +134,7 @@ def _build_gateway(
     line: Line,
     catalog: Catalog,
     breakers: Breakers,
+    chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
     telemetry: Telemetry,
@@ -129,6 +144,11 @@ def _build_gateway(
     popularity = Popularity()
     hints = Hints()
     local = LocalCopy(cache.local)
+
+    def landed(work: Work) -> None:
+        telemetry.landed(work)
+        chooser.landed(work)
+
     flights = Flights(
         Dispatcher(
             client,
@@ -138,14 +158,14 @@ def _build_gateway(
         ),
         on_abandon=cache.on_abandon,
         limit=cache.max_entry,
-        landed=telemetry.landed,
+        landed=landed,
     )
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
     flights.share(shared)
     gateway = Gateway(
         reader=reader,
-        catalog=catalog,
+        chooser=chooser,
         store=EntryStore(line, purges, local),
         local=local,
         flights=flights,
@@ -205,6 +225,8 @@ def build_catalog(settings: Settings) -> Catalog:
                 url=url,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
+                family=engine.name,
+                draft=engine.launch is not None and engine.launch.draft is not None,
             )
             for number, url in enumerate(engine.addresses, 1)
         ]
