@@ -20,6 +20,7 @@ from router.errors import ApiError
 from router.flow.flights import Flights
 from router.flow.sharing import Sharing
 from router.settings import Settings
+from router.shared.breakers import Breakers
 from router.shared.registry import Drains
 from router.shared.tasks import end
 from router.store.finding import Client
@@ -59,13 +60,15 @@ class Site:
 
     def __init__(
         self, *, settings: Settings, catalog: Catalog, generate: Mapping[str, Generate], pages: Starlette, probe: Probe,
-        sharing: Sharing, flights: Flights, drains: Drains, survey: Client,
+        sharing: Sharing, flights: Flights, drains: Drains, breakers: Breakers,
+        survey: Client,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.catalog = catalog
         self.generate = generate
         self.pages = pages
         self.drains = drains
+        self.breakers = breakers
         self.requests = 0
         self._probe = probe
         self._sharing = sharing
