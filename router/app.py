@@ -1,6 +1,5 @@
 """Where the parts are made and put together; nothing else in the router makes another part."""
 
-import functools
 import random
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from router.api.engine_pages import EnginePages
 from router.api.openai import Generate
 from router.api.ops import Ops, api_error, defect, http_error
 from router.application import Application, Lasting, Site
+from router.core.breaker import Limits
 from router.core.classify import Classifier
 from router.core.key import Markers
 from router.core.names import heard
@@ -24,6 +24,7 @@ from router.core.reason import Hints
 from router.core.speculation import Experience
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.flow.brownout import Brownout, Watch
 from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
@@ -33,7 +34,9 @@ from router.flow.gateway import CacheSettings, Gateway, TenantCache
 from router.flow.hearing import Hearing, on_purge
 from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
+from router.flow.standing import Standing
 from router.settings import Settings, Tenant, tenants
+from router.shared.breakers import Breakers
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
 from router.shared.line import Line
@@ -68,12 +71,10 @@ def build(
     which it tries other engines than the best.
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
-    return Application(
-        functools.partial(build_site, random=random), Lasting(telemetry, transport or Transport()), settings
-    )
+    return Application(build_site, Lasting(telemetry, transport or Transport(), Experience(), random), settings)
 
 
-def build_site(settings: Settings, lasting: Lasting, old: Site | None, *, random: Callable[[], float]) -> Site:
+def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     """All that one configuration asks for. What the site that it replaces has learned lives on."""
     telemetry = lasting.telemetry
     catalog = build_catalog(settings, (old.settings, old.catalog) if old is not None else None)
@@ -86,20 +87,27 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None, *, random
     drains = Drains(line, catalog.drain, old.drains if old is not None else None)
     catalog.drain(drains.names)
     reader = build_reader(settings, catalog)
-    experience = old.experience if old is not None else Experience()
+    breakers = build_breakers(settings, line, catalog)
+    if old is not None:
+        breakers.inherit(old.breakers)
     chooser = Chooser(
-        catalog, explore=settings.router.explore, clock=time.perf_counter, random=random, experience=experience
+        catalog, lasting.experience, explore=settings.router.explore, clock=time.perf_counter, random=lasting.random
     )
-    gateway, flights, sharing = _build_gateway(settings, link, line, chooser, reader, client, telemetry, drains)
+    gateway, flights, sharing = _build_gateway(
+        settings, link, line, catalog, breakers, chooser, reader, client, telemetry, drains
+    )
+    watch = Watch(catalog, breakers)
 
     def checked() -> None:
         chooser.checked()
-        telemetry.observe(catalog.engines.values(), redis_up=line.up)
+        watch.checked()
+        telemetry.observe(catalog.engines.values(), breakers.state, redis_up=line.up)
 
     probe = Probe(catalog, client, checked=checked)
     ops = Ops(
-        catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth, draining=lambda: lasting.draining
-    )
+        catalog=catalog, breakers=breakers, line=line, probe=probe, telemetry=telemetry, auth=auth,
+        draining=lambda: lasting.draining,
+    )  # fmt: skip
     survey = open_client(settings.redis_url, timeout=PATIENCE)
     admin = Admin(
         door=AdminDoor(settings.auth.admin_keys),
@@ -119,7 +127,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None, *, random
     pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
     return Site(
         settings=settings, catalog=catalog, generate=generate, pages=pages, probe=probe, sharing=sharing,
-        flights=flights, drains=drains, survey=survey, experience=experience,
+        flights=flights, drains=drains, breakers=breakers, survey=survey,
     )  # fmt: skip
 
 
@@ -127,6 +135,8 @@ def _build_gateway(
     settings: Settings,
     link: Link,
     line: Line,
+    catalog: Catalog,
+    breakers: Breakers,
     chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
@@ -147,6 +157,7 @@ def _build_gateway(
         Dispatcher(
             client,
             Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            Standing(breakers),
             max_entry=cache.max_entry,
         ),
         on_abandon=cache.on_abandon,
@@ -165,6 +176,7 @@ def _build_gateway(
         purges=purges,
         hints=hints,
         cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error),
+        brownout=Brownout(catalog, breakers),
         written=telemetry.written,
         hit=popularity.note,
     )
@@ -172,7 +184,7 @@ def _build_gateway(
         link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
-        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, drains=drains),
+        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers),
         retry=cache.retry,
     )
     sharing = Sharing(
@@ -193,13 +205,25 @@ def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
     return caches
 
 
+def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers:
+    """The breakers of the catalog's engines."""
+    limits = settings.breaker
+    return Breakers(
+        line,
+        Limits(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
+        known=catalog.engines.keys,
+        # An engine's first token decides; of a JSON answer more is needed, and then another may ask as well.
+        lease=settings.timeouts.connect + settings.timeouts.first_token,
+    )
+
+
 def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
     """The models and engines of the configuration; of an engine with several urls, each is one of its own.
 
     An engine that stands in `old` as it does now is the same object, and counts on. What is known of one with the same
     name and address lives on in any case.
     """
-    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto)) for m in settings.model]
+    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
     engines = []
     for engine in settings.engine:
         many = len(engine.addresses) > 1

@@ -20,6 +20,7 @@ from router.errors import ApiError
 from router.flow.flights import Flights
 from router.flow.sharing import Sharing
 from router.settings import Settings
+from router.shared.breakers import Breakers
 from router.shared.registry import Drains
 from router.shared.tasks import end
 from router.store.finding import Client
@@ -33,13 +34,24 @@ _LOOK: Final = 0.1  # seconds between two looks whether an old site is idle
 
 
 class Lasting:
-    """What outlives every configuration. While `draining`, the router is not ready for more."""
+    """What outlives every configuration. While `draining`, the router is not ready for more.
 
-    __slots__ = ("draining", "telemetry", "transport")
+    `random` gives numbers from 0 up to 1.
+    """
 
-    def __init__(self, telemetry: Telemetry, transport: httpx.AsyncBaseTransport) -> None:
+    __slots__ = ("draining", "experience", "random", "telemetry", "transport")
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        transport: httpx.AsyncBaseTransport,
+        experience: Experience,
+        random: Callable[[], float],
+    ) -> None:
         self.telemetry = telemetry
         self.transport = transport
+        self.experience = experience
+        self.random = random
         self.draining = False
 
 
@@ -48,14 +60,15 @@ class Site:
 
     def __init__(
         self, *, settings: Settings, catalog: Catalog, generate: Mapping[str, Generate], pages: Starlette, probe: Probe,
-        sharing: Sharing, flights: Flights, drains: Drains, survey: Client, experience: Experience,
+        sharing: Sharing, flights: Flights, drains: Drains, breakers: Breakers,
+        survey: Client,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.catalog = catalog
         self.generate = generate
         self.pages = pages
         self.drains = drains
-        self.experience = experience
+        self.breakers = breakers
         self.requests = 0
         self._probe = probe
         self._sharing = sharing

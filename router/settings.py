@@ -57,11 +57,11 @@ class Router(Strict, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
     max_body: Bytes = Bytes(4 << 20)
+    explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     receive: Seconds = Seconds(30)
     send: Seconds = Seconds(60)
     drain: Seconds = Seconds(5)
     grace: Seconds = Seconds(30)
-    explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     state: str = ".roundhouse"
 
 
@@ -174,9 +174,7 @@ class Settings(Strict, frozen=True):
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
         plans = [
-            (self.breaker != Breaker(), "breaker", "circuit breakers"),
             (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
-            (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
             (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
         ]
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
@@ -248,6 +246,7 @@ def _problems(settings: Settings) -> list[str]:
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *[f"router.{s}: must be more than nothing" for s in ("receive", "send") if getattr(settings.router, s) <= 0],
         *_auth_problems(settings),
+        *_breaker_problems(settings.breaker),
     ]
 
 
@@ -323,8 +322,15 @@ def _auth_problems(settings: Settings) -> list[str]:
         problems.append("auth.mode: with keys, at least one [[tenant]] must have a key")
     if settings.auth.mode == "header" and not settings.tenant:
         problems.append("auth.mode: with header, there must be at least one [[tenant]]")
-    if settings.breaker.close_below >= settings.breaker.open_above:
+    return problems
+
+
+def _breaker_problems(breaker: Breaker) -> list[str]:
+    problems = []
+    if breaker.close_below >= breaker.open_above:
         problems.append("breaker.close_below: must be less than open_above")
+    if breaker.cooldown <= 0:
+        problems.append("breaker.cooldown: must be more than nothing")
     return problems
 
 

@@ -6,6 +6,8 @@
     rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
     rh:1:drain:engines                                         which engines get no new work, a hash
+    rh:1:breaker:{engine}                                      whether an engine's breaker is open
+    rh:1:breaker:{engine}:probe                                who sends the one request of a half-open breaker
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
 """
@@ -16,7 +18,7 @@ from typing import Final
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("claim", "drain", "flight", "hits", "purge")
+RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "purge")
 """What no tenant can be called."""
 
 _PURGE: Final = PREFIX + "purge:"
@@ -26,6 +28,8 @@ DRAINS: Final = _DRAIN + "engines"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
+_BREAKER: Final = PREFIX + "breaker:"
+_PROBE: Final = ":probe"
 
 
 def entries_of(tenant: str) -> str:
@@ -53,6 +57,26 @@ def hits_of(tenant: str) -> str:
     return _HITS + tenant
 
 
+def breaker_of(engine: str) -> str:
+    """What the routers have found about an engine."""
+    return _BREAKER + engine
+
+
+def probe_of(engine: str) -> str:
+    """The claim on the one request of a half-open breaker."""
+    return _BREAKER + engine + _PROBE
+
+
+def is_breaker(key: str) -> bool:
+    """Whether that is an engine's breaker, or the claim on its probe."""
+    return key.startswith(_BREAKER)
+
+
+def engine_of(breaker: str) -> str:
+    """The engine of a breaker's key; of a claim's key, a name that no engine can have."""
+    return breaker[len(_BREAKER) :]
+
+
 ALL_CLAIMS: Final = _CLAIM + "*"
 ALL_FLIGHTS: Final = _FLIGHT + "*"
 ALL_HITS: Final = _HITS + "*"
@@ -69,4 +93,4 @@ def heard(tenants: Iterable[str]) -> list[str]:
 
     Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
     """
-    return [*map(entries_of, tenants), _DRAIN, _FLIGHT, _PURGE]
+    return [*map(entries_of, tenants), _BREAKER, _DRAIN, _FLIGHT, _PURGE]

@@ -72,9 +72,15 @@ class EngineView(msgspec.Struct, frozen=True):
 def plan(
     task: Task, engines: Iterable[EngineView], *, length: Length | None = None, affinity: str | None = None
 ) -> list[EngineView]:
-    """The engines of a model in the order in which they are to be tried; none that is drained or could not take it."""
-    serving = [engine for engine in engines if not engine.drained]
-    able = [engine for engine in serving if length is None or fit(length, engine.max_model_len) is not Fit.NEVER]
+    """The engines of a model in the order in which they are to be tried.
+
+    None that could never take the request, and none that is drained.
+    """
+    able = [
+        engine
+        for engine in engines
+        if not engine.drained and (length is None or fit(length, engine.max_model_len) is not Fit.NEVER)
+    ]
     # One that does not say how large it is counts as no larger than the others, so that this alone decides nothing.
     smallest = min((engine.max_model_len for engine in able if engine.max_model_len is not None), default=None)
 

@@ -14,12 +14,13 @@ class Work:
     """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
 
     - `attempts`: those that failed, as (engine, reason).
+    - `fallback`: the model of `engine`, where that is not the one that was asked for.
     - `error`: what it ended with, if it did not end well.
     """
 
     __slots__ = (
-        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "first_token", "model", "not_kept",
-        "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
+        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "fallback", "first_token", "model",
+        "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +35,7 @@ class Work:
         self.stream = stream
         self.begun = begun
         self.engine: str | None = None
+        self.fallback: str | None = None
         self.attempts: list[tuple[str, str]] = []
         self.dispatched: float | None = None
         self.first_token: float | None = None
@@ -48,8 +50,8 @@ class Exchange:
 
     __slots__ = (
         "adjusted", "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
-        "first_token", "key", "local", "model", "outcome", "prompt_tokens", "reason", "request_id", "session", "status",
-        "stream", "task", "tenant", "traceparent", "ttl",
+        "fallback", "first_token", "key", "local", "model", "outcome", "prompt_tokens", "reason", "request_id",
+        "session", "status", "stream", "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +76,9 @@ class Exchange:
         self.age: int | None = None
         self.ttl: int | None = None
         self.local = False
-        # The engines' part; `adjusted` are the fields that the engine did not get.
+        # The engines' part; `fallback` is the model that answered in place of the one that was asked for, `adjusted`
+        # are the fields that the engine did not get.
+        self.fallback: str | None = None
         self.adjusted: tuple[str, ...] = ()
         self.dispatched: float | None = None
         self.first_token: float | None = None

@@ -16,6 +16,7 @@ from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
+from router.flow.brownout import Brownout
 from router.flow.choosing import Chooser
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
@@ -88,6 +89,7 @@ class Gateway:
         purges: Purges,
         hints: Hints,
         cache: CacheSettings,
+        brownout: Brownout,
         written: Callable[[str], None],
         hit: Callable[[str], None],
     ) -> None:
@@ -100,6 +102,7 @@ class Gateway:
         self._purges = purges
         self._hints = hints
         self._cache = cache
+        self._brownout = brownout
         self._written = written
         self._hit = hit
 
@@ -110,7 +113,7 @@ class Gateway:
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
         found = await self._look_up(exchange, asked) if exchange.bypass is None else None
-        if found is not None and found.use in (Use.FRESH, Use.STALE):
+        if found is not None and self._is_good_enough(found, asked):
             return self._give(exchange, found, asked)
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
         print_ = fingerprint(asked.key.text, asked.parts)
@@ -149,6 +152,11 @@ class Gateway:
         exchange.key = key
         return self._judge(asked, entry, local=local) if entry is not None else None
 
+    def _is_good_enough(self, found: Found, asked: Reading) -> bool:
+        if found.use is Use.IF_ERROR:
+            return self._brownout.prefers_stale(asked.model.name)
+        return found.use is not Use.NONE
+
     def _judge(self, asked: Reading, entry: Entry, *, local: bool) -> Found:
         age = max(0.0, time.time() - entry.created)
         use, body = Use.NONE, None
@@ -171,7 +179,7 @@ class Gateway:
     def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
-        exchange.reason, exchange.adjusted = None, ()
+        exchange.reason, exchange.adjusted, exchange.fallback = None, (), None
         exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
@@ -188,7 +196,8 @@ class Gateway:
             flight = self._flights.find(asked.key) if share else None
             leads = flight is None
             if flight is None:
-                choice = self._chooser.choose(asked, exchange.tenant, exchange.session)
+                models = self._brownout.models(asked.model.name, asked.request.endpoint)
+                choice = self._chooser.choose(asked, exchange.tenant, exchange.session, models)
                 exchange.adjusted = choice.adjusted
                 exact = not choice.adjusted  # else it is the answer to another request, and nobody else's
                 flight = self._flights.launch(

@@ -8,6 +8,7 @@ from router.core.names import DRAINS, PURGES, is_flight
 from router.core.reason import Hints
 from router.core.scope import Scope
 from router.flow.flights import Flights
+from router.shared.breakers import Breakers
 from router.shared.flights import SharedFlights
 from router.shared.purges import Purges
 from router.shared.registry import Drains
@@ -18,19 +19,28 @@ class Hearing:
     """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
 
     def __init__(
-        self, *, local: LocalCopy, purges: Purges, shared: SharedFlights, hints: Hints, drains: Drains
+        self,
+        *,
+        local: LocalCopy,
+        purges: Purges,
+        shared: SharedFlights,
+        hints: Hints,
+        drains: Drains,
+        breakers: Breakers,
     ) -> None:
         self._local = local
         self._purges = purges
         self._shared = shared
         self._hints = hints
         self._drains = drains
+        self._breakers = breakers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listening(self) -> None:
         self._local.listening()
         self._begin(self._purges.changed())
         self._begin(self._drains.changed())
+        self._breakers.listening()
 
     def deaf(self) -> None:
         self._local.deaf()
@@ -49,7 +59,7 @@ class Hearing:
                 self._begin(self._drains.changed())
             elif is_flight(key):
                 self._shared.changed(key)
-            else:
+            elif not self._breakers.changed(key):
                 entries.append(key)
                 self._hints.note_key(key)
         self._local.changed(entries)

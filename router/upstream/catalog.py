@@ -1,7 +1,8 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import httpx
 import msgspec
@@ -13,14 +14,21 @@ from router.errors import unknown_model
 
 log = logging.getLogger("roundhouse.engines")
 
+MOST_FALLBACKS: Final = 3
+"""Models that may answer in the place of one that was asked for, one after the other."""
+
 
 class Model(msgspec.Struct, frozen=True):
-    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice."""
+    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice.
+
+    `fallback`: the name of the model that answers where this one has no engine that can.
+    """
 
     name: str
     revision: str
     aliases: tuple[str, ...] = ()
     auto: tuple[Task, ...] = ()
+    fallback: str | None = None
 
 
 class Gauges(msgspec.Struct, frozen=True):
@@ -52,7 +60,7 @@ class Engine:
     - `others`: how many requests it had beside this router's when it was last asked; None is unknown.
     - `speculates`: whether it has a draft; None is unknown.
     - `drafts`: what was learned of it, by task.
-    - `drained`: whether it gets no new work; see router.shared.registry.
+    - `drained`: it gets no new work; see router.shared.registry.
     """
 
     __slots__ = (
@@ -105,8 +113,10 @@ class Engine:
 
     def inherit(self, known: "Engine") -> None:
         """It is the same engine in other settings: what is known of it is still true."""
-        self.up, self.drained, self.gauges = known.up, known.drained, known.gauges
-        self.others, self.speculates, self.drafts = known.others, known.speculates, known.drafts
+        self.up, self.drained, self.gauges, self.others = known.up, known.drained, known.gauges, known.others
+        self.drafts, self.speculates = known.drafts, self.speculates or known.speculates
+        if self.tells_its_length:
+            self.max_model_len = known.max_model_len
 
     def observe(self, gauges: Gauges) -> None:
         """What its own metrics say at this moment; without a page, the gauges are empty."""
@@ -139,6 +149,7 @@ class Catalog:
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
         self._named = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._fallback = {model.name: model.fallback for model in models}
         self._serving = {model.name: [e for e in engines if e.model == model.name] for model in models}
 
     def resolve(self, asked: str, task: Task) -> Model:
@@ -174,7 +185,17 @@ class Catalog:
                 log.info("engine %s is %s", engine.name, "drained" if drained else "back in service")
                 engine.drained = drained
 
-    @property
-    def ready(self) -> bool:
-        """Whether at least one engine of each model is up, and not drained."""
-        return all(any(e.up and not e.drained for e in engines) for engines in self._serving.values())
+    def chain(self, model: str) -> Sequence[str]:
+        """A model and those that may answer in its place, the nearest first; at most MOST_FALLBACKS, and none twice."""
+        chain = [model]
+        while (following := self._fallback[chain[-1]]) is not None and following not in chain:
+            chain.append(following)
+        return chain[: 1 + MOST_FALLBACKS]
+
+    def ready(self, takes_work: Callable[[str], bool]) -> bool:
+        """Whether of each model, or of a fallback of it, at least one engine is up, not drained, and takes work."""
+        return all(self._can_answer(model.name, takes_work) for model in self.models)
+
+    def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
+        engines = [engine for name in self.chain(model) for engine in self._serving[name]]
+        return any(engine.up and not engine.drained and takes_work(engine.name) for engine in engines)

@@ -35,7 +35,7 @@ def configuration(
     models = dict.fromkeys(model for model, _, _ in engines.values())
     tables = [
         f"[router]\n{router}" if "drain" in router else f'[router]\ndrain = "0s"\n{router}',
-        f'[cache]\nurl = "{redis_url}"\ntimeout = "500ms"\nretry = "20ms"\n{cache}',
+        f'[cache]\nurl = "{redis_url}"\ntimeout = "2500ms"\nretry = "20ms"\n{cache}',
     ]
     tables += [f"[[model]]\n{_MODELS[model]}" for model in models]
     for name, (model, task, url) in engines.items():
@@ -44,6 +44,11 @@ def configuration(
             f'served_model = "{_SERVED[model]}"'
         )
     return "\n\n".join([*tables, rest])
+
+
+def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
+    """The same configuration, in which a model has a fallback."""
+    return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
 
 
 class RouterServer:

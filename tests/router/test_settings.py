@@ -119,7 +119,7 @@ def test_the_configurations_of_this_project_are_good(name: str) -> None:
 def test_what_this_version_does_not_do_is_said_by_its_place() -> None:
     lines = read(DESIGNED.replace("failures = 5", "failures = 6")).not_yet()
     assert [line.partition(":")[0] for line in lines] == [
-        "breaker", "tenant", "model.fallback", "engine.max_in_flight",
+        "tenant", "engine.max_in_flight",
     ]  # fmt: skip
     assert read(f'{LEAST}[[tenant]]\nname = "a"\nkeys = ["{HASH}"]').not_yet() == []
 
