@@ -60,7 +60,8 @@ class Breakers:
 
     def inherit(self, old: "Breakers") -> None:
         """Takes over what the breakers of another configuration know of the engines that are still there."""
-        self._breakers = {name: breaker for name, breaker in old._breakers.items() if name in self._known()}
+        known = old._breakers.items()  # noqa: SLF001 - one of its own kind
+        self._breakers = {name: breaker for name, breaker in known if name in self._known()}
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
