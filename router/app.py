@@ -36,7 +36,7 @@ from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
 from router.flow.standing import Standing
 from router.settings import Settings, Tenant, tenants
-from router.shared.breakers import Breakers
+from router.shared.breakers import LEAST_LEASE, Breakers
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
 from router.shared.line import Line
@@ -212,8 +212,8 @@ def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers
         line,
         Limits(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
         known=catalog.engines.keys,
-        # An engine's first token decides; of a JSON answer more is needed, and then another may ask as well.
-        lease=settings.timeouts.connect + settings.timeouts.first_token,
+        # A long JSON answer must not keep the others waiting until its end: then one more may find out.
+        lease=max(limits.cooldown, LEAST_LEASE),
     )
 
 

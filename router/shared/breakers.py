@@ -25,6 +25,9 @@ from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.breakers")
 
+LEAST_LEASE: Final = 2.0
+"""Seconds that a probe should have at least to find something out."""
+
 _KEPT: Final = 60.0  # seconds for which a key stays after there is nothing in it that still holds
 _ASK_AGAIN: Final = 0.5  # seconds for which another process' claim is believed without asking
 _UNTIL_MEASURED: Final = 2.0  # seconds: what a breaker that is open for pressure may take to close, as a guess
@@ -57,7 +60,8 @@ class Breakers:
 
     def inherit(self, old: "Breakers") -> None:
         """Takes over what the breakers of another configuration know of the engines that are still there."""
-        self._breakers = {name: breaker for name, breaker in old._breakers.items() if name in self._known()}
+        known = old._breakers.items()  # noqa: SLF001 - one of its own kind
+        self._breakers = {name: breaker for name, breaker in known if name in self._known()}
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
