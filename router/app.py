@@ -21,6 +21,7 @@ from router.core.patience import Patience
 from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.flow.admission import Admission
 from router.flow.dispatch import Dispatcher
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
@@ -65,8 +66,14 @@ def build(
     link = open_link(settings.redis_url, timeout=CONNECT)
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
-    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, telemetry)
-    probe = Probe(catalog, client, checked=lambda: telemetry.observe(catalog.engines.values(), redis_up=line.up))
+    admission = Admission(catalog, patience=settings.timeouts.queue, queued=telemetry.queued)
+    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, admission, telemetry)
+
+    def checked() -> None:
+        telemetry.observe(catalog.engines.values(), redis_up=line.up)
+        admission.look_again()
+
+    probe = Probe(catalog, client, checked=checked)
     ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
     survey = open_client(settings.redis_url, timeout=PATIENCE)
     admin = Admin(
@@ -110,6 +117,7 @@ def _build_gateway(
     catalog: Catalog,
     reader: RequestReader,
     client: EngineClient,
+    admission: Admission,
     telemetry: Telemetry,
 ) -> tuple[Gateway, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
@@ -120,6 +128,7 @@ def _build_gateway(
     flights = Flights(
         Dispatcher(
             client,
+            admission,
             Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
             max_entry=cache.max_entry,
         ),
@@ -179,6 +188,7 @@ def build_catalog(settings: Settings) -> Catalog:
                 url=url,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
+                max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
             )
             for number, url in enumerate(engine.addresses, 1)
         ]

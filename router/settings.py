@@ -86,6 +86,7 @@ class Tenant(Strict, frozen=True):
     keys: list[KeyHash] = []
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
+    concurrent_requests: Count | None = None
     ttl: Seconds | None = None
     store: Store | None = None
 
@@ -139,6 +140,7 @@ class Timeouts(Strict, frozen=True):
     first_token: Seconds = Seconds(30)
     between_tokens: Seconds = Seconds(15)
     min_tokens_per_second: Annotated[float, Meta(gt=0)] = 10.0
+    queue: Seconds = Seconds(10)
 
 
 class Settings(Strict, frozen=True):
@@ -170,9 +172,7 @@ class Settings(Strict, frozen=True):
         """What the file asks for and this version does not do, a line each."""
         plans = [
             (self.breaker != Breaker(), "breaker", "circuit breakers"),
-            (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
             (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
-            (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
         ]
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip

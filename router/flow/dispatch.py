@@ -15,6 +15,7 @@ from router.core.recorders import record_body, recorder_for
 from router.core.recording import NotKept, Recorder, Recording
 from router.core.request import Request, for_engine
 from router.errors import UNAVAILABLE, UPSTREAM, ApiError, unavailable
+from router.flow.admission import Admission, Place
 from router.flow.deadline import Deadline
 from router.flow.exchange import Work
 from router.upstream.catalog import Engine
@@ -38,22 +39,26 @@ class Generation:
     - Once `aclose` has been called, the engine is free and no longer counted as busy with this.
     """
 
-    __slots__ = ("_deadline", "_patience", "_response", "engine", "first", "recorder")
+    __slots__ = ("_deadline", "_patience", "_place", "_response", "first", "recorder")
 
     def __init__(
         self,
-        engine: Engine,
+        place: Place,
         response: EngineResponse,
         recorder: Recorder,
         deadline: Deadline,
         patience: Patience,
     ) -> None:
-        self.engine = engine
         self.recorder = recorder
         self.first = b""
+        self._place = place
         self._response = response
         self._deadline = deadline
         self._patience = patience
+
+    @property
+    def engine(self) -> Engine:
+        return self._place.engine
 
     async def begin(self, until: float) -> None:
         """Waits for the first token, at most until that instant. Raises EngineError."""
@@ -84,7 +89,7 @@ class Generation:
         raise EngineError("error-frame", "the engine reported an error")
 
     async def aclose(self) -> None:
-        self.engine.in_flight -= 1
+        self._place.close()
         await self.release()
 
     async def release(self) -> None:
@@ -98,29 +103,30 @@ class Dispatcher:
     - The engines of a plan are tried in turn until one answers; each failure is noted in the work.
     - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
       asked. Any other refusal is the engine's failure.
-    - An engine's count of requests in flight comes down whatever happens.
+    - An engine is asked once there is a place for that; the place is given back whatever happens.
     """
 
-    def __init__(self, client: EngineClient, patience: Patience, *, max_entry: int) -> None:
+    def __init__(self, client: EngineClient, admission: Admission, patience: Patience, *, max_entry: int) -> None:
         self._client = client
+        self._admission = admission
         self._patience = patience
         self._max_entry = max_entry
 
     async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
         """A generation whose first token is there. Raises ApiError."""
 
-        async def attempt(engine: Engine) -> Generation:
+        async def attempt(place: Place) -> Generation:
+            engine = place.engine
             deadline = Deadline(total=self._total(request, engine))
             until = asyncio.get_running_loop().time() + self._patience.first_token
             response = await self._ask(work, request, engine, deadline)
             recorder = recorder_for(request.endpoint, self._max_entry)
-            generation = Generation(engine, response, recorder, deadline, self._patience)
+            generation = Generation(place, response, recorder, deadline, self._patience)
             try:
                 await generation.begin(until)
             except BaseException:
                 await generation.release()
                 raise
-            engine.in_flight += 1  # what _first_that counted ends with this attempt; this is the generation's
             return generation
 
         return await self._first_that(attempt, work, engines)
@@ -128,7 +134,8 @@ class Dispatcher:
     async def whole(self, work: Work, request: Request, engines: Sequence[Engine]) -> tuple[bytes, Recording | NotKept]:
         """A JSON answer, and what is to be kept of it. Raises ApiError."""
 
-        async def attempt(engine: Engine) -> tuple[bytes, Recording | NotKept]:
+        async def attempt(place: Place) -> tuple[bytes, Recording | NotKept]:
+            engine = place.engine
             deadline = Deadline(total=self._total(request, engine))
             response = await self._ask(work, request, engine, deadline)
             async with response:
@@ -141,6 +148,7 @@ class Dispatcher:
             recording = record_body(request, body, self._max_entry)
             if recording is NotKept.ERROR:
                 raise EngineError("malformed", "the engine's answer is not one")
+            place.close()
             return body, recording
 
         return await self._first_that(attempt, work, engines)
@@ -148,22 +156,28 @@ class Dispatcher:
     def _total(self, request: Request, engine: Engine) -> float:
         return self._patience.total(request.max_tokens, engine.max_model_len)
 
-    async def _first_that(self, attempt: Callable[[Engine], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
+    async def _first_that(self, attempt: Callable[[Place], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
+        """What the first attempt gives that does not fail; the place is its own then."""
         last = EngineError("none", "there is no engine for it")
-        for engine in engines:
+        left = list(engines)
+        while left:
+            place = await self._admission.enter(work.tenant, left)
+            engine = place.engine
+            left.remove(engine)
             work.engine = engine.name
             work.dispatched = work.dispatched or time.perf_counter()
-            engine.in_flight += 1
             try:
-                return await attempt(engine)
+                return await attempt(place)
             except EngineError as error:
                 last = error
                 work.attempts.append((engine.name, error.reason))
                 log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
                 if error.reason == "connect":
                     engine.note(up=False)  # the probe will say when it is back
-            finally:
-                engine.in_flight -= 1
+                place.close()
+            except BaseException:
+                place.close()
+                raise
         raise _told(last)
 
     async def _ask(self, work: Work, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:

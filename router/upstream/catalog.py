@@ -41,6 +41,7 @@ class Engine:
         "_url",
         "gauges",
         "in_flight",
+        "max_in_flight",
         "max_model_len",
         "model",
         "name",
@@ -50,8 +51,10 @@ class Engine:
     )
 
     def __init__(
-        self, *, name: str, model: str, task: EngineTask, url: str, served_model: str, max_model_len: int | None = None
-    ) -> None:
+        self, *, name: str, model: str, task: EngineTask, url: str, served_model: str,
+        max_model_len: int | None = None, max_in_flight: int | None = None,
+    ) -> None:  # fmt: skip
+        """`max_in_flight`: how much it may be given to do at once by this process; None is any amount."""
         self.name = name
         self.model = model
         self.task: EngineTask = task
@@ -59,6 +62,7 @@ class Engine:
         self._pages: dict[str, httpx.URL] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
+        self.max_in_flight = max_in_flight
         self.in_flight = 0
         self.up: bool | None = None
         self.gauges = Gauges()
@@ -69,6 +73,11 @@ class Engine:
         if page is None:
             page = self._pages[path] = httpx.URL(self._url + path)
         return page
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be given more to do."""
+        return self.max_in_flight is None or self.in_flight < self.max_in_flight
 
     def note(self, *, up: bool) -> None:
         """Somebody has asked it, or tried to."""
