@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 import httpx
@@ -16,6 +16,7 @@ from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
 from router.core.classify import Classifier
 from router.core.key import Markers
+from router.core.limits import Limits
 from router.core.names import heard
 from router.core.patience import Patience
 from router.core.reason import Hints
@@ -23,6 +24,7 @@ from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
 from router.flow.dispatch import Dispatcher
+from router.flow.exchange import Work
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
 from router.flow.gateway import CacheSettings, Gateway, TenantCache
@@ -32,6 +34,7 @@ from router.flow.sharing import Sharing
 from router.settings import Settings, Tenant, tenants
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
+from router.shared.limits import TenantLimits
 from router.shared.line import Line
 from router.shared.link import Link
 from router.shared.listener import Listener
@@ -67,7 +70,13 @@ def build(
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
     admission = Admission(catalog, patience=settings.timeouts.queue, queued=telemetry.queued)
-    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, admission, telemetry)
+    limits = TenantLimits(line, {t.name: _limits(t) for t in settings.tenant})
+
+    def landed(work: Work) -> None:
+        telemetry.landed(work)
+        limits.spend(work.tenant, work.used)
+
+    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, admission, telemetry, landed)
 
     def checked() -> None:
         telemetry.observe(catalog.engines.values(), redis_up=line.up)
@@ -83,7 +92,7 @@ def build(
         max_body=settings.router.max_body,
     )
     generate = {
-        endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
+        endpoint.value: Generate(endpoint, gateway, auth, limits, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
     }
 
@@ -92,7 +101,7 @@ def build(
         async with asyncio.TaskGroup() as group:
             group.create_task(sharing.start())
             group.create_task(probe.check())
-        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run())]
+        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run(), limits.run())]
         try:
             yield
         finally:
@@ -119,6 +128,7 @@ def _build_gateway(
     client: EngineClient,
     admission: Admission,
     telemetry: Telemetry,
+    landed: Callable[[Work], None],
 ) -> tuple[Gateway, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
     cache, limits = settings.cache, settings.timeouts
@@ -134,7 +144,7 @@ def _build_gateway(
         ),
         on_abandon=cache.on_abandon,
         limit=cache.max_entry,
-        landed=telemetry.landed,
+        landed=landed,
     )
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
@@ -172,6 +182,14 @@ def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
             cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
         )
     return caches
+
+
+def _limits(tenant: Tenant) -> Limits:
+    return Limits(
+        requests_per_minute=tenant.requests_per_minute,
+        tokens_per_minute=tenant.tokens_per_minute,
+        concurrent_requests=tenant.concurrent_requests,
+    )
 
 
 def build_catalog(settings: Settings) -> Catalog:

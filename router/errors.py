@@ -30,6 +30,7 @@ class ApiError(Exception):
     - `code`: a word for machines, if there is one.
     - `retry_after`: whole seconds for `Retry-After`; given with every 429 and 503.
     - `raw`: the body of an engine's own error, which goes on as it stands.
+    - `reason`: a word for logs and metrics; the code, unless that does not tell enough.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         raw: bytes | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +53,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.raw = raw
+        self.reason = reason or code or kind
 
     def body(self) -> bytes:
         """The JSON body of the error's HTTP answer."""

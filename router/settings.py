@@ -37,6 +37,7 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 
 KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts count in doubles
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
@@ -82,11 +83,13 @@ class Auth(Strict, frozen=True):
 
 
 class Tenant(Strict, frozen=True):
+    """For the limits, see core.limits."""
+
     name: Name
     keys: list[KeyHash] = []
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
-    concurrent_requests: Count | None = None
+    requests_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    concurrent_requests: Amount | None = None
     ttl: Seconds | None = None
     store: Store | None = None
 

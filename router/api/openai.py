@@ -13,11 +13,13 @@ from typing import Any, Final
 from router.api.auth import Authenticator
 from router.api.leaving import ClientLeaving, Receive
 from router.core.control import NO_WISHES, Control, read_control
+from router.core.limits import headers as limit_headers
 from router.core.types import CacheStatus, Endpoint
 from router.errors import ApiError, internal_error
 from router.flow.exchange import Exchange
 from router.flow.flight import Reader
 from router.flow.gateway import Answer, Gateway, Whole
+from router.shared.limits import TenantLimits
 from router.telemetry import Telemetry
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -49,11 +51,13 @@ class Generate:
     """
 
     def __init__(
-        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, telemetry: Telemetry, *, max_body: int
-    ) -> None:
+        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry, *,
+        max_body: int,
+    ) -> None:  # fmt: skip
         self._endpoint = endpoint
         self._gateway = gateway
         self._auth = auth
+        self._limits = limits
         self._telemetry = telemetry
         self._max_body = max_body
 
@@ -75,6 +79,8 @@ class Generate:
             task.uncancel()
         finally:
             client.stop()
+            if exchange.permit is not None:
+                exchange.permit.close()
             self._telemetry.record(exchange, time.perf_counter())
 
     async def _serve(
@@ -83,6 +89,9 @@ class Generate:
         try:
             exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
             control = _control(headers)
+            exchange.permit = await self._limits.ask(exchange.tenant)
+            if exchange.permit is not None:
+                exchange.permit.check()
             body = await read_body(headers, receive, self._max_body)
             answer = await self._gateway.answer(exchange, control, body, client)
         except ApiError as error:
@@ -102,7 +111,7 @@ class Generate:
     async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
         exchange.status = error.status
         exchange.outcome = "refused"
-        exchange.error = error.code or error.kind
+        exchange.error = error.reason
         await send_error(error, send, _headers(exchange))
 
     async def _send(self, exchange: Exchange, answer: Answer, client: ClientLeaving, send: Send) -> None:
@@ -202,6 +211,8 @@ def _headers(exchange: Exchange) -> RawHeaders:
             headers.append((b"x-cache-reason", reason.encode("ascii")))
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
+    if exchange.permit is not None:
+        headers += limit_headers(exchange.permit.limits, exchange.permit.standing)
     if exchange.task is not None:
         headers.append((b"x-task", exchange.task.encode("ascii")))
     if exchange.engine is not None:

@@ -5,6 +5,7 @@
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
     rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
+    rh:1:limit:{tenant}                                        what a tenant with limits has used of late, JSON
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
 """
@@ -15,7 +16,7 @@ from typing import Final
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("claim", "flight", "hits", "purge")
+RESERVED: Final = ("claim", "flight", "hits", "limit", "purge")
 """What no tenant can be called."""
 
 _PURGE: Final = PREFIX + "purge:"
@@ -23,6 +24,7 @@ PURGES: Final = _PURGE + "log"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
+_LIMIT: Final = PREFIX + "limit:"
 
 
 def entries_of(tenant: str) -> str:
@@ -48,6 +50,11 @@ def flight_of(key: str, flight: str) -> str:
 def hits_of(tenant: str) -> str:
     """Where a tenant's hits are counted."""
     return _HITS + tenant
+
+
+def limit_of(tenant: str) -> str:
+    """Where what a tenant uses is counted."""
+    return _LIMIT + tenant
 
 
 ALL_CLAIMS: Final = _CLAIM + "*"

@@ -5,6 +5,7 @@ from typing import Literal
 from router.core.reason import MissReason
 from router.core.recording import NotKept
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
+from router.shared.limits import Permit
 
 Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
@@ -15,11 +16,12 @@ class Work:
 
     - `attempts`: those that failed, as (engine, reason).
     - `error`: what it ended with, if it did not end well.
+    - `estimate`: how many tokens it took, where nobody told them; see `used`.
     """
 
     __slots__ = (
-        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "first_token", "model", "not_kept",
-        "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
+        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "estimate", "first_token", "model",
+        "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -39,8 +41,14 @@ class Work:
         self.first_token: float | None = None
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.estimate = 0
         self.not_kept: NotKept | None = None
         self.error: str | None = None
+
+    @property
+    def used(self) -> int:
+        """Tokens that were read and generated, as far as one can know."""
+        return self.prompt_tokens + self.completion_tokens or self.estimate
 
 
 class Exchange:
@@ -48,8 +56,8 @@ class Exchange:
 
     __slots__ = (
         "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
-        "first_token", "key", "local", "model", "outcome", "prompt_tokens", "reason", "request_id", "status", "stream",
-        "task", "tenant", "traceparent", "ttl",
+        "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason", "request_id", "status",
+        "stream", "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
     def __init__(self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None) -> None:
@@ -58,6 +66,7 @@ class Exchange:
         self.traceparent = traceparent
         self.begun = begun
         self.tenant = DEFAULT_TENANT
+        self.permit: Permit | None = None  # of a tenant with limits
         self.model: str | None = None
         self.task: Task | None = None
         self.engine: str | None = None
