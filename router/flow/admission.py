@@ -67,6 +67,8 @@ class Admission:
         self._patience = patience
         self._queued = queued
         self._models = {model.name: _Model(model.name, catalog.serving(model.name)) for model in catalog.models}
+        for name in self._models:
+            queued(name, 0)
 
     async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
         """A place at the first of these engines that has room, or at any of them as soon as one has. Raises ApiError.
