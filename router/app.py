@@ -16,7 +16,7 @@ from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
 from router.core.classify import Classifier
 from router.core.key import Markers
-from router.core.limits import Limits
+from router.core.limits import Quota
 from router.core.names import heard
 from router.core.patience import Patience
 from router.core.reason import Hints
@@ -70,7 +70,7 @@ def build(
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
     admission = Admission(catalog, patience=settings.timeouts.queue, queued=telemetry.queued)
-    limits = TenantLimits(line, {t.name: _limits(t) for t in settings.tenant})
+    limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
 
     def landed(work: Work) -> None:
         telemetry.landed(work)
@@ -184,8 +184,8 @@ def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
     return caches
 
 
-def _limits(tenant: Tenant) -> Limits:
-    return Limits(
+def _quota(tenant: Tenant) -> Quota:
+    return Quota(
         requests_per_minute=tenant.requests_per_minute,
         tokens_per_minute=tenant.tokens_per_minute,
         concurrent_requests=tenant.concurrent_requests,

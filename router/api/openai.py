@@ -212,7 +212,7 @@ def _headers(exchange: Exchange) -> RawHeaders:
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
     if exchange.permit is not None:
-        headers += limit_headers(exchange.permit.limits, exchange.permit.standing)
+        headers += limit_headers(exchange.permit.quota, exchange.permit.allowance)
     if exchange.task is not None:
         headers.append((b"x-task", exchange.task.encode("ascii")))
     if exchange.engine is not None:

@@ -33,7 +33,7 @@ _BYTES_PER_TOKEN: Final = 4
 """As of English prose; see https://help.openai.com/en/articles/4936856."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant may use; None is any amount."""
 
     requests_per_minute: int | None = None
@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def any(self) -> bool:
         """Whether there is a limit at all."""
-        return self != Limits()
+        return self != Quota()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     spent: int = 0
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tenant stands after a step.
 
     - `refused`: the limit for which the request that was asked for may not come in, if it may not.
@@ -89,19 +89,19 @@ class Ledger:
         self._requests: list[list[int]] = []  # pairs of a second and how many came in it
         self._working: dict[str, tuple[int, int]] = {}  # by process: how many, and until when that holds
 
-    def step(self, limits: Limits, step: Step, now: int, lease: int) -> Standing:
+    def step(self, quota: Quota, step: Step, now: int, lease: int) -> Allowance:
         """Takes a step; `now` and `lease`, for how long a process' word holds, in milliseconds."""
         second = now // 1000
         # Seconds to come are those of a clock that has been set back, or of another server that has taken over.
         self._requests = [pair for pair in self._requests if second - WINDOW < pair[0] < second + WINDOW]
         used = sum(count for _, count in self._requests)
-        cap = limits.tokens_per_minute or 0
+        cap = quota.tokens_per_minute or 0
         level = min(cap, self._tokens + max(0, now - self._at) * cap / MINUTE) if self._tokens is not None else cap
         level -= step.spent
         mine = self._working.pop(step.process, (0, 0))[0]
         mine = max(0, mine - step.done) if step.working is None else step.working
         self._working = {name: told for name, told in self._working.items() if told[1] > now}
-        refused, wait = self._refuse(limits, now, used, level, mine) if step.ask else (None, 0)
+        refused, wait = self._refuse(quota, now, used, level, mine) if step.ask else (None, 0)
         if step.ask and refused is None:
             used += 1
             mine += 1
@@ -112,17 +112,17 @@ class Ledger:
         if mine:
             self._working[step.process] = (mine, now + lease)
         self._at, self._tokens = now, level if cap else None
-        return Standing(
+        return Allowance(
             refused=refused,
             wait=wait,
-            requests_left=max(0, (limits.requests_per_minute or 0) - used),
+            requests_left=max(0, (quota.requests_per_minute or 0) - used),
             requests_reset=(self._requests[-1][0] + WINDOW) * 1000 - now if self._requests else 0,
             tokens_left=max(0, floor(level)),
             tokens_reset=ceil((cap - level) * MINUTE / cap) if cap else 0,
         )
 
-    def _refuse(self, limits: Limits, now: int, used: int, level: float, mine: int) -> tuple[What | None, int]:
-        concurrent, requests, tokens = limits.concurrent_requests, limits.requests_per_minute, limits.tokens_per_minute
+    def _refuse(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[What | None, int]:
+        concurrent, requests, tokens = quota.concurrent_requests, quota.requests_per_minute, quota.tokens_per_minute
         if concurrent is not None and mine + sum(count for count, _ in self._working.values()) >= concurrent:
             return "concurrent requests", CONCURRENT_WAIT
         if requests is not None and used >= requests:
@@ -143,15 +143,15 @@ def estimate(asked: int, events: int, body: int) -> int:
     return asked // _BYTES_PER_TOKEN + events + body // _BYTES_PER_TOKEN
 
 
-def headers(limits: Limits, standing: Standing) -> list[tuple[bytes, bytes]]:
+def headers(quota: Quota, allowance: Allowance) -> list[tuple[bytes, bytes]]:
     """What the client is told of its limits.
 
     Source: https://platform.openai.com/docs/guides/rate-limits, "Rate limits in headers".
     """
     told: list[tuple[bytes, bytes]] = []
     for name, limit, left, reset in (
-        (b"requests", limits.requests_per_minute, standing.requests_left, standing.requests_reset),
-        (b"tokens", limits.tokens_per_minute, standing.tokens_left, standing.tokens_reset),
+        (b"requests", quota.requests_per_minute, allowance.requests_left, allowance.requests_reset),
+        (b"tokens", quota.tokens_per_minute, allowance.tokens_left, allowance.tokens_reset),
     ):
         if limit is not None:
             told += [
@@ -170,17 +170,17 @@ def duration(milliseconds: int) -> bytes:
     return b"%dm%ds" % (minutes, seconds) if minutes else b"%ds" % seconds
 
 
-def refusal(limits: Limits, standing: Standing) -> ApiError:
+def refusal(quota: Quota, allowance: Allowance) -> ApiError:
     """What a client is told whose request may not come in: 429."""
-    assert standing.refused is not None
+    assert allowance.refused is not None
     limit = {
-        "requests": f"{limits.requests_per_minute} requests per minute",
-        "tokens": f"{limits.tokens_per_minute} tokens per minute",
-        "concurrent requests": f"{limits.concurrent_requests} concurrent requests",
-    }[standing.refused]
-    seconds = max(1, ceil(standing.wait / 1000))
+        "requests": f"{quota.requests_per_minute} requests per minute",
+        "tokens": f"{quota.tokens_per_minute} tokens per minute",
+        "concurrent requests": f"{quota.concurrent_requests} concurrent requests",
+    }[allowance.refused]
+    seconds = max(1, ceil(allowance.wait / 1000))
     return ApiError(
         429, f"Rate limit reached: {limit}. Try again in {seconds} s.",
-        kind=RATE_LIMIT if standing.refused == "concurrent requests" else standing.refused,
-        code="rate_limit_exceeded", retry_after=seconds, reason=f"{standing.refused.replace(' ', '_')}_limit",
+        kind=RATE_LIMIT if allowance.refused == "concurrent requests" else allowance.refused,
+        code="rate_limit_exceeded", retry_after=seconds, reason=f"{allowance.refused.replace(' ', '_')}_limit",
     )  # fmt: skip

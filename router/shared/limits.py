@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, WINDOW, Ledger, Limits, Standing, Step, What, refusal
+from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, WINDOW, Allowance, Ledger, Quota, Step, What, refusal
 from router.core.names import limit_of
 from router.shared.line import Line, RedisDownError
 from router.shared.link import Command
@@ -93,7 +93,8 @@ if ask then
 end
 if mine > 0 then at_work[process] = {{mine, now + lease}} end
 local full = tokens and math.ceil((tokens - level) * {MINUTE} / tokens) or 0
-local text = cjson.encode({{at = now, tokens = tokens and string.format('%.17g', level), requests = seconds, working = at_work}})
+local left = tokens and string.format('%.17g', level)
+local text = cjson.encode({{at = now, tokens = left, requests = seconds, working = at_work}})
 redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({WINDOW * 1000}, lease, full) + 1000))
 local last = seconds[#seconds]
 local reset = last and (last[1] + {WINDOW}) * 1000 - now or 0
@@ -110,7 +111,7 @@ class TenantLimits:
     - Without Redis, all goes on, with the same limits in each process.
     """
 
-    def __init__(self, line: Line, limits: Mapping[str, Limits]) -> None:
+    def __init__(self, line: Line, limits: Mapping[str, Quota]) -> None:
         process = secrets.token_hex(6)
         self._tenants = {name: _Tenant(line, name, own, process) for name, own in limits.items() if own.any}
 
@@ -136,17 +137,17 @@ class TenantLimits:
 class Permit:
     """The answer to a request that wanted to come in; `close` says that it is over, whatever the answer was."""
 
-    __slots__ = ("_tenant", "limits", "standing")
+    __slots__ = ("_tenant", "allowance", "quota")
 
-    def __init__(self, tenant: "_Tenant", standing: Standing) -> None:
-        self.limits = tenant.limits
-        self.standing = standing
-        self._tenant: _Tenant | None = tenant if standing.refused is None else None
+    def __init__(self, tenant: "_Tenant", allowance: Allowance) -> None:
+        self.quota = tenant.quota
+        self.allowance = allowance
+        self._tenant: _Tenant | None = tenant if allowance.refused is None else None
 
     def check(self) -> None:
         """Raises ApiError where it may not come in."""
-        if self.standing.refused is not None:
-            raise refusal(self.limits, self.standing)
+        if self.allowance.refused is not None:
+            raise refusal(self.quota, self.allowance)
 
     def close(self) -> None:
         tenant, self._tenant = self._tenant, None
@@ -157,8 +158,8 @@ class Permit:
 class _Tenant:
     """One tenant with limits, as this process sees it."""
 
-    def __init__(self, line: Line, name: str, limits: Limits, process: str) -> None:
-        self.limits = limits
+    def __init__(self, line: Line, name: str, quota: Quota, process: str) -> None:
+        self.quota = quota
         self._line = line
         self._key = limit_of(name)
         self._process = process
@@ -184,13 +185,13 @@ class _Tenant:
 
     def _answered(self, answer: "asyncio.Future[Permit]", replies: "asyncio.Future[list[Any]]") -> None:
         self._asking -= 1
-        standing = self._read(replies)
-        if standing is None:
+        allowance = self._read(replies)
+        if allowance is None:
             self._told = False
             permit = self._ask_here()
         else:
-            self._working += standing.refused is None
-            permit = Permit(self, standing)
+            self._working += allowance.refused is None
+            permit = Permit(self, allowance)
         if answer.done():  # who asked has left
             permit.close()
         else:
@@ -199,12 +200,12 @@ class _Tenant:
             self.tell()
 
     def _ask_here(self) -> Permit:
-        standing = self._step_here(Step(process=self._process, ask=True, working=self._working))
-        self._working += standing.refused is None
-        return Permit(self, standing)
+        allowance = self._step_here(Step(process=self._process, ask=True, working=self._working))
+        self._working += allowance.refused is None
+        return Permit(self, allowance)
 
     def spend(self, tokens: int) -> None:
-        if self.limits.tokens_per_minute is None or tokens <= 0:
+        if self.quota.tokens_per_minute is None or tokens <= 0:
             return
         step = Step(process=self._process, spent=tokens)
         try:
@@ -215,12 +216,12 @@ class _Tenant:
     def done(self) -> None:
         """One of the requests that came in here is over."""
         self._working -= 1
-        if self.limits.concurrent_requests is not None:
+        if self.quota.concurrent_requests is not None:
             self._tell(Step(process=self._process, done=1))
 
     def tell(self) -> None:
         """Tells Redis how many are at work here, if there is anything to tell."""
-        if self.limits.concurrent_requests is None or (self._told and not self._working):
+        if self.quota.concurrent_requests is None or (self._told and not self._working):
             return
         if self._asking:  # how many there are is not known, only that there are some
             self._tell(Step(process=self._process))
@@ -243,14 +244,14 @@ class _Tenant:
     # -- Redis, and what stands in for it ---------------------------------------------------------------------------
 
     def _send(self, step: Step) -> "asyncio.Future[list[Any]]":
-        return self._line.ask(command(self._key, self.limits, step))
+        return self._line.ask(command(self._key, self.quota, step))
 
-    def _step_here(self, step: Step) -> Standing:
+    def _step_here(self, step: Step) -> Allowance:
         now = int(asyncio.get_running_loop().time() * 1000)
-        return self._local.step(self.limits, step, now, LEASE)
+        return self._local.step(self.quota, step, now, LEASE)
 
     @staticmethod
-    def _read(replies: "asyncio.Future[list[Any]]") -> Standing | None:
+    def _read(replies: "asyncio.Future[list[Any]]") -> Allowance | None:
         if replies.cancelled() or replies.exception() is not None:
             return None
         (reply,) = replies.result()
@@ -260,20 +261,20 @@ class _Tenant:
         return read(reply)
 
 
-def command(key: str, limits: Limits, step: Step, now: int | None = None) -> Command:
+def command(key: str, quota: Quota, step: Step, now: int | None = None) -> Command:
     """The command that takes a step; `now` in milliseconds, where it is not Redis' clock that counts."""
     spent = (step.process, int(step.ask), step.done, _or_none(step.working), step.spent)
-    return ("EVAL", SCRIPT, 1, key, *spent, *map(_or_none, msgspec.structs.astuple(limits)), LEASE, _or_none(now))
+    return ("EVAL", SCRIPT, 1, key, *spent, *map(_or_none, msgspec.structs.astuple(quota)), LEASE, _or_none(now))
 
 
 def _or_none(number: int | None) -> int | str:
     return "" if number is None else number
 
 
-def read(reply: Any) -> Standing:
+def read(reply: Any) -> Allowance:
     """What the script said."""
     refused, wait, requests_left, requests_reset, tokens_left, tokens_reset = reply
-    return Standing(
+    return Allowance(
         refused=_REFUSED[refused], wait=wait, requests_left=requests_left, requests_reset=requests_reset,
         tokens_left=tokens_left, tokens_reset=tokens_reset,
     )  # fmt: skip

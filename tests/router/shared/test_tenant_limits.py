@@ -1,4 +1,4 @@
-"""Limits in Redis: the script does what the ledger does, in one step, whatever stands at its key."""
+"""Quota in Redis: the script does what the ledger does, in one step, whatever stands at its key."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redis_process import RedisServer
 from waiting import eventually
 
-from router.core.limits import Ledger, Limits, Step
+from router.core.limits import Ledger, Quota, Step
 from router.core.names import limit_of
 from router.shared.connect import open_link
 from router.shared.limits import LEASE, Permit, TenantLimits, command, read
@@ -37,7 +37,7 @@ async def lines(own_redis: RedisServer) -> AsyncIterator[list[Line]]:
 
 
 def both(lines: list[Line], **limits: int) -> list[TenantLimits]:
-    return [TenantLimits(line, {"acme": Limits(**limits), "free": Limits()}) for line in lines]
+    return [TenantLimits(line, {"acme": Quota(**limits), "free": Quota()}) for line in lines]
 
 
 async def ask(limits: TenantLimits) -> Permit:
@@ -61,7 +61,7 @@ STEPS = st.lists(
     max_size=25,
 )
 SOME = st.builds(
-    Limits,
+    Quota,
     requests_per_minute=st.none() | st.integers(1, 5),
     tokens_per_minute=st.none() | st.integers(1, 300),
     concurrent_requests=st.none() | st.integers(1, 4),
@@ -70,7 +70,7 @@ SOME = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(SOME, STEPS)
-async def test_the_script_counts_as_the_ledger_does(redis: Any, limits: Limits, steps: list[tuple[int, Step]]) -> None:
+async def test_the_script_counts_as_the_ledger_does(redis: Any, limits: Quota, steps: list[tuple[int, Step]]) -> None:
     await redis.delete(KEY)
     ledger, now = Ledger(), 1_800_000_000_000
     for gap, step in steps:
@@ -81,18 +81,18 @@ async def test_the_script_counts_as_the_ledger_does(redis: Any, limits: Limits, 
 
 @pytest.mark.parametrize("rubbish", ["", "no json", "[1]", '"x"', "{}", '{"at": 5}', '{"requests": 1, "working": 2}'])
 async def test_what_stands_at_the_key_and_is_none_of_ours_is_replaced(redis: Any, rubbish: str) -> None:
-    limits = Limits(requests_per_minute=2)
+    limits = Quota(requests_per_minute=2)
     await redis.set(KEY, rubbish)
-    standing = read(await redis.execute_command(*command(KEY, limits, Step(process="p", ask=True))))
-    assert (standing.refused, standing.requests_left) == (None, 1)
+    allowance = read(await redis.execute_command(*command(KEY, limits, Step(process="p", ask=True))))
+    assert (allowance.refused, allowance.requests_left) == (None, 1)
     await redis.delete(KEY)
     await redis.rpush(KEY, "a", "list")
-    standing = read(await redis.execute_command(*command(KEY, limits, Step(process="p", ask=True))))
-    assert (standing.refused, standing.requests_left) == (None, 1)
+    allowance = read(await redis.execute_command(*command(KEY, limits, Step(process="p", ask=True))))
+    assert (allowance.refused, allowance.requests_left) == (None, 1)
 
 
 async def test_what_is_kept_expires_once_it_means_nothing_any_more(redis: Any) -> None:
-    limits = Limits(tokens_per_minute=60, requests_per_minute=5)
+    limits = Quota(tokens_per_minute=60, requests_per_minute=5)
     await redis.execute_command(*command(KEY, limits, Step(process="p", ask=True)))
     assert 55 < await redis.ttl(KEY) <= 62
     await redis.execute_command(*command(KEY, limits, Step(process="p", spent=600)))
@@ -102,8 +102,8 @@ async def test_what_is_kept_expires_once_it_means_nothing_any_more(redis: Any) -
 async def test_of_many_that_ask_at_once_at_two_processes_exactly_so_many_come_in_as_may(lines: list[Line]) -> None:
     limits = both(lines, requests_per_minute=37)
     permits = await asyncio.gather(*(ask(limits[n % 2]) for n in range(200)))
-    assert sum(permit.standing.refused is None for permit in permits) == 37
-    assert {permit.standing.requests_left for permit in permits} == set(range(37))
+    assert sum(permit.allowance.refused is None for permit in permits) == 37
+    assert {permit.allowance.requests_left for permit in permits} == set(range(37))
 
 
 async def test_a_tenant_without_limits_asks_nobody(lines: list[Line], own_redis: RedisServer) -> None:
@@ -117,14 +117,14 @@ async def test_a_tenant_without_limits_asks_nobody(lines: list[Line], own_redis:
 async def test_places_are_counted_over_both_and_given_back(lines: list[Line]) -> None:
     one, other = both(lines, concurrent_requests=3)
     permits = [await ask(one), await ask(other), await ask(one)]
-    assert [permit.standing.refused for permit in permits] == [None] * 3
+    assert [permit.allowance.refused for permit in permits] == [None] * 3
     refused = await ask(other)
-    assert refused.standing.refused == "concurrent requests"
+    assert refused.allowance.refused == "concurrent requests"
     refused.close()
-    assert (await ask(one)).standing.refused is not None, "who was refused had no place to give back"
+    assert (await ask(one)).allowance.refused is not None, "who was refused had no place to give back"
     permits[0].close()
     permits[0].close()
-    assert [(await ask(other)).standing.refused for _ in range(2)] == [None, "concurrent requests"]
+    assert [(await ask(other)).allowance.refused for _ in range(2)] == [None, "concurrent requests"]
 
 
 async def test_whoever_leaves_while_he_asks_holds_no_place(lines: list[Line]) -> None:
@@ -135,7 +135,7 @@ async def test_whoever_leaves_while_he_asks_holds_no_place(lines: list[Line]) ->
     await asyncio.wait([asking])
 
     async def comes_in() -> bool:
-        return (await ask(other)).standing.refused is None
+        return (await ask(other)).allowance.refused is None
 
     await eventually(comes_in)
 
@@ -143,11 +143,11 @@ async def test_whoever_leaves_while_he_asks_holds_no_place(lines: list[Line]) ->
 async def test_a_process_that_lives_keeps_its_places_and_one_that_is_gone_does_not(lines: list[Line]) -> None:
     one, other = both(lines, concurrent_requests=1)
     telling = asyncio.ensure_future(one.run())
-    assert (await ask(one)).standing.refused is None
+    assert (await ask(one)).allowance.refused is None
     began = time.monotonic()
 
     async def comes_in() -> bool:
-        return (await ask(other)).standing.refused is None
+        return (await ask(other)).allowance.refused is None
 
     async def is_refused() -> bool:
         return time.monotonic() - began > 1.5 * LEASE / 1000 or await comes_in()
@@ -163,21 +163,21 @@ async def test_without_redis_each_process_counts_for_itself_with_the_whole_of_th
     lines: list[Line], own_redis: RedisServer
 ) -> None:
     limits = both(lines, requests_per_minute=3, concurrent_requests=2)
-    assert (await ask(limits[0])).standing.refused is None
+    assert (await ask(limits[0])).allowance.refused is None
     own_redis.kill()
     permits = [await ask(limits[0]) for _ in range(3)]
-    assert [permit.standing.refused for permit in permits] == [None, "concurrent requests", "concurrent requests"]
+    assert [permit.allowance.refused for permit in permits] == [None, "concurrent requests", "concurrent requests"]
     permits[0].close()
-    assert [(await ask(limits[0])).standing.refused for _ in range(2)] == [None, "concurrent requests"]
-    assert (await ask(limits[1])).standing.refused is None
+    assert [(await ask(limits[0])).allowance.refused for _ in range(2)] == [None, "concurrent requests"]
+    assert (await ask(limits[1])).allowance.refused is None
 
 
 async def test_tokens_that_are_used_without_redis_count_too(lines: list[Line], own_redis: RedisServer) -> None:
     (limits, _) = both(lines, tokens_per_minute=100)
     own_redis.kill()
-    assert (await ask(limits)).standing.refused is None
+    assert (await ask(limits)).allowance.refused is None
     limits.spend("acme", 150)
-    assert (await ask(limits)).standing.refused == "tokens"
+    assert (await ask(limits)).allowance.refused == "tokens"
 
 
 async def test_a_redis_that_comes_back_empty_is_told_what_is_at_work(lines: list[Line], own_redis: RedisServer) -> None:
@@ -185,14 +185,14 @@ async def test_a_redis_that_comes_back_empty_is_told_what_is_at_work(lines: list
     telling = asyncio.ensure_future(one.run())
     held = [await ask(one), await ask(one)]
     own_redis.kill()
-    assert (await ask(one)).standing.refused is not None
+    assert (await ask(one)).allowance.refused is not None
     held.pop().close()
     (await ask(other)).close()  # so that it has noticed too
     await own_redis.start()
     for line in lines:
         await line.wait_until_up()
     await eventually(lambda: own_redis.command("EXISTS", KEY))
-    assert [(await ask(other)).standing.refused for _ in range(2)] == [None, "concurrent requests"]
+    assert [(await ask(other)).allowance.refused for _ in range(2)] == [None, "concurrent requests"]
     telling.cancel()
 
 
@@ -208,14 +208,14 @@ async def test_an_end_of_which_redis_did_not_hear_is_put_right(lines: list[Line]
         await line.wait_until_up()
 
     async def comes_in() -> bool:
-        return (await ask(other)).standing.refused is None
+        return (await ask(other)).allowance.refused is None
 
     await eventually(comes_in)
-    assert (await ask(other)).standing.refused == "concurrent requests"
+    assert (await ask(other)).allowance.refused == "concurrent requests"
     telling.cancel()
 
 
 async def test_a_redis_that_cannot_count_shuts_nobody_out(lines: list[Line], own_redis: RedisServer) -> None:
     (limits, _) = both(lines, requests_per_minute=2)
     await own_redis.command("CONFIG", "SET", "maxmemory", "1")
-    assert [(await ask(limits)).standing.refused for _ in range(3)] == [None, None, "requests"]
+    assert [(await ask(limits)).allowance.refused for _ in range(3)] == [None, None, "requests"]

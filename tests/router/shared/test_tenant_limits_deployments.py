@@ -1,4 +1,4 @@
-"""Limits are counted in one step in every way in which people run Redis, with the rights that the router needs."""
+"""Quota are counted in one step in every way in which people run Redis, with the rights that the router needs."""
 
 import asyncio
 import secrets
@@ -6,7 +6,7 @@ import secrets
 import pytest
 from redis_deployments import Deployment
 
-from router.core.limits import Limits
+from router.core.limits import Quota
 from router.shared.connect import open_link
 from router.shared.limits import TenantLimits
 from router.shared.line import Line
@@ -20,13 +20,13 @@ async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
     await line.start()
     try:
         tenant = secrets.token_hex(4)
-        limits = TenantLimits(line, {tenant: Limits(requests_per_minute=7, concurrent_requests=90)})
+        limits = TenantLimits(line, {tenant: Quota(requests_per_minute=7, concurrent_requests=90)})
         permits = await asyncio.gather(*(limits.ask(tenant) for _ in range(40)))
         assert line.up
-        assert [permit.standing.refused for permit in permits if permit is not None].count(None) == 7
-        alone = TenantLimits(line, {tenant: Limits(requests_per_minute=7)})
+        assert [permit.allowance.refused for permit in permits if permit is not None].count(None) == 7
+        alone = TenantLimits(line, {tenant: Quota(requests_per_minute=7)})
         other = await alone.ask(tenant)
         assert other is not None
-        assert other.standing.refused == "requests", "it was counted there and not here"
+        assert other.allowance.refused == "requests", "it was counted there and not here"
     finally:
         await line.aclose()
