@@ -2,15 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
 from router.core.key import NOT_PART_OF_THE_ANSWER
+from router.core.reason import MissReason
 from router.core.recording import NotKept
-from router.core.types import Bypass
+from router.core.types import Bypass, CacheStatus
 from router.settings import Settings, Strict, parse
+from router.store.redis import WriteResult
 from router.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[1]
@@ -100,9 +103,12 @@ def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
 
 def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -> None:
     operating = (DOCS / "operating.md").read_text()
-    assert [result for result in (*NotKept, "stored", "failed", "dropped") if f"`{result}`" not in operating] == []
+    assert [result for result in (*NotKept, *get_args(WriteResult)) if f"`{result}`" not in operating] == []
     wire = (DOCS / "wire.md").read_text()
-    assert [reason for reason in Bypass if f"`{reason}`" not in wire] == []
+    assert [reason for reason in (*Bypass, *get_args(MissReason)) if f"`{reason}`" not in wire] == []
+    assert [status for status in CacheStatus if f"`{status}`" not in wire] == []
+    why = section((DOCS / "debugging-a-miss.md").read_text(), "The reason of a miss")
+    assert set(re.findall(r"^\| `(\w+)` \|", why, re.MULTILINE)) == set(get_args(MissReason))
 
 
 def test_fields_that_are_no_part_of_the_key_are_listed() -> None:

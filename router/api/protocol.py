@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.api.corked import CorkedTransport
 from router.errors import ApiError
 
 MAX_HEAD: Final = 64 * 1024
@@ -23,6 +24,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head = 0
         super().__init__(*args, **options)
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(CorkedTransport(transport, self.loop))  # type: ignore[arg-type]  # it behaves as one
 
     def on_message_begin(self) -> None:
         self._in_head = True

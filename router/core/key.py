@@ -106,10 +106,11 @@ class Parts(msgspec.Struct, frozen=True):
 def _name_of(document: Any) -> str:
     if isinstance(document, str):
         return text_name(document)
-    doc_id = document.get("doc_id", document.get("id")) if isinstance(document, dict) else None
-    if isinstance(doc_id, str | int) and doc_id != "":
-        return document_name(str(doc_id))
-    text = document.get("text") if isinstance(document, dict) else None
+    fields = document if isinstance(document, dict) else {}
+    for doc_id in (fields.get("doc_id"), fields.get("id")):
+        if isinstance(doc_id, str | int) and not isinstance(doc_id, bool) and doc_id != "":
+            return document_name(str(doc_id))
+    text = fields.get("text")
     return text_name(text if isinstance(text, str) else canonical(document).decode())
 
 

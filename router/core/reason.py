@@ -73,18 +73,23 @@ def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | No
 
 
 class Hints:
-    """The keys that a process has heard of, each with one part left out; the oldest are forgotten first."""
+    """The keys that a process has heard of, each with one part left out; the oldest are forgotten first.
 
-    __slots__ = ("_known", "_limit")
+    What is new goes into one set; when that is full, it becomes the old one, and what was there before is forgotten.
+    """
+
+    __slots__ = ("_limit", "_new", "_old")
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._known: dict[int, None] = {}
-        self._limit = _MARKS * remembered
+        """`remembered`: entries that are remembered at most; half of them are for certain."""
+        self._new: set[int] = set()
+        self._old: set[int] = set()
+        self._limit = _MARKS * remembered // 2
 
     def reason(self, wanted: Fingerprint) -> MissReason:
         """The word for a request that has no entry."""
         for reason, mark in self._marks(wanted):
-            if mark in self._known:
+            if mark in self._new or mark in self._old:
                 return reason
         return "new"
 
@@ -99,15 +104,12 @@ class Hints:
             self._remember(self._marks_of_key(*parts))
 
     def clear(self) -> None:
-        self._known.clear()
+        self._new, self._old = set(), set()
 
     def _remember(self, marks: list[int]) -> None:
-        known = self._known
-        for mark in marks:
-            known.pop(mark, None)
-            known[mark] = None
-        while len(known) > self._limit:
-            del known[next(iter(known))]
+        self._new.update(marks)
+        if len(self._new) > self._limit:
+            self._old, self._new = self._new, set()
 
     def _marks(self, of: Fingerprint) -> list[tuple[MissReason, int]]:
         exact, system, rag, context = self._marks_of_key(of.tenant, of.model, of.system, of.rag, of.query)

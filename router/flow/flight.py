@@ -217,6 +217,7 @@ class Reader:
             failure = self._failure(flight.landing)
             if self._request.stream and flight.begun and failure is flight.landing.error:
                 return None  # what there is of it comes first
+            exchange.first_token = None  # there was none
             raise failure
         self._note(flight.landing)
         if self._request.stream and flight.landing.body is None:

@@ -5,6 +5,7 @@ writes. So whoever waits need not know where the answer comes from, and the flig
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -209,12 +210,13 @@ class Flights:
         assert self._shared is not None
         assert flight.key is not None
         try:
-            async for record in self._shared.follow(flight.key.text, claim):
-                flight.work.engine = record.engine or flight.work.engine
-                if record.frames:
-                    flight.say(record.frames)
-                if record.end is not None:
-                    return self._read_end(flight, record.end)
+            async with contextlib.aclosing(self._shared.follow(flight.key.text, claim)) as records:
+                async for record in records:
+                    flight.work.engine = record.engine or flight.work.engine
+                    if record.frames:
+                        flight.say(record.frames)
+                    if record.end is not None:
+                        return self._read_end(flight, record.end)
         except (LostError, RedisDownError, msgspec.DecodeError) as error:
             log.debug("a flight of another process is lost: %r", error)
         return lost()
@@ -289,6 +291,8 @@ class Flights:
 
     @staticmethod
     def _write_end(flight: Flight, landing: Landing) -> bytes:
+        if not landing.whole and landing.error is None:  # it was stored already, and others can find it so
+            landing = lost()
         recording, error = landing.recording, landing.error
         end = _End(
             landing_body=landing.body,
@@ -301,8 +305,7 @@ class Flights:
             completion_tokens=landing.completion_tokens,
             engine=flight.work.engine,
         )
-        if not landing.whole:
-            error = error or internal_error()
+        if error is not None:
             end = msgspec.structs.replace(
                 end, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
                 retry_after=error.retry_after, raw=error.raw, reason=landing.reason, begun=landing.begun,

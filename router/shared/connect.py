@@ -6,13 +6,12 @@ import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 
 from router.core.redis_address import Host, RedisAddress, parse
 from router.shared.cluster_link import ClusterLink
 from router.shared.link import Link, ServerLink
-from router.shared.sentinel_link import SentinelLink, Sentinels
+from router.shared.sentinel_link import SentinelLink, SentinelPool, Sentinels
 
 CLIENT_NAME: Final = "roundhouse"
 
@@ -69,7 +68,7 @@ def _server_pool(address: RedisAddress, host: Host, timeout: float) -> "aioredis
     return aioredis.ConnectionPool(host=host[0], port=host[1], db=address.db, **_options(address, timeout), **tls)
 
 
-def _sentinel_pool(address: RedisAddress, timeout: float) -> SentinelConnectionPool:
+def _sentinel_pool(address: RedisAddress, timeout: float) -> SentinelPool:
     tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
     # Half of the time for the Sentinels, the other for the master.
     asking = _options(address, timeout / 2) | {
@@ -78,7 +77,7 @@ def _sentinel_pool(address: RedisAddress, timeout: float) -> SentinelConnectionP
     }
     sentinels = Sentinels(address.hosts, sentinel_kwargs={**asking, **tls})
     options = {**_options(address, timeout), **tls, "db": address.db}
-    return SentinelConnectionPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
+    return SentinelPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
 
 
 def _options(address: RedisAddress, timeout: float) -> dict[str, Any]:

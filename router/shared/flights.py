@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -172,7 +172,7 @@ class SharedFlights:
 
     # -- following --------------------------------------------------------------------------------------------------
 
-    async def follow(self, key: str, claim: Claim) -> AsyncIterator[Record]:
+    async def follow(self, key: str, claim: Claim) -> AsyncGenerator[Record, None]:
         """What a flight says, from its first frame to its end. Raises LostError, RedisDownError."""
         stream = flight_of(key, claim.flight)
         changed = self._followed[stream] = asyncio.Event()

@@ -55,9 +55,11 @@ class Listener:
         self._channel = channel
         self._hears = hears
         self._retry = retry
+        self._pushed: list[Sequence[bytes] | None] = []
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        told = ""
         while True:
             connections: list[Any] = []
             try:
@@ -65,9 +67,11 @@ class Listener:
                 await self._listen(connections)
             except (*FAULTS, LinkError) as error:
                 log.debug("the listening connections to Redis are gone: %s", LinkError.of(error))
-            except Exception:
-                # The last line of defence: a defect here must not end the listening for ever.
-                log.exception("listening to Redis failed")
+            except Exception as defect:
+                # The last line of defence: a defect here must not end the listening for ever, nor fill the log.
+                if repr(defect) != told:
+                    log.exception("listening to Redis failed")
+                told = repr(defect)
             finally:
                 self._hears.deaf()
                 for connection in connections:
@@ -79,6 +83,7 @@ class Listener:
         """Returns or raises once one of the connections is lost."""
         if not connections:
             raise LinkError("there is no server")
+        self._pushed.clear()
         topology = self._link.topology
         async with asyncio.timeout(_CONNECT):
             for number, connection in enumerate(connections):
@@ -124,8 +129,11 @@ class Listener:
                 raise LinkError("Redis is silent")
             if said is not None:
                 last = heard
+            pushed, self._pushed = self._pushed, []
+            for keys in pushed:
+                self._hears.changed(keys)
             if isinstance(said, list) and said[0] == b"message":
                 self._hears.message(said[2])
 
     async def _invalidated(self, push: Sequence[Any]) -> None:
-        self._hears.changed(push[1])
+        self._pushed.append(push[1])  # redis-py would keep what is raised here to itself, and the change would be lost

@@ -19,9 +19,6 @@ from router.shared.link import FAULTS, ServerLink
 class SentinelLink(ServerLink):
     """The link to one master, through one connection."""
 
-    def __init__(self, pool: SentinelConnectionPool) -> None:
-        super().__init__(pool)
-
     @property
     def topology(self) -> object:
         return self._pool.master_address
@@ -33,15 +30,20 @@ class SentinelLink(ServerLink):
             await self._drop()
         return replies
 
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._pool.sentinel_manager.aclose()
-
     async def _greet(self, connection: Any) -> None:
         await connection.send_command("ROLE", check_health=False)
         role = await connection.read_response(disable_decoding=True)
         if role[0] != b"master":
             raise redis.exceptions.ConnectionError("the server is no master")
+
+
+class SentinelPool(SentinelConnectionPool):
+    """redis-py's, which leaves the connections to the Sentinels open."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:  # else it only lets go of a master that is no master any more
+            await self.sentinel_manager.aclose()
 
 
 class Sentinels(Sentinel):

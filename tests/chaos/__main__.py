@@ -38,7 +38,11 @@ def main() -> int:
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     sys.stderr.write(f"chaos for {options.seconds:g} s, seed {seed} …\n")
     with tempfile.TemporaryDirectory(prefix="roundhouse-chaos-") as scratch:
-        return asyncio.run(_run(options.seconds, seed, options.logs or Path(scratch), as_json=options.json))
+        try:
+            return asyncio.run(_run(options.seconds, seed, options.logs or Path(scratch), as_json=options.json))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            sys.stderr.write("stopped before its end\n")
+            return 1
 
 
 if __name__ == "__main__":

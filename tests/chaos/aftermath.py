@@ -9,12 +9,10 @@ import redis.asyncio as aioredis
 from clients import Clients
 from house import House
 from judging import Reply, flaws_of_body, flaws_of_events, frames_of
-from questions import STALE, TENANTS, WISHES, Asking, Origin, Question
+from questions import STALE, TENANTS, WISHES, Asking, Origin, Question, expected_key
 from waiting import eventually
 
-from router.core.key import Key, Markers, derive, take_apart
-from router.core.request import parse
-from router.core.types import Endpoint
+from router.core.names import RESERVED
 
 _NEVER_ASKED: Final = 1_000_000  # the number of a question that no client comes to
 _FIELDS: Final = {
@@ -46,7 +44,7 @@ async def look(house: House, clients: Clients) -> int:
     client: Any = aioredis.Redis.from_url(house.redis.url)
     try:
         await _expect(house, "claims are left", lambda: _none_of(client, "rh:1:claim:*"))
-        entries = await _entries(house, client)
+        entries = await _entries(house, clients, client)
     finally:
         await client.aclose()
     await _expect(house, "engines are still at work", lambda: _engines_idle(house))
@@ -106,24 +104,30 @@ async def _gauges_down(house: House, number: int) -> bool:
     return len(values) == len(house.engines) and not any(map(float, values))
 
 
-async def _entries(house: House, client: Any) -> int:
-    """Looks at all that Redis holds."""
+async def _entries(house: House, clients: Clients, client: Any) -> int:
+    """Looks at all that Redis holds; how many entries that were."""
     seen = 0
     for key in [key.decode() async for key in client.scan_iter(match="rh:1:*", count=1000)]:
         kind, left = await client.type(key), await client.pttl(key)
         if left == -2:
             continue  # it has expired meanwhile
         name = key.split(":")[2]
-        if left == -1 and key != "rh:1:purge":
+        if left == -1 and name != "purge":
             house.defects.append(f"{key} never expires")
         if name in TENANTS:
             fields = await client.hgetall(key) if kind == b"hash" else {}
             if fields or kind != b"hash":
                 seen += 1
-                house.defects += [f"entry {key}: {flaw}" for flaw in flaws(key, fields, left)]
-        elif name not in ("claim", "flight", "purge"):
+                wrong = flaws(key, fields, left) or _purged(clients, fields)
+                house.defects += [f"entry {key}: {flaw}" for flaw in wrong]
+        elif name not in RESERVED:
             house.defects.append(f"nobody knows what {key} is")
     return seen
+
+
+def _purged(clients: Clients, fields: dict[bytes, bytes]) -> list[str]:
+    body = msgspec.json.decode(fields[b"body"])
+    return clients.purger.flaws_of_entry(Origin.of(body["id"]), body["created"])
 
 
 def flaws(key: str, fields: dict[bytes, bytes], left: int) -> list[str]:
@@ -140,7 +144,7 @@ def _flaws(key: str, told: dict[str, bytes], left: int) -> list[str]:
         return [f"it has no {', '.join(sorted(missing))}"]
     body = msgspec.json.decode(told["body"])
     origin = Origin.of(body["id"])
-    due = expected_key(origin)
+    due = expected_key(origin.tenant, origin.question)
     lives = float(told["ttl"])
     beyond = STALE if origin.lives == TENANTS[origin.tenant] else 0
     checks = {
@@ -164,10 +168,3 @@ def _flaws(key: str, told: dict[str, bytes], left: int) -> list[str]:
         if not msgspec.json.decode(told["usage_frame"].removeprefix(b"data: "))["usage"]:
             flaws.append(f"its usage is none: {told['usage_frame']!r}")
     return flaws
-
-
-def expected_key(origin: Origin) -> Key:
-    """Under which key the answer to such a request is to be found."""
-    request = parse(Endpoint(origin.question.path), msgspec.json.encode(origin.question.body()))
-    parts = take_apart(request, Markers())
-    return derive(parts, tenant=origin.tenant, model=origin.question.model, revision="1")

@@ -10,7 +10,8 @@ from typing import Final
 
 import httpx
 from house import House
-from judging import Reply, judge
+from judging import Reply, generated, judge
+from purging import Purger
 from questions import TENANTS, WISHES, Asking, Origin, Question
 
 LONGEST: Final = 20.0
@@ -41,6 +42,7 @@ class Clients:
 
     def __init__(self, house: House, seed: int) -> None:
         self.tally = Tally()
+        self.purger = Purger(house, seed)
         self._house = house
         self._seed = seed
         self._serial = count(1)
@@ -48,6 +50,7 @@ class Clients:
     async def ask_until(self, stop: asyncio.Event) -> None:
         """Returns once it is told to stop and all requests have ended."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.purger.purge_until(stop))
             for number in range(_CLIENTS):
                 group.create_task(self._client(Random(f"{self._seed}:client {number}"), stop))
 
@@ -97,6 +100,7 @@ class Clients:
         tally, outages = self.tally, self._house.outages[asking.router]
         loop = asyncio.get_running_loop()
         tally.requests += 1
+        self.purger.asked_last = asking.origin
         began = loop.time()
         task = asyncio.ensure_future(_exchange(http, asking))
         try:
@@ -110,27 +114,30 @@ class Clients:
         finally:
             task.cancel()
             await asyncio.wait([task])
-        away = outages.lasted(began)
-        tally.slowest = max(tally.slowest, loop.time() - began - (away or 0.0))
-        return self._take(asking, task.result(), away=away is not None)
+        tally.slowest = max(tally.slowest, loop.time() - began - (outages.lasted(began) or 0.0))
+        return self._take(asking, task.result(), began)
 
-    def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", *, away: bool) -> Reply | None:
-        tally = self.tally
+    def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", began: float) -> Reply | None:
+        """Who is killed breaks off; who is stopped only refuses what is new; who is frozen does neither."""
+        tally, outages = self.tally, self._house.outages[asking.router]
+        killed = outages.lasted(began, "killed") is not None
         if got is None:
             tally.endings["left"] += 1
         elif isinstance(got, httpx.TransportError):
             tally.endings["no connection"] += 1
-            if not away:
+            if not killed and outages.lasted(began, "stopped") is None:
                 tally.defects.append(f"{asking}: {got!r}, and its router was there")
         else:
             verdict = judge(asking, got)
             tally.endings[verdict.ending] += 1
             tally.cache.update([verdict.cache] if verdict.cache is not None else [])
             defects = [*verdict.defects]
-            if verdict.ending == "cut" and not away:
-                defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
-            if verdict.ending == "502 lost" and not away:
+            if (origin := generated(got)) is not None:
+                defects += self.purger.defects_of(asking, *origin, verdict.cache, began)
+            if verdict.ending == "502 lost":
                 defects.append("it was not begun anew, and nothing had been said of it")
+            if verdict.ending == "cut" and not killed:
+                defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
             tally.defects += [f"{asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects]
             return got
         return None

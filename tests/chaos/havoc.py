@@ -53,9 +53,9 @@ class _Habit:
 
 
 _ENGINE: Final = _Habit({"kill": 2, "freeze": 2, "fault": 6}, pause=(0.4, 2.5), lasts=(0.1, 2.2))
-_ROUTER: Final = _Habit({"kill": 3, "freeze": 3, "stop": 1}, pause=(2.0, 5.0), lasts=(0.05, 1.2))
+_ROUTER: Final = _Habit({"kill": 3, "freeze": 3, "stop": 2}, pause=(2.0, 5.0), lasts=(0.05, 1.2))
 _WORKERS: Final = _Habit(
-    {"kill": 2, "freeze": 2, "stop": 1, "kill a worker": 2, "freeze a worker": 2}, pause=(2.0, 5.0), lasts=(0.05, 1.2)
+    {"kill": 2, "freeze": 2, "stop": 2, "kill a worker": 2, "freeze a worker": 2}, pause=(2.0, 5.0), lasts=(0.05, 1.2)
 )
 _REDIS: Final = _Habit({"kill": 3, "kill and forget": 1, "freeze": 4, "flush": 1}, pause=(1.0, 4.0), lasts=(0.05, 1.5))
 _HABITS: Final = {

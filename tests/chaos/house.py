@@ -8,12 +8,13 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import httpx
-from questions import STALE, TENANTS, key_of
+from questions import ADMIN_KEY, STALE, TENANTS, key_of
 from redis_process import RedisServer
 from served import Served, http_client
 from serving import LLAMA, MISTRAL, configuration
@@ -23,9 +24,10 @@ from waiting import eventually
 from router.api.auth import hash_key
 
 _WORKERS: Final = (1, 2)
-_LIMITS: Final = """
+_LIMITS: Final = f"""
 [auth]
 mode = "keys"
+admin_keys = ["{hash_key(ADMIN_KEY.encode())}"]
 
 [timeouts]
 connect = "1s"
@@ -36,32 +38,39 @@ min_tokens_per_second = 100
 _COMPLAINTS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
 
 
+Kind = Literal["killed", "stopped", "frozen"]
+
+
 class Outages:
-    """When a router was killed or frozen, by the event loop's clock."""
+    """When a router, or Redis, was away, by the event loop's clock."""
 
     def __init__(self) -> None:
-        self._times: list[tuple[float, float | None]] = []
+        self._times: list[tuple[Kind, float, float | None]] = []
 
     @contextmanager
-    def outage(self) -> Iterator[None]:
+    def outage(self, kind: Kind) -> Iterator[None]:
         began = asyncio.get_running_loop().time()
-        self._times.append((began, None))
+        self._times.append((kind, began, None))
         at = len(self._times) - 1
         try:
             yield
         finally:
-            self._times[at] = (began, asyncio.get_running_loop().time())
+            self._times[at] = (kind, began, asyncio.get_running_loop().time())
 
-    def lasted(self, since: float) -> float | None:
-        """For how many seconds it was away since then; None where it was there all the time."""
+    def lasted(self, since: float, *kinds: Kind) -> float | None:
+        """For how many seconds it was away since then, of these kinds or of any; None where it was not."""
         now = asyncio.get_running_loop().time()
-        parts = [(max(began, since), now if ended is None else ended) for began, ended in self._times]
+        times = [(began, ended) for kind, began, ended in self._times if not kinds or kind in kinds]
+        parts = [(max(began, since), now if ended is None else ended) for began, ended in times]
         away = [ended - began for began, ended in parts if ended >= began]
         return sum(away) if away else None
 
 
 class House:
-    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`."""
+    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`.
+
+    `emptied`: when Redis last forgot all, by the event loop's clock.
+    """
 
     def __init__(self, folder: Path) -> None:
         """`folder` takes the configurations and the routers' logs."""
@@ -69,6 +78,8 @@ class House:
         self.defects: list[str] = []
         self.generations = 0
         self.outages = [Outages() for _ in _WORKERS]
+        self.redis_outages = Outages()
+        self.emptied = -inf
         self.routers: list[Served] = []
         self.redis = RedisServer("--appendonly", "yes")
         options = {"max_model_len": 4096, "tokens_per_second": 120, "jitter": 0.5}
@@ -145,36 +156,44 @@ class House:
     # -- Redis ------------------------------------------------------------------------------------------------------
 
     async def kill_redis(self, seconds: float, *, forget: bool) -> None:
-        self.redis.kill()
+        with self.redis_outages.outage("killed"):
+            self.redis.kill()
+            if forget:
+                shutil.rmtree(self.redis.folder / "appendonlydir", ignore_errors=True)
+                (self.redis.folder / "appendonly.aof").unlink(missing_ok=True)
+            await asyncio.sleep(seconds)
+            await self.redis.start()
         if forget:
-            shutil.rmtree(self.redis.folder / "appendonlydir", ignore_errors=True)
-            (self.redis.folder / "appendonly.aof").unlink(missing_ok=True)
-        await asyncio.sleep(seconds)
-        await self.redis.start()
+            self._note_emptied()
 
     async def freeze_redis(self, seconds: float) -> None:
-        self.redis.freeze()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self.redis.thaw()
+        with self.redis_outages.outage("frozen"):
+            self.redis.freeze()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self.redis.thaw()
 
     async def flush_redis(self) -> None:
         await self.redis.command("FLUSHALL")
+        self._note_emptied()
+
+    def _note_emptied(self) -> None:
+        self.emptied = asyncio.get_running_loop().time()
 
     # -- routers ----------------------------------------------------------------------------------------------------
 
     async def kill_router(self, number: int, seconds: float) -> None:
         router = self.routers[number]
         self.note_deaths(number)
-        with self.outages[number].outage():
+        with self.outages[number].outage("killed"):
             router.kill()
             await self._start_router(number, seconds)
 
     async def stop_router(self, number: int, seconds: float) -> None:
         """As an operator would; answers under way are ended first."""
         self.note_deaths(number)
-        with self.outages[number].outage():
+        with self.outages[number].outage("stopped"):
             await self.end_router(number)
             await self._start_router(number, seconds)
 
@@ -205,7 +224,7 @@ class House:
             self._workers[number] = await eventually(lambda: len(found := router.workers()) == count and found)
 
     async def freeze_router(self, number: int, seconds: float) -> None:
-        with self.outages[number].outage():
+        with self.outages[number].outage("frozen"):
             self.routers[number].send(signal.SIGSTOP)
             try:
                 await asyncio.sleep(seconds)
@@ -216,14 +235,14 @@ class House:
         """One of those of a router that has several, which then starts another."""
         self.note_deaths(number)
         for pid in sorted(self._workers[number])[:1]:
-            with self.outages[number].outage():
+            with self.outages[number].outage("killed"):
                 os.kill(pid, signal.SIGKILL)
                 await eventually(lambda: pid not in self.routers[number].workers())  # noqa: B023 - it is only one
                 await self._workers_there(number)
 
     async def freeze_worker(self, number: int, seconds: float) -> None:
         for pid in sorted(self._workers[number])[-1:]:
-            with self.outages[number].outage():
+            with self.outages[number].outage("frozen"):
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await asyncio.sleep(seconds)

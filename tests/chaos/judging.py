@@ -46,6 +46,12 @@ def judge(asking: Asking, reply: Reply) -> Verdict:
     return Verdict(ending, cache, defects)
 
 
+def generated(reply: Reply) -> tuple[Origin, float] | None:
+    """For whom the answer was generated, and the second since the epoch in which that began; None for what is none."""
+    found = re.search(rb'"id": ?"([^"]+)".*?"created": ?(\d+)', reply.body, re.DOTALL)
+    return (Origin.of(found[1].decode()), float(found[2])) if found is not None and reply.status == 200 else None
+
+
 def _error(asking: Asking, reply: Reply, defects: list[str]) -> str:
     if not reply.whole:
         return "cut"

@@ -11,8 +11,16 @@ from functools import cache
 from random import Random
 from typing import Any, Final, NamedTuple, Self
 
+import msgspec
+
+from router.core.key import Key, Markers, derive, take_apart
+from router.core.request import parse
+from router.core.types import Endpoint
+
 TENANTS: Final = {"acme": 2, "globex": 6, "initech": 600}
 """Their names, and for how many seconds their answers live."""
+
+ADMIN_KEY: Final = "key-of-the-station-master"
 
 STALE: Final = 30
 """Seconds beyond that for which an answer is kept, in case that no engine can give a new one."""
@@ -70,6 +78,8 @@ class Question(NamedTuple):
         """The request, as JSON; the marker in it makes the simulated engine say just the text."""
         said = base64.b64encode(self.text.encode()).decode()
         prompt = f"Question {self.number}. [[sim:say base64={said}]]"
+        if self.number % 4 == 3:  # of some, the answers take long enough for much to happen to them
+            prompt += " [[sim:tps rate=25]]"
         asked = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
         body = {"model": asked, "max_tokens": 150, "temperature": 0}
         if self.path == "/v1/completions":
@@ -139,6 +149,13 @@ class Asking:
     def headers(self) -> dict[str, str]:
         mine = {"authorization": f"Bearer {key_of(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
         return {**mine, **dict(self.origin.wish.headers)}
+
+
+@cache
+def expected_key(tenant: str, question: Question) -> Key:
+    """Under which key the answer to a tenant's question is to be found."""
+    request = parse(Endpoint(question.path), msgspec.json.encode(question.body()))
+    return derive(take_apart(request, Markers()), tenant=tenant, model=question.model, revision="1")
 
 
 def key_of(tenant: str) -> str:

@@ -18,8 +18,9 @@ class Report(msgspec.Struct, frozen=True):
     - `slowest`: the most seconds that a request took, without those in which its router was away.
     - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
       of a stream; `cut` and `no connection`, where the router was killed; else an error by its status and code.
-    - `cache`: of those with status 200, by X-Cache. `deeds`: by victim. `generations`: those that engines began, but
-      for those of the moments before an engine was killed. `entries`: those in Redis that were looked at.
+    - `cache`: of those with status 200, by X-Cache. `deeds`: by victim. `purges`: those that were done.
+    - `generations`: those that engines began, but for those of the moments before an engine was killed.
+    - `entries`: those in Redis that were looked at.
     """
 
     seed: int
@@ -29,6 +30,7 @@ class Report(msgspec.Struct, frozen=True):
     endings: dict[str, int]
     cache: dict[str, int]
     deeds: dict[str, int]
+    purges: int
     generations: int
     entries: int
     defects: list[str]
@@ -37,7 +39,7 @@ class Report(msgspec.Struct, frozen=True):
         """For a person to read."""
         tables = {"endings": self.endings, "cache": self.cache, "deeds": self.deeds}
         requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
-        rest = f"{self.generations} generations, {self.entries} entries looked at"
+        rest = f"{self.purges} purges, {self.generations} generations, {self.entries} entries looked at"
         said = [f"seed {self.seed}, {self.seconds:g} s: {requests}, {rest}"]
         for name, table in tables.items():
             said += [f"{name}:", *(f"  {count:6} {what}" for what, count in table.items())]
@@ -61,7 +63,8 @@ async def run(seconds: float, seed: int, folder: Path) -> Report:
     return Report(
         seed=seed, seconds=seconds, requests=tally.requests, slowest=tally.slowest,
         endings=_sorted(tally.endings), cache=_sorted(tally.cache),
-        deeds=_sorted(house.deeds), generations=house.generations, entries=entries,
+        deeds=_sorted(house.deeds), purges=clients.purger.done,
+        generations=house.generations, entries=entries,
         defects=[*tally.defects, *house.defects],
     )  # fmt: skip
 

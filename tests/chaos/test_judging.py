@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aftermath import expected_key, flaws
+from aftermath import flaws
 from judging import Reply, Verdict, judge
-from questions import WISHES, Asking, Origin, Question
+from questions import WISHES, Asking, Origin, Question, expected_key
 from sse_answers import DONE
 
 MINE = Origin("globex", Question(8), WISHES["none"], 41)
@@ -34,7 +34,7 @@ def events(origin: Origin, *, finish: str | None = "stop") -> list[bytes]:
 
 def headers(cache: str, **others: str) -> dict[str, str]:
     known = {"x-request-id": MINE.request_id(), "x-cache": cache, "age": "1"}
-    key = {} if cache == "BYPASS" else {"x-cache-key": expected_key(MINE).text}
+    key = {} if cache == "BYPASS" else {"x-cache-key": expected_key(MINE.tenant, MINE.question).text}
     return {**known, **key, **{name.replace("_", "-"): value for name, value in others.items()}}
 
 
@@ -103,7 +103,7 @@ def test_errors_have_a_shape_and_a_status_that_somebody_caused() -> None:
 
 
 def entry(origin: Origin = KEPT, **fields: bytes) -> dict[bytes, bytes]:
-    key = expected_key(origin)
+    key = expected_key(origin.tenant, origin.question)
     whole = {
         "digest": key.digest.encode(), "model": b"llama", "engine": b"llama-chat", "task": b"chat", "created": b"1.5",
         "ttl": b"6.0", "prompt_tokens": b"3", "completion_tokens": b"9", "generation_ms": b"7", "question": b"0",
@@ -114,7 +114,7 @@ def entry(origin: Origin = KEPT, **fields: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_whole_entry_is_well() -> None:
-    assert flaws(expected_key(KEPT).text, entry(), left=36_000) == []
+    assert flaws(expected_key(KEPT.tenant, KEPT.question).text, entry(), left=36_000) == []
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_a_whole_entry_is_well() -> None:
     ],
 )
 def test_an_entry_that_is_not_whole_or_not_due_is_noticed(fields: dict[bytes, bytes], left: int) -> None:
-    assert flaws(expected_key(KEPT).text, fields, left) != []
+    assert flaws(expected_key(KEPT.tenant, KEPT.question).text, fields, left) != []

@@ -11,8 +11,10 @@ from shutil import rmtree, which
 from typing import Any, Final
 
 from redis.crc import key_slot
-from redis_process import RedisServer
+from redis_process import CannotStartError, RedisServer
 from waiting import eventually, free_port
+
+from engines.redis_server import find_program
 
 SERVICE: Final = "roundhouse-master"
 USER: Final = "roundhouse:sec%2Fret"
@@ -41,7 +43,7 @@ class Deployment:
         self.servers = servers
 
     async def start(self) -> None:
-        """Returns once it can do all it is there for. Raises CannotStartError."""
+        """Returns once it can do all it is there for. Raises CannotStartError, for a port that is taken."""
         await asyncio.gather(*(server.start() for server in self.servers))
 
     def remove(self) -> None:
@@ -278,12 +280,32 @@ StartDeployment = Callable[[str], Awaitable[Any]]
 
 
 def cannot_run(name: str) -> str | None:
-    """Why a deployment cannot be had on this machine, as far as that is seen before it is tried."""
+    """Why a deployment cannot be had on this machine."""
     if name == "valkey" and which("valkey-server") is None:
         return "there is no valkey-server on this machine"
-    if name.startswith("tls") and which("openssl") is None:
-        return "there is no openssl on this machine to make certificates with"
+    if name.startswith("tls"):
+        if which("openssl") is None:
+            return "there is no openssl on this machine to make certificates with"
+        argv = [find_program("redis-server"), "--port", "0", "--tls-port", "0"]  # ends at once, either way
+        if b"Bad directive" in subprocess.run(argv, capture_output=True, check=False, timeout=10).stderr:
+            return "this machine's Redis was built without TLS"
     return None
+
+
+async def start_deployment(name: str) -> Deployment:
+    """Starts one, on other ports where somebody has been quicker to take one of them."""
+    for _ in range(4):
+        deployment = DEPLOYMENTS[name]()
+        try:
+            await deployment.start()
+        except CannotStartError:
+            deployment.remove()
+        except BaseException:
+            deployment.remove()
+            raise
+        else:
+            return deployment
+    raise CannotStartError
 
 
 async def _says(server: RedisServer, line: str) -> bool:

@@ -5,19 +5,17 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from redis_deployments import DEPLOYMENTS, Deployment, StartDeployment, cannot_run
-from redis_process import CannotStartError
+from redis_deployments import DEPLOYMENTS, Deployment, StartDeployment, cannot_run, start_deployment
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def started() -> AsyncIterator[dict[str, Deployment | str]]:
     """Each deployment by its name, or why there is none."""
-    found: dict[str, Deployment | str] = {name: cannot_run(name) or make() for name, make in DEPLOYMENTS.items()}
-    running = {name: one for name, one in found.items() if isinstance(one, Deployment)}
+    reasons = {name: cannot_run(name) for name in DEPLOYMENTS}
+    names = [name for name, reason in reasons.items() if reason is None]
+    running = dict(zip(names, await asyncio.gather(*map(start_deployment, names)), strict=True))
     try:
-        errors = await asyncio.gather(*map(_start, running.values()))
-        found |= {name: error for name, error in zip(running, errors, strict=True) if error is not None}
-        yield found
+        yield {**{name: reason for name, reason in reasons.items() if reason is not None}, **running}
     finally:
         for one in running.values():
             one.remove()
@@ -38,18 +36,9 @@ async def start_own() -> AsyncIterator[StartDeployment]:
     own: list[Deployment] = []
 
     async def start(name: str) -> Deployment:
-        own.append(DEPLOYMENTS[name]())
-        await own[-1].start()
+        own.append(await start_deployment(name))
         return own[-1]
 
     yield start
     for one in own:
         one.remove()
-
-
-async def _start(deployment: Deployment) -> str | None:
-    try:
-        await deployment.start()
-    except CannotStartError:
-        return "this machine's Redis was built without TLS"
-    return None

@@ -16,7 +16,7 @@ from engines.redis_server import find_program
 
 
 class CannotStartError(Exception):
-    """The server ended instead of starting: it does not know one of its options."""
+    """The server ended instead of starting: a port is taken, or it does not know one of its options."""
 
 
 class RedisServer:
@@ -76,9 +76,10 @@ class RedisServer:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         argv = [find_program(self._program), *([str(self._conf)] if self._conf is not None else [])]
-        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder), *self._options]
+        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         if "--sentinel" not in self._options:
             argv += ["--save", "", "--appendonly", "no"]
+        argv += self._options
         return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
 
     def _send(self, number: signal.Signals) -> None:

@@ -9,6 +9,8 @@ from serving import LLAMA_ALIAS, Engines, MakeRouter, RouterServer, ScriptedRout
 from sse_answers import DONE, ROLE, chunk, events, said
 from waiting import eventually
 
+from router.core.scope import text_name
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
@@ -257,3 +259,17 @@ async def test_a_stream_that_cannot_be_said_in_json_still_serves_streams(scripte
     assert first.content == second.content == ROLE + odd + DONE
     engine.pieces = (b'{"choices":[{"index":0,"message":{"content":"ab"},"finish_reason":"stop"}]}',)
     assert (await router.chat("x")).headers["x-cache"] == "MISS"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_entry_names_the_documents_that_it_was_made_with(
+    router: RouterServer, redis: Any, stream: bool
+) -> None:
+    documents = [{"doc_id": "kb-7", "text": "The sea is salt."}, {"text": "It is deep."}]
+    answer = await router.chat("The <context>It is wide.</context> sea?", documents=documents, stream=stream)
+    key = answer.headers["x-cache-key"]
+    known = json.loads(await eventually(lambda: redis.hget(key, "documents")))
+    assert known == ["kb-7", text_name("It is deep."), text_name("It is wide.")]
+    plain = (await router.chat("The sea?", stream=stream)).headers["x-cache-key"]
+    await eventually(lambda: redis.exists(plain))
+    assert not await redis.hexists(plain, "documents")

@@ -289,7 +289,7 @@ async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_
 async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
     file.write_text(configuration("redis://127.0.0.1:1/0?foo=bar", ENGINES))
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 1, "Redis does not answer")
+    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "cache.url")
 
 
 async def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:

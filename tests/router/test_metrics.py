@@ -1,5 +1,6 @@
 """What /metrics says after what has happened."""
 
+import asyncio
 import json
 import logging
 from typing import Any
@@ -97,6 +98,17 @@ async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterS
     metrics = await router.metrics()
     assert metrics['llm_time_to_first_token_seconds_sum{cache="MISS",model="llama"}'] > 0.14
     assert metrics['llm_router_overhead_seconds_sum{cache="MISS"}'] < 0.14
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_had_no_token_has_no_time_to_its_first(
+    router: RouterServer, engines: Engines, stream: bool
+) -> None:
+    await asyncio.gather(*(engine.faults({"fault": "status", "code": 500}) for engine in engines))
+    assert (await router.chat("The sea?", stream=stream)).status_code == 502
+    metrics = await router.metrics()
+    assert metrics['llm_request_duration_seconds_count{cache="MISS",model="llama"}'] == 1
+    assert metrics.get('llm_time_to_first_token_seconds_count{cache="MISS",model="llama"}', 0) == 0
 
 
 async def test_what_engines_say_of_themselves_is_told_by_engine(

@@ -1,6 +1,8 @@
 """Whose request it is: keys, a trusted proxy's header, or nobody's; and that tenants share nothing."""
 
+import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -88,7 +90,7 @@ async def test_without_a_known_key_nothing_is_looked_up(
 async def _lookups(redis: Any) -> int:
     """Commands of lookups that Redis has had."""
     stats = await redis.info("commandstats")
-    return int(stats.get("cmdstat_hmget", {}).get("calls", 0))
+    return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
 
 
 async def test_a_bad_identity_is_told_before_a_bad_body(make_router: MakeRouter, by_key: str) -> None:
@@ -144,3 +146,86 @@ async def test_no_key_is_ever_written_anywhere(
     assert "tenant=acme" in caplog.text
     for secret in (ACME, hash_key(ACME.encode()).removeprefix("sha256:"), "sk-unknown-secret"):
         assert secret not in "".join(seen)
+
+
+# -- what a tenant has of its own -------------------------------------------------------------------------------------
+
+OF_ITS_OWN = f"""
+[[tenant]]
+name = "acme"
+keys = ["{hash_key(ACME.encode())}"]
+ttl = "100s"
+store = "deterministic"
+
+[[tenant]]
+name = "beta"
+keys = ["{hash_key(BETA.encode())}"]
+"""
+
+
+@pytest.fixture
+def of_its_own(by_key: str) -> str:
+    return by_key.replace(TENANTS, OF_ITS_OWN)
+
+
+async def test_a_tenants_time_to_live_is_its_own(make_router: MakeRouter, of_its_own: str, redis: Any) -> None:
+    router = await make_router(of_its_own)
+    for key, least, most in ((ACME, 0, 100), (BETA, 86_000, 86_400)):
+        answer = await router.chat("The sea?", headers=bearer(key), temperature=0)
+        entry = answer.headers["x-cache-key"]
+        assert least < float(await eventually(partial(redis.hget, entry, "ttl"))) <= most
+        assert await redis.ttl(entry) <= most + 3600, "and then it is kept for an hour, in case of an error"
+        hit = await router.chat("The sea?", headers=bearer(key), temperature=0)
+        assert hit.headers["x-cache"] == "HIT"
+        assert least < int(hit.headers["cache-status"].partition("ttl=")[2].partition(";")[0]) <= most
+
+
+async def test_a_client_shortens_its_tenants_time_to_live_and_not_everybodys(
+    make_router: MakeRouter, of_its_own: str, redis: Any
+) -> None:
+    router = await make_router(of_its_own)
+    for asked, kept in (("50", 50.0), ("5000", 100.0)):
+        headers = {**bearer(ACME), "x-cache-ttl": asked}
+        entry = (await router.chat(asked, headers=headers, temperature=0)).headers["x-cache-key"]
+        assert float(await eventually(partial(redis.hget, entry, "ttl"))) == kept
+
+
+async def test_what_is_stored_of_a_tenants_answers_is_its_own_choice(make_router: MakeRouter, of_its_own: str) -> None:
+    router = await make_router(of_its_own)
+    for key, fields, seen in (
+        (ACME, {}, ["BYPASS", "BYPASS"]),
+        (ACME, {"temperature": 0}, ["MISS", "HIT"]),
+        (BETA, {}, ["MISS", "HIT"]),
+    ):
+        answers = [await router.chat("The sea?", headers=bearer(key), **fields) for _ in range(2)]
+        assert [answer.headers["x-cache"] for answer in answers] == seen
+        assert [answer.headers.get("x-cache-reason") for answer in answers if seen[0] == "BYPASS"] in (
+            [], ["policy", "policy"],
+        )  # fmt: skip
+
+
+async def test_a_tenant_can_store_more_than_the_others(make_router: MakeRouter, by_key: str) -> None:
+    config = by_key.replace('name = "beta"', 'name = "beta"\nstore = "all"').replace(
+        "[cache]\n", '[cache]\nstore = "deterministic"\n'
+    )
+    router = await make_router(config)
+    for key, seen in ((ACME, ["BYPASS", "BYPASS"]), (BETA, ["MISS", "HIT"])):
+        answers = [await router.chat("The sea?", headers=bearer(key)) for _ in range(2)]
+        assert [answer.headers["x-cache"] for answer in answers] == seen
+
+
+async def test_a_tenants_flight_is_joined_by_nobody_else(
+    make_router: MakeRouter, by_key: str, engines: Engines
+) -> None:
+    """Neither in the same process nor in another one; and nobody learns of it by its end."""
+    routers = [await make_router(by_key), await make_router(by_key)]
+    await engines.chat.faults({"fault": "tps", "rate": 50})
+    before = (await engines.chat.stats())["received"]
+    asked = [(router, key) for router in routers for key in (ACME, BETA)]
+    answers = await asyncio.gather(
+        *(router.chat("The sea?", headers=bearer(key), stream=True) for router, key in asked for _ in range(2))
+    )
+    assert (await engines.chat.stats())["received"] == before + 2
+    for tenant in ("acme", "beta"):
+        theirs = [a.headers["x-cache"] for a in answers if a.headers["x-cache-key"].startswith(f"rh:1:{tenant}:")]
+        assert sorted(theirs) == ["COALESCED"] * 3 + ["MISS"]

@@ -1,12 +1,23 @@
-"""Claims of processes of which nothing more is heard."""
+"""Flights of other processes that come to nothing, and nobody has had anything of them."""
 
-from typing import Any
+import json
+from typing import Any, cast
 
 import pytest
+from redis_process import RedisServer
 from serving import Engines, RouterServer, chat_body
 from sse_answers import said
+from stores import Store
 
+from router.core.key import Key
 from router.core.names import claim_of
+from router.core.request import parse
+from router.core.types import Endpoint
+from router.flow.exchange import Exchange, Work
+from router.flow.flight import Again, Flight
+from router.flow.flights import Flights
+from router.shared.flights import Claim, SharedFlights
+from router.shared.purges import BEGINNING
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -24,3 +35,38 @@ async def test_whoever_waited_for_a_process_that_is_gone_is_answered_all_the_sam
     answer = await router.http.post("/v1/chat/completions", json=chat_body("The sea?", stream=stream))
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
     assert said(answer) == said(before)
+
+
+async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_anew(
+    redis_server: RedisServer, redis: Any
+) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    shared = SharedFlights(store.line, wanted=lambda _: None)
+    flights = Flights(cast(Any, None), on_abandon="cancel", limit=1000, landed=lambda _: None)
+    flights.share(shared)
+    key = Key("rh:1:default:llama:0:0:0", "d" * 64)
+    await redis.hset(key.text, "created", "1.5")
+    flight = launch(flights, key)
+    flights.wanted(flight.id)  # so fast can another process be, if this one was frozen for a moment
+    assert flight.task is not None
+    await flight.task
+    (record,) = [record async for record in shared.follow(key.text, Claim(shared.process, flight.id, key.digest))]
+    assert record.end is not None
+    following = launch(flights, key)
+    following.led_here = False
+    reader = following.attach(following.request, EXCHANGE, leads=True)
+    following.land(flights._read_end(following, record.end))
+    with pytest.raises(Again):
+        await reader.begin()
+    await flights.aclose()
+    await store.aclose()
+
+
+EXCHANGE = Exchange(endpoint=Endpoint.CHAT, request_id="1", begun=0.0)
+REQUEST = parse(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
+
+
+def launch(flights: Flights, key: Key) -> Flight:
+    work = Work(request_id="1", traceparent=None, tenant="default", model="llama", task="chat", stream=False, begun=0.0)
+    return flights.launch(REQUEST, key, work, [], keep=None, documents=(), since=BEGINNING)

@@ -40,7 +40,7 @@ async def cluster() -> AsyncIterator[Any]:
         await servers[0].command("CLUSTER", "MEET", "127.0.0.1", str(ports[1]))
 
         async def met() -> bool:
-            return all([b"cluster_state:ok" in await server.command("CLUSTER", "INFO") for server in servers])
+            return all(["cluster_state:ok" in await server.command("CLUSTER", "INFO") for server in servers])
 
         await eventually(met)
         client: Any = RedisCluster(host="127.0.0.1", port=ports[0], protocol=3)
