@@ -3,7 +3,7 @@
 Three limits, each counted in one place for all routers (router.shared.limits), or in one router while Redis is away:
 
 - requests: no more in any 60 seconds than the limit says. They are counted by the second in which they came; those of a
-  second count until the whole of it is a minute old.
+  second count until the last of them is a minute old.
 - tokens: a bucket that holds a minute's worth and fills evenly. What a request will use is not known when it comes, so
   it may come as long as there is a token in the bucket; what was read and generated is taken out once that is over. So
   the bucket may be in debt, and no request comes in until it has been filled again.
@@ -21,9 +21,6 @@ import msgspec
 from router.errors import RATE_LIMIT, ApiError
 
 What = Literal["requests", "tokens", "concurrent requests"]
-
-WINDOW: Final = 61
-"""Seconds for which a second's requests count, from its begin: all in it are a minute old by then."""
 
 MINUTE: Final = 60_000  # milliseconds
 TOKEN: Final = 0.999  # what counts as one; sums of fractions come short
@@ -86,14 +83,13 @@ class Ledger:
     def __init__(self) -> None:
         self._at = 0
         self._tokens: float | None = None
-        self._requests: list[list[int]] = []  # pairs of a second and how many came in it
+        self._requests: list[tuple[int, int]] = []  # by second: when the last of it came, and how many
         self._working: dict[str, tuple[int, int]] = {}  # by process: how many, and until when that holds
 
     def step(self, quota: Quota, step: Step, now: int, lease: int) -> Allowance:
         """Takes a step; `now` and `lease`, for how long a process' word holds, in milliseconds."""
-        second = now // 1000
-        # Seconds to come are those of a clock that has been set back, or of another server that has taken over.
-        self._requests = [pair for pair in self._requests if second - WINDOW < pair[0] < second + WINDOW]
+        # What is to come was seen on a clock that has been set back, or on that of a server that is no more.
+        self._requests = [pair for pair in self._requests if now - MINUTE < pair[0] < now + MINUTE]
         used = sum(count for _, count in self._requests)
         cap = quota.tokens_per_minute or 0
         level = min(cap, self._tokens + max(0, now - self._at) * cap / MINUTE) if self._tokens is not None else cap
@@ -105,10 +101,11 @@ class Ledger:
         if step.ask and refused is None:
             used += 1
             mine += 1
-            if self._requests and self._requests[-1][0] >= second:
-                self._requests[-1][1] += 1
+            if self._requests and self._requests[-1][0] // 1000 >= now // 1000:
+                last, count = self._requests[-1]
+                self._requests[-1] = (max(last, now), count + 1)
             else:
-                self._requests.append([second, 1])
+                self._requests.append((now, 1))
         if mine:
             self._working[step.process] = (mine, now + lease)
         self._at, self._tokens = now, level if cap else None
@@ -116,7 +113,7 @@ class Ledger:
             refused=refused,
             wait=wait,
             requests_left=max(0, (quota.requests_per_minute or 0) - used),
-            requests_reset=(self._requests[-1][0] + WINDOW) * 1000 - now if self._requests else 0,
+            requests_reset=self._requests[-1][0] + MINUTE - now if self._requests else 0,
             tokens_left=max(0, floor(level)),
             tokens_reset=ceil((cap - level) * MINUTE / cap) if cap else 0,
         )
@@ -126,10 +123,10 @@ class Ledger:
         if concurrent is not None and mine + sum(count for count, _ in self._working.values()) >= concurrent:
             return "concurrent requests", CONCURRENT_WAIT
         if requests is not None and used >= requests:
-            for second, count in self._requests:
+            for last, count in self._requests:
                 used -= count
                 if used < requests:
-                    return "requests", (second + WINDOW) * 1000 - now
+                    return "requests", last + MINUTE - now
         if tokens is not None and level < TOKEN:
             return "tokens", ceil((1 - level) * MINUTE / tokens)
         return None, 0

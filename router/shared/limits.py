@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, WINDOW, Allowance, Ledger, Quota, Step, What, refusal
+from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, Allowance, Ledger, Quota, Step, What, refusal
 from router.core.names import limit_of
 from router.shared.line import Line, RedisDownError
 from router.shared.link import Command
@@ -50,9 +50,9 @@ local good, state = pcall(cjson.decode, type(found) == 'string' and found or '')
 if not good or type(state) ~= 'table' or type(state.requests) ~= 'table' or type(state.working) ~= 'table' then
   state = {{requests = {{}}, working = {{}}}}
 end
-local second, used, seconds, others, at_work = math.floor(now / 1000), 0, {{}}, 0, {{}}
+local used, seconds, others, at_work = 0, {{}}, 0, {{}}
 for _, pair in ipairs(state.requests) do
-  if second - {WINDOW} < pair[1] and pair[1] < second + {WINDOW} then
+  if now - {MINUTE} < pair[1] and pair[1] < now + {MINUTE} then
     seconds[#seconds + 1] = pair
     used = used + pair[2]
   end
@@ -79,7 +79,7 @@ if ask then
     for _, pair in ipairs(seconds) do
       left = left - pair[2]
       if left < requests then
-        wait = (pair[1] + {WINDOW}) * 1000 - now
+        wait = pair[1] + {MINUTE} - now
         break
       end
     end
@@ -88,16 +88,20 @@ if ask then
   else
     used, mine = used + 1, mine + 1
     local last = seconds[#seconds]
-    if last and last[1] >= second then last[2] = last[2] + 1 else seconds[#seconds + 1] = {{second, 1}} end
+    if last and math.floor(last[1] / 1000) >= math.floor(now / 1000) then
+      last[1], last[2] = math.max(last[1], now), last[2] + 1
+    else
+      seconds[#seconds + 1] = {{now, 1}}
+    end
   end
 end
 if mine > 0 then at_work[process] = {{mine, now + lease}} end
 local full = tokens and math.ceil((tokens - level) * {MINUTE} / tokens) or 0
 local left = tokens and string.format('%.17g', level)
 local text = cjson.encode({{at = now, tokens = left, requests = seconds, working = at_work}})
-redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({WINDOW * 1000}, lease, full) + 1000))
+redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE}, lease, full) + 1000))
 local last = seconds[#seconds]
-local reset = last and (last[1] + {WINDOW}) * 1000 - now or 0
+local reset = last and last[1] + {MINUTE} - now or 0
 return {{refused, wait, math.max(0, (requests or 0) - used), reset, math.max(0, math.floor(level)), full}}
 """
 

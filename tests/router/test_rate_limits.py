@@ -58,7 +58,7 @@ async def test_every_answer_of_a_tenant_with_limits_says_what_is_left(make_route
         answer = await ask(router, prompt, stream=stream)
         kinds.append(answer.headers["x-cache"])
         assert told(answer, "requests")[:2] == (6, 5 - number)
-        assert told(answer, "requests")[2] in ("1m0s", "1m1s")
+        assert told(answer, "requests")[2] in ("59s", "1m0s")
         assert told(answer, "tokens")[0] == 5000
     assert kinds == ["MISS", "HIT", "MISS"]
     bad = await router.post("/v1/chat/completions", b"{}", **ACME)
@@ -77,7 +77,7 @@ async def test_beyond_the_limit_a_request_is_refused_and_told_when_to_come_back(
     assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
-    assert 55 <= int(answer.headers["retry-after"]) <= 61
+    assert 55 <= int(answer.headers["retry-after"]) <= 60, "openai-python waits no longer"
     assert told(answer, "requests")[:2] == (2, 0)
     assert "x-cache" not in answer.headers
     assert (await ask(router)).status_code == 429, "nothing is looked up"
