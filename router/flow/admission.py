@@ -92,7 +92,7 @@ class Admission:
         model = self._models[engine.model]
         before = len(model.queue)
         while before and engine.has_room and engine.up is not False:
-            waiter = model.queue.pop(lambda waiter: engine in waiter.engines)
+            waiter = model.queue.pop(lambda waiter: waiter.wants(engine))
             if waiter is None:
                 break
             engine.in_flight += 1
@@ -130,7 +130,7 @@ class Admission:
             self._queued(model.name, len(model.queue))
         elif gave_way[1] is waiter:
             raise self._full(tenant, model)
-        else:
+        elif not gave_way[1].place.done():
             gave_way[1].place.set_exception(self._over_its_share(model))
 
     def _leave(self, tenant: str, waiter: "_Waiter", model: "_Model") -> None:
@@ -174,6 +174,10 @@ class _Waiter:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
         self.place: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+
+    def wants(self, engine: Engine) -> bool:
+        """Whether it can use a place there; who has been cancelled has its turn no more, though it has not left yet."""
+        return engine in self.engines and not self.place.done()
 
 
 class _Model:
