@@ -67,6 +67,8 @@ def _facts(exchange: Exchange, ended: float) -> dict[str, Any]:
         facts["engine"] = exchange.engine
         facts["prompt_tokens"] = exchange.prompt_tokens
         facts["completion_tokens"] = exchange.completion_tokens
+    if exchange.fallback is not None:
+        facts["fallback"] = exchange.fallback
     if exchange.first_token is not None:
         facts["ttft_ms"] = round((exchange.first_token - exchange.begun) * 1000, 2)
     if exchange.bypass is not None:

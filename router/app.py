@@ -14,6 +14,7 @@ from router.api.auth import AdminDoor, Authenticator
 from router.api.leaving import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.api.ops import Ops, api_error, defect, http_error
+from router.core.breaker import Limits, State
 from router.core.classify import Classifier
 from router.core.key import Markers
 from router.core.limits import Quota
@@ -23,6 +24,7 @@ from router.core.reason import Hints
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
+from router.flow.brownout import Brownout, Watch
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.explain import Explainer
@@ -31,7 +33,9 @@ from router.flow.gateway import CacheSettings, Gateway, TenantCache
 from router.flow.hearing import Hearing, on_purge
 from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
+from router.flow.standing import Standing
 from router.settings import Settings, Tenant, tenants
+from router.shared.breakers import Breakers
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
 from router.shared.limits import TenantLimits
@@ -69,21 +73,32 @@ def build(
     link = open_link(settings.redis_url, timeout=CONNECT)
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
     reader = build_reader(settings, catalog)
-    admission = Admission(catalog, patience=settings.timeouts.queue, queued=telemetry.queued)
+    breakers = build_breakers(settings, line, catalog)
+
+    def takes_work(engine: Engine) -> bool:
+        state = breakers.state(engine.name)
+        # A half-open one is asked one thing at a time.
+        return engine.up is not False and (state is State.CLOSED or (state is State.HALF_OPEN and not engine.in_flight))
+
+    admission = Admission(catalog, takes_work=takes_work, patience=settings.timeouts.queue, queued=telemetry.queued)
     limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
 
     def landed(work: Work) -> None:
         telemetry.landed(work)
         limits.spend(work.tenant, work.used)
 
-    gateway, sharing = _build_gateway(settings, link, line, catalog, reader, client, admission, telemetry, landed)
+    gateway, sharing = _build_gateway(
+        settings, link, line, catalog, breakers, reader, client, admission, telemetry, landed
+    )
+    watch = Watch(catalog, breakers)
 
     def checked() -> None:
-        telemetry.observe(catalog.engines.values(), redis_up=line.up)
+        watch.checked()
+        telemetry.observe(catalog.engines.values(), breakers.state, redis_up=line.up)
         admission.look_again()
 
     probe = Probe(catalog, client, checked=checked)
-    ops = Ops(catalog=catalog, line=line, probe=probe, telemetry=telemetry, auth=auth)
+    ops = Ops(catalog=catalog, breakers=breakers, line=line, probe=probe, telemetry=telemetry, auth=auth)
     survey = open_client(settings.redis_url, timeout=PATIENCE)
     admin = Admin(
         door=AdminDoor(settings.auth.admin_keys),
@@ -124,6 +139,7 @@ def _build_gateway(
     link: Link,
     line: Line,
     catalog: Catalog,
+    breakers: Breakers,
     reader: RequestReader,
     client: EngineClient,
     admission: Admission,
@@ -140,6 +156,7 @@ def _build_gateway(
             client,
             admission,
             Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            Standing(breakers),
             max_entry=cache.max_entry,
         ),
         on_abandon=cache.on_abandon,
@@ -158,6 +175,7 @@ def _build_gateway(
         purges=purges,
         hints=hints,
         cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error),
+        brownout=Brownout(catalog, breakers),
         written=telemetry.written,
         hit=popularity.note,
     )
@@ -165,7 +183,7 @@ def _build_gateway(
         link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
-        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints),
+        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, breakers=breakers),
         retry=cache.retry,
     )
     return gateway, Sharing(
@@ -192,9 +210,21 @@ def _quota(tenant: Tenant) -> Quota:
     )
 
 
+def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers:
+    """The breakers of the catalog's engines."""
+    limits = settings.breaker
+    return Breakers(
+        line,
+        Limits(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
+        known=catalog.engines.keys,
+        # An engine's first token decides; of a JSON answer more is needed, and then another may ask as well.
+        lease=settings.timeouts.connect + settings.timeouts.first_token,
+    )
+
+
 def build_catalog(settings: Settings) -> Catalog:
     """The models and engines of the configuration; of an engine with several urls, each is one of its own."""
-    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto)) for m in settings.model]
+    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
     engines = []
     for engine in settings.engine:
         many = len(engine.addresses) > 1

@@ -173,10 +173,7 @@ class Settings(Strict, frozen=True):
 
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
-        plans = [
-            (self.breaker != Breaker(), "breaker", "circuit breakers"),
-            (any(m.fallback for m in self.model), "model.fallback", "fallback models"),
-        ]
+        plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
 
@@ -245,6 +242,7 @@ def _problems(settings: Settings) -> list[str]:
         *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *_auth_problems(settings),
+        *_breaker_problems(settings.breaker),
     ]
 
 
@@ -320,8 +318,15 @@ def _auth_problems(settings: Settings) -> list[str]:
         problems.append("auth.mode: with keys, at least one [[tenant]] must have a key")
     if settings.auth.mode == "header" and not settings.tenant:
         problems.append("auth.mode: with header, there must be at least one [[tenant]]")
-    if settings.breaker.close_below >= settings.breaker.open_above:
+    return problems
+
+
+def _breaker_problems(breaker: Breaker) -> list[str]:
+    problems = []
+    if breaker.close_below >= breaker.open_above:
         problems.append("breaker.close_below: must be less than open_above")
+    if breaker.cooldown <= 0:
+        problems.append("breaker.cooldown: must be more than nothing")
     return problems
 
 

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.access_log import AccessLog
+from router.core.breaker import State
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, Work
 from router.upstream.catalog import Engine
@@ -22,6 +23,7 @@ _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 _STORED: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _SPARED: Final = (*_STORED, CacheStatus.COALESCED)  # nobody generated anything for these alone
 _OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_BREAKER_STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 _SPEEDS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 _GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
@@ -76,6 +78,13 @@ class Telemetry:
         self._retries = Counter(
             "llm_retries", "Attempts at an engine that failed", ("engine", "reason"), registry=registry
         )
+        self._fallbacks = Counter(
+            "llm_fallbacks", "Requests that another model answered", ("model", "fallback"), registry=registry
+        )
+        self._breaker = Gauge(
+            "roundhouse_breaker_state", "0 closed, 1 half-open, 2 open", ("engine",),
+            multiprocess_mode="livemax", registry=registry,
+        )  # fmt: skip
         self._in_flight = Gauge(
             "llm_requests_in_flight", "Requests that an engine works on", ("engine",),
             multiprocess_mode="livesum", registry=registry,
@@ -116,6 +125,8 @@ class Telemetry:
                 series.first_token(exchange.first_token - exchange.begun)
             if exchange.outcome == "refused" and exchange.engine is None:
                 self._rejected.labels(exchange.error or "none").inc()
+            if exchange.fallback is not None:
+                self._fallbacks.labels(exchange.model or "unknown", exchange.fallback).inc()
         self._access_log.write(exchange, ended)
 
     def landed(self, work: Work) -> None:
@@ -166,12 +177,13 @@ class Telemetry:
         """Takes over how many wait for a model's engines."""
         self._queued.labels(model).set(waiting)
 
-    def observe(self, engines: Iterable[Engine], *, redis_up: bool) -> None:
-        """Takes over what the probe found."""
+    def observe(self, engines: Iterable[Engine], breaker: Callable[[str], State], *, redis_up: bool) -> None:
+        """Takes over what the probe found; `breaker` tells the state of an engine's."""
         self._redis_up.set(redis_up)
         for engine in engines:
             self._up.labels(engine.name).set(bool(engine.up))
             self._in_flight.labels(engine.name).set(engine.in_flight)
+            self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker(engine.name)])
             for field, gauge in self._engine_gauges.items():
                 value = getattr(engine.gauges, field)
                 if value is not None:

@@ -73,7 +73,7 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
     page = (DOCS / "configuration.md").read_text()
     checked = 0
     for heading, kind in tables():
-        if heading not in ("[router]", "[cache]", "[timeouts]"):
+        if heading not in ("[router]", "[cache]", "[breaker]", "[timeouts]"):
             continue
         defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
         for names, shown in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):

@@ -218,6 +218,8 @@ def _headers(exchange: Exchange) -> RawHeaders:
         headers.append((b"x-task", exchange.task.encode("ascii")))
     if exchange.engine is not None:
         headers.append((b"x-engine", exchange.engine.encode("ascii")))
+    if exchange.fallback is not None:
+        headers.append((b"x-fallback", exchange.fallback.encode("ascii")))
     return headers
 
 

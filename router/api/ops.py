@@ -12,7 +12,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.api.auth import Authenticator
+from router.core.breaker import State
 from router.errors import ApiError, internal_error, unknown_model
+from router.shared.breakers import Breakers
 from router.shared.line import Line
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model
@@ -28,9 +30,11 @@ class Ops:
     """The pages that are not hot: models, health, readiness, version and metrics."""
 
     def __init__(
-        self, *, catalog: Catalog, line: Line, probe: Probe, telemetry: Telemetry, auth: Authenticator
-    ) -> None:
+        self, *, catalog: Catalog, breakers: Breakers, line: Line, probe: Probe, telemetry: Telemetry,
+        auth: Authenticator,
+    ) -> None:  # fmt: skip
         self._catalog = catalog
+        self._breakers = breakers
         self._line = line
         self._probe = probe
         self._telemetry = telemetry
@@ -83,24 +87,26 @@ class Ops:
         return _json({"version": version("roundhouse")})
 
     async def readyz(self, _: Request) -> Response:
-        if self._catalog.ready:
+        if self._catalog.ready(lambda engine: self._breakers.state(engine) is not State.OPEN):
             return PlainTextResponse("ready\n")
-        return PlainTextResponse("not ready: a model has no engine that is up\n", 503, {"retry-after": "1"})
+        return PlainTextResponse("not ready: a model has no engine that can take work\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
         """Liveness and a summary; 503 where no engine is up, so that nothing but hits can be served."""
         engines = list(self._catalog.engines.values())
+        breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
+        any_open = State.OPEN in breakers.values()
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
         if not any(engine.up for engine in engines):
             status = "unhealthy"
-        elif self._line.up and all(engine.up for engine in engines):
+        elif self._line.up and all(engine.up for engine in engines) and not any_open:
             status = "healthy"
         else:
             status = "degraded"
         checked = self._probe.last_check
         summary = {
             "status": status,
-            "circuit_breaker_open": False,
+            "circuit_breaker_open": any_open,
             "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
             "last_check": dt.datetime.fromtimestamp(checked, dt.UTC).isoformat() if checked is not None else None,
             "engines": {
@@ -108,6 +114,7 @@ class Ops:
                     "model": engine.model,
                     "task": engine.task,
                     "up": engine.up,
+                    "breaker": breakers[engine.name].value,
                     "in_flight": engine.in_flight,
                     "kv_cache_usage": engine.gauges.kv_cache_usage,
                     "running": engine.gauges.running,
@@ -120,7 +127,7 @@ class Ops:
         return _json(summary, 503 if status == "unhealthy" else 200)
 
     async def metrics(self, _: Request) -> Response:
-        self._telemetry.observe(self._catalog.engines.values(), redis_up=self._line.up)
+        self._telemetry.observe(self._catalog.engines.values(), self._breakers.state, redis_up=self._line.up)
         return Response(self._telemetry.page(), media_type=METRICS_TYPE)
 
 

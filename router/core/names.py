@@ -5,6 +5,8 @@
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
     rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
+    rh:1:breaker:{engine}                                      whether an engine's breaker is open
+    rh:1:breaker:{engine}:probe                                who sends the one request of a half-open breaker
     rh:1:limit:{tenant}                                        what a tenant with limits has used of late, JSON
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
@@ -16,7 +18,7 @@ from typing import Final
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("claim", "flight", "hits", "limit", "purge")
+RESERVED: Final = ("breaker", "claim", "flight", "hits", "limit", "purge")
 """What no tenant can be called."""
 
 _PURGE: Final = PREFIX + "purge:"
@@ -25,6 +27,8 @@ _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
 _LIMIT: Final = PREFIX + "limit:"
+_BREAKER: Final = PREFIX + "breaker:"
+_PROBE: Final = ":probe"
 
 
 def entries_of(tenant: str) -> str:
@@ -57,6 +61,26 @@ def limit_of(tenant: str) -> str:
     return _LIMIT + tenant
 
 
+def breaker_of(engine: str) -> str:
+    """What the routers have found about an engine."""
+    return _BREAKER + engine
+
+
+def probe_of(engine: str) -> str:
+    """The claim on the one request of a half-open breaker."""
+    return _BREAKER + engine + _PROBE
+
+
+def is_breaker(key: str) -> bool:
+    """Whether that is an engine's breaker, or the claim on its probe."""
+    return key.startswith(_BREAKER)
+
+
+def engine_of(breaker: str) -> str:
+    """The engine of a breaker's key; of a claim's key, a name that no engine can have."""
+    return breaker[len(_BREAKER) :]
+
+
 ALL_CLAIMS: Final = _CLAIM + "*"
 ALL_FLIGHTS: Final = _FLIGHT + "*"
 ALL_HITS: Final = _HITS + "*"
@@ -73,4 +97,4 @@ def heard(tenants: Iterable[str]) -> list[str]:
 
     Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
     """
-    return [*map(entries_of, tenants), _FLIGHT, _PURGE]
+    return [*map(entries_of, tenants), _FLIGHT, _PURGE, _BREAKER]

@@ -35,6 +35,7 @@ class NotKept(StrEnum):
     INCOMPLETE = "incomplete"
     EMPTY = "empty"
     TOO_LARGE = "too-large"
+    FALLBACK = "fallback"  # another model's than the one that was asked for
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from router.core.fairness import FairQueue, seconds_until_room
-from router.errors import RATE_LIMIT, ApiError, unavailable
+from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
 from router.upstream.catalog import Catalog, Engine
 
 _PER_PLACE: Final = 4  # how many may wait for each place there is
@@ -24,6 +24,10 @@ _REMEMBERED: Final = 64
 def room_to_wait(places: int) -> int:
     """How many may wait for the engines of a model that have so many places."""
     return max(_LEAST, min(_MOST, _PER_PLACE * places))
+
+
+class NoRoomError(ApiError):
+    """No engine of a model has room, and nobody may wait for one any longer."""
 
 
 class Place:
@@ -61,8 +65,12 @@ class Admission:
     - Who is cancelled while it waits has left the queue.
     """
 
-    def __init__(self, catalog: Catalog, *, patience: float, queued: Callable[[str, int], None]) -> None:
-        """`queued` is told how many wait for a model, whenever that changes."""
+    def __init__(
+        self, catalog: Catalog, *, takes_work: Callable[[Engine], bool], patience: float,
+        queued: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        """`takes_work` tells whether an engine is well; `queued` is told how many wait for a model, at each change."""
+        self._takes_work = takes_work
         self._catalog = catalog
         self._patience = patience
         self._queued = queued
@@ -71,12 +79,12 @@ class Admission:
             queued(name, 0)
 
     async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
-        """A place at the first of these engines that has room, or at any of them as soon as one has. Raises ApiError.
+        """A place at the first of these engines that has room, or at any as soon as one has. Raises NoRoomError.
 
-        The engines are all of one model, and there is at least one. Those that are down count only where all are.
+        The engines are all of one model, and there is at least one. Those that are not well count only where none is.
         """
         model = self._models[engines[0].model]
-        for engine in [engine for engine in engines if engine.up is not False] or engines:
+        for engine in [engine for engine in engines if self._takes_work(engine)] or engines:
             if engine.has_room:
                 engine.in_flight += 1
                 model.queue.began(tenant)
@@ -91,7 +99,7 @@ class Admission:
     def _offer(self, engine: Engine) -> None:
         model = self._models[engine.model]
         before = len(model.queue)
-        while before and engine.has_room and engine.up is not False:
+        while before and engine.has_room and self._takes_work(engine):
             waiter = model.queue.pop(lambda waiter: waiter.wants(engine))
             if waiter is None:
                 break
@@ -147,16 +155,19 @@ class Admission:
         model.queue.remove(tenant, waiter)
         self._queued(model.name, len(model.queue))
         message = "The engines of this model have been busy for too long."
-        waiter.place.set_exception(unavailable(message, retry_after=self._advice(model), code="queue_timeout"))
+        waiter.place.set_exception(self._unavailable(message, model, code="queue_timeout"))
 
-    def _full(self, tenant: str, model: "_Model") -> ApiError:
+    def _full(self, tenant: str, model: "_Model") -> NoRoomError:
         if model.queue.has_its_share(tenant):
             return self._over_its_share(model)
         message = "The engines of this model are busy, and as many requests wait as may wait."
-        return unavailable(message, retry_after=self._advice(model), code="queue_full")
+        return self._unavailable(message, model, code="queue_full")
 
-    def _over_its_share(self, model: "_Model") -> ApiError:
-        return ApiError(
+    def _unavailable(self, message: str, model: "_Model", *, code: str) -> NoRoomError:
+        return NoRoomError(503, message, kind=UNAVAILABLE, code=code, retry_after=self._advice(model))
+
+    def _over_its_share(self, model: "_Model") -> NoRoomError:
+        return NoRoomError(
             429, "You have as many requests waiting for this model as you may have.",
             kind=RATE_LIMIT, code="tenant_queue_full", retry_after=self._advice(model),
         )  # fmt: skip

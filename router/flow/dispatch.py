@@ -7,6 +7,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from math import ceil
 from typing import Final, TypeVar
 
 from router.core.error_shapes import engine_refusal
@@ -14,10 +16,12 @@ from router.core.patience import Patience
 from router.core.recorders import record_body, recorder_for
 from router.core.recording import NotKept, Recorder, Recording
 from router.core.request import Request, for_engine
-from router.errors import UNAVAILABLE, UPSTREAM, ApiError, unavailable
-from router.flow.admission import Admission, Place
+from router.core.retry import read_retry_after
+from router.errors import UPSTREAM, ApiError, unavailable
+from router.flow.admission import Admission, NoRoomError, Place
 from router.flow.deadline import Deadline
 from router.flow.exchange import Work
+from router.flow.standing import Pass, Standing
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient, EngineError, EngineResponse
 
@@ -39,7 +43,7 @@ class Generation:
     - Once `aclose` has been called, the engine is free and no longer counted as busy with this.
     """
 
-    __slots__ = ("_deadline", "_patience", "_place", "_response", "first", "recorder")
+    __slots__ = ("_deadline", "_patience", "_place", "_response", "_standing", "first", "recorder")
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Generation:
         recorder: Recorder,
         deadline: Deadline,
         patience: Patience,
+        standing: Standing,
     ) -> None:
         self.recorder = recorder
         self.first = b""
@@ -55,6 +60,7 @@ class Generation:
         self._response = response
         self._deadline = deadline
         self._patience = patience
+        self._standing = standing
 
     @property
     def engine(self) -> Engine:
@@ -69,9 +75,14 @@ class Generation:
     async def next(self) -> bytes:
         """Whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""
         while not self.recorder.ended:
-            data = await self._take(self._patience.between_tokens)
+            try:
+                data = await self._take(self._patience.between_tokens)
+            except EngineError as error:
+                self._standing.failed(self.engine, error)
+                raise
             if data:
                 return data
+        self._standing.succeeded(self.engine)
         return b""
 
     async def _take(self, seconds: float) -> bytes:
@@ -100,16 +111,20 @@ class Generation:
 class Dispatcher:
     """Sends requests to engines.
 
-    - The engines of a plan are tried in turn until one answers; each failure is noted in the work.
+    - The engines of a plan are tried in turn until one answers: those of one model, some of them a second time, then
+      those of the next; each failure is noted in the work. Whose breaker is open is left out.
     - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
       asked. Any other refusal is the engine's failure.
     - An engine is asked once there is a place for that; the place is given back whatever happens.
     """
 
-    def __init__(self, client: EngineClient, admission: Admission, patience: Patience, *, max_entry: int) -> None:
+    def __init__(
+        self, client: EngineClient, admission: Admission, patience: Patience, standing: Standing, *, max_entry: int
+    ) -> None:
         self._client = client
         self._admission = admission
         self._patience = patience
+        self._standing = standing
         self._max_entry = max_entry
 
     async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
@@ -121,7 +136,7 @@ class Dispatcher:
             until = asyncio.get_running_loop().time() + self._patience.first_token
             response = await self._ask(work, request, engine, deadline)
             recorder = recorder_for(request.endpoint, self._max_entry)
-            generation = Generation(place, response, recorder, deadline, self._patience)
+            generation = Generation(place, response, recorder, deadline, self._patience, self._standing)
             try:
                 await generation.begin(until)
             except BaseException:
@@ -148,6 +163,7 @@ class Dispatcher:
             recording = record_body(request, body, self._max_entry)
             if recording is NotKept.ERROR:
                 raise EngineError("malformed", "the engine's answer is not one")
+            self._standing.succeeded(engine)
             place.close()
             return body, recording
 
@@ -156,29 +172,49 @@ class Dispatcher:
     def _total(self, request: Request, engine: Engine) -> float:
         return self._patience.total(request.max_tokens, engine.max_model_len)
 
+    # -- whose turn it is -------------------------------------------------------------------------------------------
+
     async def _first_that(self, attempt: Callable[[Place], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
         """What the first attempt gives that does not fail; the place is its own then."""
-        last = EngineError("none", "there is no engine for it")
-        left = list(engines)
-        while left:
-            place = await self._admission.enter(work.tenant, left)
-            engine = place.engine
-            left.remove(engine)
-            work.engine = engine.name
-            work.dispatched = work.dispatched or time.perf_counter()
-            try:
-                return await attempt(place)
-            except EngineError as error:
-                last = error
-                work.attempts.append((engine.name, error.reason))
-                log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
-                if error.reason == "connect":
-                    engine.note(up=False)  # the probe will say when it is back
+        last: EngineError | None = None
+        no_room: NoRoomError | None = None
+        self._standing.asked()
+        for _, group in groupby(engines, key=lambda engine: engine.model):
+            turns = self._standing.turns(list(group))
+            while open_ := await turns.next():
+                try:
+                    place = await self._admission.enter(work.tenant, open_)
+                except NoRoomError as error:
+                    no_room = error
+                    break  # the engines of the next model may have room
+                engine = place.engine
+                turns.took(engine)
+                try:
+                    pass_ = await self._standing.admit(engine, after=last)
+                    if pass_ is not None:
+                        return await self._try(attempt, work, place, pass_)
+                except EngineError as error:
+                    last = error
+                    turns.failed(engine, error)
+                    work.attempts.append((engine.name, error.reason))
+                    log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
+                except BaseException:
+                    place.close()
+                    raise
                 place.close()
-            except BaseException:
-                place.close()
-                raise
-        raise _told(last)
+        raise no_room or _told(last, engines, self._standing)
+
+    @staticmethod
+    async def _try(attempt: Callable[[Place], Awaitable[T]], work: Work, place: Place, pass_: Pass) -> T:
+        """One attempt."""
+        engine = place.engine
+        work.engine = engine.name
+        work.fallback = engine.model if engine.model != work.model else None
+        work.dispatched = work.dispatched or time.perf_counter()
+        with pass_:
+            return await attempt(place)
+
+    # -- one attempt ------------------------------------------------------------------------------------------------
 
     async def _ask(self, work: Work, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:
         """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's."""
@@ -202,20 +238,35 @@ class Dispatcher:
             deadline.close()
         if (refusal := engine_refusal(response.status, body)) is not None:
             raise refusal
-        raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}")
+        raise EngineError(
+            f"status-{response.status}",
+            f"the engine answered with status {response.status}",
+            read_retry_after(response.retry_after, time.time()),
+        )
 
 
-def _told(error: EngineError) -> ApiError:
-    """What the client is told when no engine could do it."""
+def _told(error: EngineError | None, engines: Sequence[Engine], standing: Standing) -> ApiError:
+    """What the client is told when no engine could do it. `error`: that of the last attempt, if there was one."""
+    if error is None:
+        return _nobody_asked(engines, standing)
     match error.reason:
-        case "connect" | "none":
+        case "connect":
             return unavailable("No engine for this model can be reached at present.", code="no_engine")
         case "status-429" | "status-503":
-            return ApiError(
-                503, "The engines of this model take no more work at present.",
-                kind=UNAVAILABLE, code="engines_busy", retry_after=1,
-            )  # fmt: skip
+            wait = max(1, ceil(error.retry_after or 0.0))
+            return unavailable(
+                "The engines of this model take no more work at present.", code="engines_busy", retry_after=wait
+            )
         case "timeout":
             return ApiError(504, "The engine did not answer in time.", kind=UPSTREAM, code="engine_timeout")
         case _:
             return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code="engine_failed")
+
+
+def _nobody_asked(engines: Sequence[Engine], standing: Standing) -> ApiError:
+    wait = max(1, ceil(min((standing.breakers.shut_for(engine.name) for engine in engines), default=0.0)))
+    if all(engine.up is False for engine in engines):
+        message = "No engine for this model can be reached at present."
+        return unavailable(message, code="no_engine", retry_after=wait)
+    message = "The engines of this model have failed or are full, and are left alone for a moment."
+    return unavailable(message, code="circuit_open", retry_after=wait)

@@ -15,13 +15,14 @@ class Work:
     """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
 
     - `attempts`: those that failed, as (engine, reason).
+    - `fallback`: the model of `engine`, where that is not the one that was asked for.
     - `error`: what it ended with, if it did not end well.
     - `estimate`: how many tokens it took, where nobody told them; see `used`.
     """
 
     __slots__ = (
-        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "estimate", "first_token", "model",
-        "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
+        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "estimate", "fallback",
+        "first_token", "model", "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +37,7 @@ class Work:
         self.stream = stream
         self.begun = begun
         self.engine: str | None = None
+        self.fallback: str | None = None
         self.attempts: list[tuple[str, str]] = []
         self.dispatched: float | None = None
         self.first_token: float | None = None
@@ -56,8 +58,8 @@ class Exchange:
 
     __slots__ = (
         "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
-        "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason", "request_id", "status",
-        "stream", "task", "tenant", "traceparent", "ttl",
+        "fallback", "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason",
+        "request_id", "status", "stream", "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
     def __init__(self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None) -> None:
@@ -79,7 +81,8 @@ class Exchange:
         self.age: int | None = None
         self.ttl: int | None = None
         self.local = False
-        # The engines' part.
+        # The engines' part; `fallback` is the model that answered in place of the one that was asked for.
+        self.fallback: str | None = None
         self.dispatched: float | None = None
         self.first_token: float | None = None
         self.prompt_tokens = 0

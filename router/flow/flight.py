@@ -209,7 +209,7 @@ class Reader:
         while flight.landing is None and not (self._request.stream and flight.begun):
             await self._news()
         work, exchange = flight.work, self._exchange
-        exchange.engine, exchange.task = work.engine, work.task
+        exchange.engine, exchange.fallback, exchange.task = work.engine, work.fallback, work.task
         exchange.first_token = time.perf_counter()
         if flight.landing is None:
             return None
@@ -217,7 +217,7 @@ class Reader:
             failure = self._failure(flight.landing)
             if self._request.stream and flight.begun and failure is flight.landing.error:
                 return None  # what there is of it comes first
-            exchange.first_token = None  # there was none
+            exchange.fallback = exchange.first_token = None  # there was none
             raise failure
         self._note(flight.landing)
         if self._request.stream and flight.landing.body is None:

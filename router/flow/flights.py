@@ -21,7 +21,7 @@ from router.errors import UPSTREAM, ApiError, internal_error
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.flight import Flight, Landing, lost
-from router.shared.flights import WANTED, Claim, LostError, SharedFlights
+from router.shared.flights import WANTED, Claim, LostError, SharedFlights, Source
 from router.shared.line import RedisDownError
 from router.shared.purges import Mark
 from router.store.redis import WriteResult
@@ -161,6 +161,8 @@ class Flights:
             landing, recording = await lead(flight, engines)
         except ApiError as error:
             return Landing(whole=False, error=error, reason=error.code or error.kind)
+        if flight.work.fallback is not None and isinstance(recording, Recording):
+            recording = NotKept.FALLBACK  # it is not what the key stands for
         if isinstance(recording, NotKept):
             flight.work.not_kept = recording
         elif recording is not None and keep is not None:
@@ -212,7 +214,8 @@ class Flights:
         try:
             async with contextlib.aclosing(self._shared.follow(flight.key.text, claim)) as records:
                 async for record in records:
-                    flight.work.engine = record.engine or flight.work.engine
+                    if record.source.engine is not None:
+                        flight.work.engine, flight.work.fallback = record.source.engine, record.source.fallback
                     if record.frames:
                         flight.say(record.frames)
                     if record.end is not None:
@@ -228,7 +231,7 @@ class Flights:
         if flight.told is not None:
             assert self._shared is not None
             assert flight.key is not None
-            self._shared.end(flight.key.text, flight.id, flight.work.engine, self._write_end(flight, landing))
+            self._shared.end(flight.key.text, flight.id, _source(flight.work), self._write_end(flight, landing))
         flight.land(landing)
         self._forget(flight)
         if flight.led_here:
@@ -277,7 +280,7 @@ class Flights:
         self._wanted[id_] = asyncio.get_running_loop().time()
         if flight.told is None and flight.open:
             shared, key, work = self._shared, flight.key.text, flight.work
-            flight.told = lambda frames: shared.say(key, id_, work.engine, frames)
+            flight.told = lambda frames: shared.say(key, id_, _source(work), frames)
             if flight.begun:
                 flight.told(flight.so_far())
 
@@ -334,6 +337,10 @@ class Flights:
             whole=True, body=end.landing_body, recording=recording, endings=end.endings,
             prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
         )  # fmt: skip
+
+
+def _source(work: Work) -> Source:
+    return Source(work.engine, work.fallback)
 
 
 def _beyond(frames: bytes | None, flight: Flight) -> bytes | None:

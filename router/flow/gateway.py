@@ -17,6 +17,7 @@ from router.core.replay import replay
 from router.core.routing import plan
 from router.core.types import Bypass, CacheStatus, Entry, Task
 from router.errors import ApiError, not_cached
+from router.flow.brownout import Brownout
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
@@ -89,6 +90,7 @@ class Gateway:
         purges: Purges,
         hints: Hints,
         cache: CacheSettings,
+        brownout: Brownout,
         written: Callable[[str], None],
         hit: Callable[[str], None],
     ) -> None:
@@ -101,6 +103,7 @@ class Gateway:
         self._purges = purges
         self._hints = hints
         self._cache = cache
+        self._brownout = brownout
         self._written = written
         self._hit = hit
 
@@ -111,7 +114,7 @@ class Gateway:
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
         found = await self._look_up(exchange, asked) if exchange.bypass is None else None
-        if found is not None and found.use in (Use.FRESH, Use.STALE):
+        if found is not None and self._is_good_enough(found, asked):
             return self._give(exchange, found, asked)
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
         print_ = fingerprint(asked.key.text, asked.parts)
@@ -150,6 +153,11 @@ class Gateway:
         exchange.key = key
         return self._judge(asked, entry, local=local) if entry is not None else None
 
+    def _is_good_enough(self, found: Found, asked: Reading) -> bool:
+        if found.use is Use.IF_ERROR:
+            return self._brownout.prefers_stale(asked.model.name)
+        return found.use is not Use.NONE
+
     def _judge(self, asked: Reading, entry: Entry, *, local: bool) -> Found:
         age = max(0.0, time.time() - entry.created)
         use, body = Use.NONE, None
@@ -172,7 +180,7 @@ class Gateway:
     def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
-        exchange.reason = None
+        exchange.reason = exchange.fallback = None
         exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
@@ -191,7 +199,7 @@ class Gateway:
             if flight is None:
                 flight = self._flights.launch(
                     asked.request, asked.key if share else None, self._work(exchange, asked),
-                    self._plan(asked.model.name, asked.task),
+                    self._engines(asked),
                     keep=keep, documents=asked.parts.documents(), since=self._purges.last,
                     seen=found.entry.created if found is not None else None,
                 )  # fmt: skip
@@ -222,6 +230,11 @@ class Gateway:
             request_id=exchange.request_id, traceparent=exchange.traceparent, tenant=exchange.tenant,
             model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
         )  # fmt: skip
+
+    def _engines(self, asked: Reading) -> Sequence[Engine]:
+        """The model's engines, and then those of the models that may answer in its place; or the other way round."""
+        models = self._brownout.models(asked.model.name, asked.request.endpoint)
+        return [engine for model in models for engine in self._plan(model, asked.task)]
 
     def _plan(self, model: str, task: Task) -> Sequence[Engine]:
         order = plan(task, [engine.view() for engine in self._catalog.serving(model)])

@@ -7,6 +7,7 @@ from router.core.names import PURGES, is_flight
 from router.core.reason import Hints
 from router.core.scope import Scope
 from router.flow.flights import Flights
+from router.shared.breakers import Breakers
 from router.shared.flights import SharedFlights
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
@@ -15,15 +16,19 @@ from router.store.local import LocalCopy
 class Hearing:
     """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
 
-    def __init__(self, *, local: LocalCopy, purges: Purges, shared: SharedFlights, hints: Hints) -> None:
+    def __init__(
+        self, *, local: LocalCopy, purges: Purges, shared: SharedFlights, hints: Hints, breakers: Breakers
+    ) -> None:
         self._local = local
         self._purges = purges
         self._shared = shared
         self._hints = hints
+        self._breakers = breakers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listening(self) -> None:
         self._local.listening()
+        self._breakers.listening()
         self._catch_up()
 
     def deaf(self) -> None:
@@ -40,7 +45,7 @@ class Hearing:
                 self._catch_up()
             elif is_flight(key):
                 self._shared.changed(key)
-            else:
+            elif not self._breakers.changed(key):
                 entries.append(key)
                 self._hints.note_key(key)
         self._local.changed(entries)

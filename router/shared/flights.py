@@ -22,6 +22,7 @@ import msgspec
 from router.core.names import claim_of, flight_of
 from router.shared.line import Line, RedisDownError
 from router.shared.link import Command, later
+from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
 
@@ -43,7 +44,6 @@ _STREAM_LIFE: Final = 30_000  # milliseconds for which a stream stays after its 
 _RENEW: Final = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 )
-_RELEASE: Final = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -62,10 +62,17 @@ class Claim(msgspec.Struct, frozen=True):
         return cls(*words) if len(words) == 3 else None
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Who generates: the engine, and its model where that is not the one that was asked for."""
+
+    engine: str | None = None
+    fallback: str | None = None
+
+
 class Record(msgspec.Struct, frozen=True):
     """What a flight's stream holds: `frames`, and at its end `end`, whatever that is to those who write and read it."""
 
-    engine: str | None
+    source: Source
     frames: bytes
     end: bytes | None
 
@@ -131,7 +138,7 @@ class SharedFlights:
 
     def _release(self, key: str, claim: Claim) -> None:
         # Whoever finds it gone must find the entry, and all of the stream.
-        self._tell(later(("EVAL", _RELEASE, 1, claim_of(key), claim.text())))
+        self._tell(later(("EVAL", DELETE_IF_SAME, 1, claim_of(key), claim.text())))
 
     def _tell(self, *commands: Command) -> None:
         try:
@@ -158,17 +165,17 @@ class SharedFlights:
             if reply != 1:  # it was purged, or lapsed while Redis was away: others may begin the same
                 self._held.pop(flight, None)
 
-    def say(self, key: str, flight: str, engine: str | None, frames: bytes) -> None:
+    def say(self, key: str, flight: str, source: Source, frames: bytes) -> None:
         """What a flight says, to those who follow it: all it has said so far, and then what comes."""
         broadcast = self._broadcasts.get(flight)
         if broadcast is None:
             broadcast = self._broadcasts[flight] = _Broadcast(self._line, flight_of(key, flight))
-        broadcast.say(engine, frames)
+        broadcast.say(source, frames)
 
-    def end(self, key: str, flight: str, engine: str | None, end: bytes) -> None:
+    def end(self, key: str, flight: str, source: Source, end: bytes) -> None:
         """How the flight ended, after all that it has said."""
         broadcast = self._broadcasts.pop(flight, None) or _Broadcast(self._line, flight_of(key, flight))
-        broadcast.say(engine, b"", end)
+        broadcast.say(source, b"", end)
 
     # -- following --------------------------------------------------------------------------------------------------
 
@@ -244,8 +251,8 @@ async def _event(event: asyncio.Event, seconds: float) -> None:
 
 def _record(fields: Any) -> Record:
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
-    engine = pairs.get(b"engine")
-    return Record(engine.decode("ascii", "replace") if engine else None, pairs.get(b"frames", b""), pairs.get(b"end"))
+    engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
+    return Record(Source(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
 
 
 class _Broadcast:
@@ -257,7 +264,7 @@ class _Broadcast:
         self._unsent: list[bytes] = []
         self._size = 0
         self._end: bytes | None = None
-        self._engine = ""
+        self._source = Source()
         self._records: deque[int] = deque()  # the sizes of those that the stream keeps
         self._kept = 0
         self._number = 0
@@ -265,11 +272,11 @@ class _Broadcast:
         self._sending = False
         self._failed = False
 
-    def say(self, engine: str | None, frames: bytes, end: bytes | None = None) -> None:
+    def say(self, source: Source, frames: bytes, end: bytes | None = None) -> None:
         """Takes what the flight says; with its end, nothing follows."""
         if self._failed or self._end is not None:
             return
-        self._engine = engine or ""
+        self._source = source
         self._unsent.append(frames)
         self._size += len(frames)
         self._end = end
@@ -294,7 +301,9 @@ class _Broadcast:
         self._unsent.clear()
         self._number += 1
         record: Command = ("XADD", self._stream, "MINID", f"{self._first_kept(len(frames))}-0", f"{self._number}-0")
-        record += ("engine", self._engine, "frames", frames)
+        record += ("engine", self._source.engine or "", "frames", frames)
+        if self._source.fallback is not None:
+            record += ("fallback", self._source.fallback)
         if self._end is not None:
             record += ("end", self._end)
         try:

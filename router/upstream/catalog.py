@@ -1,7 +1,8 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import httpx
 import msgspec
@@ -12,14 +13,21 @@ from router.errors import unknown_model
 
 log = logging.getLogger("roundhouse.engines")
 
+MOST_FALLBACKS: Final = 3
+"""Models that may answer in the place of one that was asked for, one after the other."""
+
 
 class Model(msgspec.Struct, frozen=True):
-    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice."""
+    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice.
+
+    `fallback`: the name of the model that answers where this one has no engine that can.
+    """
 
     name: str
     revision: str
     aliases: tuple[str, ...] = ()
     auto: tuple[Task, ...] = ()
+    fallback: str | None = None
 
 
 class Gauges(msgspec.Struct, frozen=True):
@@ -96,6 +104,7 @@ class Catalog:
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
         self._named = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._fallback = {model.name: model.fallback for model in models}
         self._serving = {model.name: [e for e in engines if e.model == model.name] for model in models}
 
     def resolve(self, asked: str, task: Task) -> Model:
@@ -124,7 +133,17 @@ class Catalog:
         if any(model.auto for model in self.models):
             yield AUTO, None
 
-    @property
-    def ready(self) -> bool:
-        """Whether at least one engine of each model is up."""
-        return all(any(engine.up for engine in engines) for engines in self._serving.values())
+    def chain(self, model: str) -> Sequence[str]:
+        """A model and those that may answer in its place, the nearest first; at most MOST_FALLBACKS, and none twice."""
+        chain = [model]
+        while (following := self._fallback[chain[-1]]) is not None and following not in chain:
+            chain.append(following)
+        return chain[: 1 + MOST_FALLBACKS]
+
+    def ready(self, takes_work: Callable[[str], bool]) -> bool:
+        """Whether of each model, or of one that may answer in its place, at least one engine is up and takes work."""
+        return all(self._can_answer(model.name, takes_work) for model in self.models)
+
+    def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
+        engines = [engine for name in self.chain(model) for engine in self._serving[name]]
+        return any(engine.up and takes_work(engine.name) for engine in engines)

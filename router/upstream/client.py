@@ -16,11 +16,15 @@ _HEAD: Final = {"content-type": "application/json", "accept-encoding": "identity
 
 
 class EngineError(Exception):
-    """An engine did not do what it was asked. `reason` is a word for metrics, the message a sentence for people."""
+    """An engine did not do what it was asked. `reason` is a word for metrics, the message a sentence for people.
 
-    def __init__(self, reason: str, message: str) -> None:
+    `retry_after`: seconds after which it wants to be asked again, if it said so.
+    """
+
+    def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.retry_after = retry_after
 
 
 class EngineResponse:

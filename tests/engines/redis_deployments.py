@@ -65,7 +65,7 @@ class SentinelGroup(Deployment):
         replica = RedisServer(*options, "--replicaof", "127.0.0.1", str(master_port), port=free_port())
         conf = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\n"
-            f"sentinel down-after-milliseconds {SERVICE} 500\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1500\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
             f"user asker {' '.join(SENTINEL_RIGHTS)}\n"
         )

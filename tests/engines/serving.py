@@ -41,6 +41,11 @@ def configuration(
     return "\n\n".join([*tables, rest])
 
 
+def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
+    """The same configuration, in which a model has a fallback."""
+    return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
+
+
 class RouterServer:
     """The real application, served by uvicorn on a free port of this machine; `http` is a client of it."""
 

@@ -172,7 +172,7 @@ async def test_an_engine_that_fails_leaves_its_place_to_the_next(
         await engine.faults({"fault": "status", "code": 500, "times": 2}, {"fault": "drop", "after": 2, "times": 1})
         asked = [router.chat(f"{n}?", stream=n % 2 == 0) for n in range(8)]
         answers = await asyncio.gather(*asked)
-        assert [answer.status_code for answer in answers].count(502) >= 2
+        assert {answer.status_code for answer in answers} <= {200, 502}
         assert [answer.status_code for answer in answers].count(200) >= 5
         health = (await router.http.get("/healthz")).json()
         assert health["engines"]["one"]["in_flight"] == 0

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from router.errors import ApiError
-from router.flow.admission import Admission, Place
+from router.flow.admission import Admission, NoRoomError, Place
 from router.upstream.catalog import Catalog, Engine, Model
 
 
@@ -22,7 +21,12 @@ class House:
     def __init__(self, *engines: Engine, patience: float = 30.0) -> None:
         self.engines = engines
         self.waiting = 0
-        self.admission = Admission(Catalog([Model("m", "")], engines), patience=patience, queued=self._queued)
+        self.admission = Admission(
+            Catalog([Model("m", "")], engines),
+            takes_work=lambda engine: engine.up is not False,
+            patience=patience,
+            queued=self._queued,
+        )
 
     def _queued(self, _: str, waiting: int) -> None:
         self.waiting = waiting
@@ -60,7 +64,7 @@ async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_an
         if isinstance(ended, Place):
             ended.close()
         else:
-            assert isinstance(ended, ApiError)
+            assert isinstance(ended, NoRoomError)
             assert ended.code == "queue_timeout"
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
     (await house.ask()).close()
@@ -148,5 +152,5 @@ async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_
     assert most == [2, 3]
     assert [engine.in_flight for engine in house.engines] == [0, 0]
     assert house.waiting == 0
-    assert {type(error) for error in ended if error is not None} <= {ApiError, asyncio.CancelledError}
+    assert {type(error) for error in ended if error is not None} <= {NoRoomError, asyncio.CancelledError}
     assert ended.count(None) > 100

@@ -77,11 +77,33 @@ def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
 def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
     engines = engine("a", "llama"), engine("b", "llama"), engine("c", "mistral")
     found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    ready = [found.ready]
+    ready = [found.ready(anyone)]
     for changed, up in ((1, True), (2, True), (1, False), (0, True)):
         engines[changed].up = up
-        ready.append(found.ready)
+        ready.append(found.ready(anyone))
     assert ready == [False, False, True, False, True]
+    assert not found.ready(lambda name: name != "a"), "it is up, and takes no work"
+
+
+def anyone(_: str) -> bool:
+    return True
+
+
+def test_a_model_whose_fallback_can_answer_is_ready() -> None:
+    engines = engine("a", "llama"), engine("b", "mistral")
+    found = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
+    engines[1].up = True
+    assert found.ready(anyone)
+    engines[0].up, engines[1].up = True, False
+    assert not found.ready(anyone), "nobody answers for mistral"
+
+
+def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    ring = [Model(name, "1", fallback=names[(n + 1) % 5]) for n, name in enumerate(names)]
+    assert catalog(*ring).chain("b") == ["b", "c", "d", "e"]
+    pair = [Model("a", "1", fallback="b"), Model("b", "1", fallback="a"), Model("c", "1")]
+    assert [catalog(*pair).chain(name) for name in "abc"] == [["a", "b"], ["b", "a"], ["c"]]
 
 
 def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:

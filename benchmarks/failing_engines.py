@@ -1,0 +1,255 @@
+"""What becomes of many requests at once while engines fail at random: complete, an explicit error, or lost.
+
+    python benchmarks/failing_engines.py [--requests 10000] [--at-once 500] [--every 1] [--seed 1] [--fallback]
+
+It starts a Redis, four simulated engines of one model, one of another, and two routers that share the Redis, all in
+processes of their own. Half of the requests are streams, each is new to the cache, and they go to the routers in turn.
+Meanwhile, every second (`--every`), an engine that is well gets a fault, which all its requests have for 0.1 to 1 s, or
+is killed (SIGKILL) and started again two seconds later. With `--fallback`, the other model answers where the first
+cannot.
+
+Inside the measured time is everything from the first request to the last byte of the last answer.
+
+- complete: a JSON answer with choices, or a stream that ends with `[DONE]`
+- error: a status from 400 on with OpenAI's error object, or a stream that ends with one error event
+- lost: anything else; there must be none
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import uvloop
+
+from engines.redis_server import find_program, redis_argv
+from router.upstream.transport import Transport
+
+ENGINES = 4
+KILLED = 0.1  # how many of the faults are a SIGKILL
+DOWN_FOR = 2.0
+LONGEST = 120.0  # seconds for one request; whoever is not answered by then is lost
+FAULTS: tuple[dict[str, object], ...] = (
+    {"fault": "status", "code": 500},
+    {"fault": "status", "code": 503},
+    {"fault": "status", "code": 429, "retry_after": "1"},
+    {"fault": "drop"},
+    {"fault": "drop", "after": 0},
+    {"fault": "drop", "after": 3},
+    {"fault": "error", "after": 0},
+    {"fault": "error", "after": 3},
+    {"fault": "malformed"},
+    {"fault": "stall", "after": 0},
+    {"fault": "stall", "after": 3},
+)
+CONFIGURATION = """
+[router]
+port = {port}
+[cache]
+url = "unix://{redis}"
+[breaker]
+cooldown = "1s"
+[timeouts]
+connect = "2s"
+first_token = "5s"
+between_tokens = "5s"
+[[model]]
+name = "llama"
+{fallback}
+[[model]]
+name = "mistral"
+"""
+ENGINE = '[[engine]]\nname = "{name}"\nmodel = "{model}"\nurl = "http://127.0.0.1:{port}"\n'
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """A process that can be killed and started again."""
+
+    def __init__(self, *argv: str) -> None:
+        self._argv = argv
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        quiet = asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(*self._argv, stdout=quiet, stderr=quiet)
+
+    async def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        await self._process.wait()
+
+
+class Engine(Process):
+    def __init__(self, name: str, model: str) -> None:
+        self.name, self.model, self.port = name, model, free_port()
+        super().__init__(
+            sys.executable, "-m", "engines.simulator", "--port", str(self.port), "--model", model, "--ttft-ms", "20",
+            "--max-num-seqs", "1024",
+        )  # fmt: skip
+
+
+class Clients:
+    """Asks, and counts what becomes of it."""
+
+    def __init__(self, routers: list[str], requests: int) -> None:
+        self.endings: Counter[str] = Counter()
+        self.waits: list[float] = []
+        self.fallbacks = 0
+        self._routers = routers
+        self._numbers = iter(range(requests))
+        self._http = httpx.AsyncClient(transport=Transport(max_idle=4096), timeout=None)
+
+    async def ask(self) -> None:
+        for number in self._numbers:
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(LONGEST):
+                    ending = await self._one(number)
+            except (httpx.TransportError, TimeoutError) as error:
+                ending = f"lost: {type(error).__name__}"
+            self.endings[ending] += 1
+            self.waits.append(time.perf_counter() - began)
+
+    async def _one(self, number: int) -> str:
+        stream = number % 4 > 1
+        body = {"model": "llama", "messages": [{"role": "user", "content": f"Number {number}?"}], "stream": stream}
+        url = f"{self._routers[number % len(self._routers)]}/v1/chat/completions"
+        answer = await self._http.post(url, json={**body, "max_tokens": 24})
+        self.fallbacks += "x-fallback" in answer.headers
+        if answer.status_code != 200:
+            error = answer.json().get("error")
+            return f"error: {answer.status_code} {error['code']}" if error else f"lost: {answer.status_code}"
+        if not stream:
+            return "complete" if answer.json().get("choices") else "lost: no choices"
+        last = answer.content.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
+        if last == b"data: [DONE]":
+            return "complete"
+        return "error: at the end of a stream" if b'"error"' in last else "lost: a stream without an end"
+
+
+async def havoc(engines: list[Engine], every: float, dice: random.Random, deeds: "Counter[str]") -> None:
+    """Until it is cancelled."""
+    async with httpx.AsyncClient(timeout=5) as http, asyncio.TaskGroup() as group:
+        troubled: set[str] = set()
+
+        async def killed(engine: Engine) -> None:
+            await engine.end()
+            await asyncio.sleep(DOWN_FOR)
+            await engine.start()
+            troubled.discard(engine.name)
+
+        async def failing(engine: Engine, fault: dict[str, object], seconds: float) -> None:
+            page = f"http://127.0.0.1:{engine.port}/_sim/faults"
+            with contextlib.suppress(httpx.HTTPError):  # it may be just coming up
+                await http.post(page, json=[fault])
+                await asyncio.sleep(seconds)
+                await http.delete(page)
+            troubled.discard(engine.name)
+
+        while True:
+            await asyncio.sleep(every)
+            well = [engine for engine in engines if engine.name not in troubled]
+            if not well:
+                continue
+            engine = dice.choice(well)
+            troubled.add(engine.name)
+            if dice.random() < KILLED:
+                deeds["SIGKILL"] += 1
+                group.create_task(killed(engine))
+            else:
+                fault = dice.choice(FAULTS)
+                deeds[" ".join(f"{name}={value}" for name, value in fault.items())] += 1
+                group.create_task(failing(engine, fault, dice.uniform(0.1, 1.0)))
+
+
+async def until_ready(url: str) -> None:
+    async with httpx.AsyncClient() as http, asyncio.timeout(60):
+        while True:
+            try:
+                if (await http.get(f"{url}/readyz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-")))
+        engines = [Engine(f"llama-{number}", "llama") for number in range(1, ENGINES + 1)]
+        other = Engine("mistral", "mistral")
+        redis = Process(*redis_argv(find_program("redis-server"), socket=folder / "redis.sock", folder=folder))
+        for process in (redis, *engines, other):
+            await process.start()
+            stack.push_async_callback(process.end)
+        urls = []
+        for number in (1, 2):
+            port = free_port()
+            text = CONFIGURATION.format(
+                port=port, redis=folder / "redis.sock", fallback='fallback = "mistral"' if arguments.fallback else ""
+            )
+            text += "".join(ENGINE.format(name=e.name, model=e.model, port=e.port) for e in (*engines, other))
+            (folder / f"{number}.toml").write_text(text)
+            router = Process(sys.executable, "-m", "router", "serve", "--config", str(folder / f"{number}.toml"))
+            await router.start()
+            stack.push_async_callback(router.end, signal.SIGTERM)
+            urls.append(f"http://127.0.0.1:{port}")
+        await asyncio.gather(*map(until_ready, urls))
+        clients, deeds = Clients(urls, arguments.requests), Counter[str]()
+        began = time.perf_counter()
+        trouble = asyncio.create_task(havoc(engines, arguments.every, random.Random(arguments.seed), deeds))
+        await asyncio.gather(*(clients.ask() for _ in range(arguments.at_once)))
+        took = time.perf_counter() - began
+        trouble.cancel()
+        await asyncio.wait([trouble])
+        report(clients, deeds, took)
+        metrics = [(await httpx.AsyncClient().get(f"{url}/metrics")).text for url in urls]
+        attempts = sum(
+            float(line.rpartition(" ")[2])
+            for page in metrics
+            for line in page.splitlines()
+            if line.startswith("llm_retries_total")
+        )
+        print(f"{attempts:.0f} attempts at engines failed")
+    return 1 if any(ending.startswith("lost") for ending in clients.endings) else 0
+
+
+def report(clients: Clients, deeds: "Counter[str]", took: float) -> None:
+    waits, total = sorted(clients.waits), sum(clients.endings.values())
+    kinds = Counter(ending.partition(":")[0] for ending in clients.endings.elements())
+    print(f"{total} requests in {took:.1f} s, {total / took:.0f} a second; {clients.fallbacks} by the fallback model")
+    print(", ".join(f"{kinds[kind]} {kind} ({kinds[kind] / total:.2%})" for kind in ("complete", "error", "lost")))
+    print(f"seconds: median {waits[total // 2]:.2f}, 99 % {waits[total * 99 // 100]:.2f}, slowest {waits[-1]:.2f}")
+    for ending, count in clients.endings.most_common():
+        print(f"  {count:6} {ending}")
+    print("meanwhile:", ", ".join(f"{count} x {deed}" for deed, count in sorted(deeds.items())))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=500)
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two faults")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fallback", action="store_true", help="let another model answer where the first cannot")
+    sys.exit(uvloop.run(run(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

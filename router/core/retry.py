@@ -1,0 +1,169 @@
+"""Who is asked again, when, and how often: decisions about attempts that failed before the first token."""
+
+from collections.abc import Sequence
+from email.utils import mktime_tz, parsedate_tz
+from math import exp
+from typing import Final
+
+import msgspec
+
+FIRST_WAIT: Final = 0.1
+"""Seconds: the most that is waited before an engine is asked a second time; it doubles from then on."""
+
+LONGEST_WAIT: Final = 2.0
+"""Seconds: the most that a request waits between two attempts, whatever an engine asks for."""
+
+MOST_ATTEMPTS: Final = 3
+"""Attempts at the engines of one model that a request may have; one that did not connect is none."""
+
+MOST_TIMEOUTS: Final = 2
+"""Attempts that may run into a limit of time: a third would only make the client wait longer."""
+
+LONGEST_RETRY_AFTER: Final = 60.0
+"""Seconds: for longer than that no engine is taken at its word."""
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """What an attempt that failed means.
+
+    - `counts`: for the engine's breaker. `busy`: the engine has too much to do.
+    - `again`: the same engine may be asked once more by the same request.
+    - `cost`: the attempt may have cost the engine work, so that another one is paid for from the budget.
+    """
+
+    counts: bool = True
+    busy: bool = False
+    again: bool = True
+    cost: bool = True
+
+
+def judge(reason: str, retry_after: float | None) -> Failed:
+    """`reason` is an EngineError's; `retry_after`, in seconds, what the engine said with it.
+
+    A 429, and a 503 that says when to come back, are an engine's way to say that it is well and busy. A 503 that does
+    not say may as well be a proxy before an engine that is gone.
+    """
+    match reason:
+        case "connect":
+            return Failed(again=False, cost=False)
+        case "timeout":
+            return Failed(again=False)
+        case "status-429":
+            return Failed(counts=False, busy=True)
+        case "status-503":
+            return Failed(counts=retry_after is None, busy=True)
+        case _ if reason.startswith("status-") and not reason.startswith("status-5"):
+            return Failed(counts=False, again=False)
+        case _:
+            return Failed()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """Whose turn it is: any of these engines, the best first, once so many seconds have been waited."""
+
+    engines: tuple[str, ...]
+    wait: float
+
+
+class Turns:
+    """The turns of one model's engines at one request: each once, then those that may be asked again, with waits.
+
+    After each `next`, `took` says which one had its turn, whether it was asked or left out; and `failed`, that it
+    failed.
+    """
+
+    def __init__(self, engines: Sequence[str]) -> None:
+        self._fresh = list(engines)
+        self._again: list[tuple[float, str]] = []
+        self._attempts = 0
+        self._timeouts = 0
+        self._waits = 0
+
+    def next(self, now: float, random: float) -> Turn | None:
+        """`now` in seconds of one clock; `random`: 0 to 1. None: it is over."""
+        if self._attempts >= MOST_ATTEMPTS or self._timeouts >= MOST_TIMEOUTS:
+            return None
+        if self._fresh:
+            return Turn(tuple(self._fresh), 0.0)
+        if not self._again:
+            return None
+        first, engine = min(self._again)
+        # Obeyed first and spread out then, lest all that were sent away come back together.
+        wait = max(0.0, first - now) + backoff(self._waits, random)
+        return Turn((engine,), wait) if wait <= LONGEST_WAIT else None
+
+    def took(self, engine: str) -> None:
+        if engine in self._fresh:
+            self._fresh.remove(engine)
+        else:
+            self._again = [(at, name) for at, name in self._again if name != engine]
+            self._waits += 1
+
+    def failed(self, engine: str, reason: str, retry_after: float | None, now: float) -> None:
+        failed = judge(reason, retry_after)
+        self._attempts += failed.cost
+        self._timeouts += reason == "timeout"
+        if failed.again:
+            self._again.append((now + (retry_after or 0.0), engine))
+
+
+def backoff(number: int, random: float) -> float:
+    """Seconds before the retry of that number, from 0 on: exponential, with full jitter.
+
+    Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
+    """
+    return random * min(LONGEST_WAIT, FIRST_WAIT * 2.0**number)
+
+
+class Budget:
+    """How many retries there may be: a share of the requests, and a few a second in any case.
+
+    A bucket of tokens that leaks: what was not used is forgotten over `WINDOW` seconds, so that a calm hour does not
+    pay for a storm. Source of the idea: Finagle's RetryBudget.
+    """
+
+    SHARE: Final = 0.2
+    PER_SECOND: Final = 5.0
+    WINDOW: Final = 30.0
+
+    def __init__(self, now: float) -> None:
+        """`now`, here and below, in seconds of one clock that does not go back."""
+        self._tokens = self.PER_SECOND * self.WINDOW
+        self._at = now
+
+    def asked(self, now: float) -> None:
+        """A request has come."""
+        self._pass(now)
+        self._tokens += self.SHARE
+
+    def take(self, now: float) -> bool:
+        """Whether one more retry may be; it is taken then."""
+        self._pass(now)
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+    def _pass(self, now: float) -> None:
+        left = exp(-max(0.0, now - self._at) / self.WINDOW)
+        self._tokens = self._tokens * left + self.PER_SECOND * self.WINDOW * (1.0 - left)
+        self._at = max(self._at, now)
+
+
+def read_retry_after(text: str | None, now: float) -> float | None:
+    """Seconds from `now`, an instant since the epoch, that a Retry-After asks for, at most LONGEST_RETRY_AFTER.
+
+    It has seconds or a date (RFC 9110, section 10.2.3); None for what has neither.
+    """
+    if text is None or len(text) > 64:
+        return None
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), LONGEST_RETRY_AFTER)
+    date = parsedate_tz(text)
+    if date is None:
+        return None
+    try:
+        return min(max(0.0, mktime_tz(date) - now), LONGEST_RETRY_AFTER)
+    except (ValueError, OverflowError):
+        return None
