@@ -11,7 +11,7 @@ import pytest_asyncio
 from live_answers import streaming
 from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
-from serving import LLAMA, MakeRouter, RouterServer, configuration
+from serving import LLAMA, MISTRAL, MakeRouter, RouterServer, configuration, with_fallback
 from simulated import SimulatedEngine
 from sse_answers import DONE, ROLE, chunk, said
 from waiting import eventually
@@ -176,6 +176,35 @@ async def test_an_engine_that_fails_leaves_its_place_to_the_next(
         assert [answer.status_code for answer in answers].count(200) >= 5
         health = (await router.http.get("/healthz")).json()
         assert health["engines"]["one"]["in_flight"] == 0
+
+
+async def test_where_a_model_has_no_room_in_time_the_one_that_stands_in_for_it_answers(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as llama, SimulatedEngine(MISTRAL) as mistral:
+        table = {"one": ("llama", "any", llama.url), "other": ("mistral", "any", mistral.url)}
+        text = bounded(configuration(redis_server.url, table, rest='[timeouts]\nqueue = "100ms"'), 1)
+        router = await make_router(with_fallback(text))
+        await llama.faults({"fault": "stall", "after": 3})
+        async with streaming(router, "first"):
+            answer = await router.chat("second")
+            assert (answer.status_code, answer.headers["x-fallback"]) == (200, "mistral")
+        assert (await router.metrics())[QUEUED] == 0
+
+
+async def test_nobody_waits_for_an_engine_whose_breaker_is_open(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as engine:
+        table = {"one": ("llama", "any", engine.url)}
+        rest = '[breaker]\nfailures = 1\ncooldown = "1h"'
+        router = await make_router(bounded(configuration(redis_server.url, table, rest=rest), 1))
+        await engine.faults({"fault": "stall", "after": 3, "match": "hold"}, {"fault": "status", "code": 500})
+        assert (await router.chat("fails")).status_code >= 500
+        for stream in (False, True):
+            answer = await router.chat("comes too late", stream=stream)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "circuit_open")
+        assert (await router.http.get("/healthz")).json()["engines"]["one"]["in_flight"] == 0
 
 
 # -- who need not wait ------------------------------------------------------------------------------------------------
