@@ -85,6 +85,7 @@ class Admission:
         """
         model = self._models[engines[0].model]
         for engine in [engine for engine in engines if self._takes_work(engine)] or engines:
+            self._offer(engine)  # who waits for it, and has not heard yet that it is back, comes first
             if engine.has_room:
                 engine.in_flight += 1
                 model.queue.began(tenant)

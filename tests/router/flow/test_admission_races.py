@@ -96,6 +96,21 @@ async def test_who_waits_for_an_engine_that_comes_back_begins_when_it_has() -> N
     held.close()
 
 
+async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_came_back() -> None:
+    a, b = engine("a"), engine("b")
+    house = House(a, b)
+    b.note(up=False)
+    held = await house.ask()
+    first = house.ask()
+    await house.turn()
+    b.note(up=True)
+    second = house.ask()
+    assert (await first).engine is b
+    assert not second.done()
+    held.close()
+    assert (await second).engine is a
+
+
 async def test_where_all_engines_are_down_they_are_asked_nevertheless() -> None:
     a = engine("a")
     a.note(up=False)
