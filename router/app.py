@@ -88,7 +88,7 @@ def build(
         limits.spend(work.tenant, work.used)
 
     gateway, sharing = _build_gateway(
-        settings, link, line, catalog, breakers, reader, client, admission, telemetry, landed
+        settings, link, line, catalog, breakers, reader, client, admission, limits, telemetry, landed
     )
     watch = Watch(catalog, breakers)
 
@@ -116,7 +116,7 @@ def build(
         async with asyncio.TaskGroup() as group:
             group.create_task(sharing.start())
             group.create_task(probe.check())
-        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run(), limits.run())]
+        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run())]
         try:
             yield
         finally:
@@ -143,6 +143,7 @@ def _build_gateway(
     reader: RequestReader,
     client: EngineClient,
     admission: Admission,
+    tenant_limits: TenantLimits,
     telemetry: Telemetry,
     landed: Callable[[Work], None],
 ) -> tuple[Gateway, Sharing]:
@@ -187,8 +188,9 @@ def _build_gateway(
         retry=cache.retry,
     )
     return gateway, Sharing(
-        line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity
-    )
+        line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,
+        limits=tenant_limits,
+    )  # fmt: skip
 
 
 def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:

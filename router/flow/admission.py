@@ -63,6 +63,7 @@ class Admission:
     - Who finds the queue full is told so at once: 503 `queue_full`, or 429 `tenant_queue_full` where its own tenant has
       filled its share. So is who has to give way to a tenant with less.
     - Who is cancelled while it waits has left the queue.
+    - Engines may be shared with the admission of an earlier configuration: who waits in either has what comes free.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Admission:
         self._models = {model.name: _Model(model.name, catalog.serving(model.name)) for model in catalog.models}
         for name in self._models:
             queued(name, 0)
+        for engine in catalog.engines.values():
+            engine.freed = self._offer
 
     async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
         """A place at the first of these engines that has room, or at any as soon as one has. Raises NoRoomError.
@@ -115,6 +118,8 @@ class Admission:
             model.queue.ended(tenant)
             model.finished.append(asyncio.get_running_loop().time())
             self._offer(engine)
+            if engine.freed is not None:  # by another configuration's admission, once that has taken over
+                engine.freed(engine)
 
         return Place(engine, close)
 

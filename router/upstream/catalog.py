@@ -47,6 +47,7 @@ class Engine:
     __slots__ = (
         "_pages",
         "_url",
+        "freed",
         "gauges",
         "in_flight",
         "max_in_flight",
@@ -72,6 +73,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
         self.in_flight = 0
+        self.freed: Callable[[Engine], None] | None = None  # told when it has less to do
         self.up: bool | None = None
         self.gauges = Gauges()
 

@@ -111,6 +111,19 @@ async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_cam
     assert (await second).engine is a
 
 
+async def test_who_waits_in_another_configurations_admission_is_told_of_a_place_too() -> None:
+    a = engine("a")
+    before = House(a)
+    held = await before.ask()
+    after = House(a)
+    waiting = after.ask()
+    await after.turn()
+    assert not waiting.done()
+    held.close()
+    (await waiting).close()
+    assert (a.in_flight, after.waiting) == (0, 0)
+
+
 async def test_where_all_engines_are_down_they_are_asked_nevertheless() -> None:
     a = engine("a")
     a.note(up=False)
