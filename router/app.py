@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
@@ -25,6 +27,7 @@ from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
 from router.flow.brownout import Brownout, Watch
+from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.explain import Explainer
@@ -61,9 +64,17 @@ ALLOW_POST = [(b"allow", b"POST")]
 
 
 def build(
-    settings: Settings, *, transport: httpx.AsyncBaseTransport | None = None, multiprocess: str | None = None
+    settings: Settings,
+    *,
+    transport: httpx.AsyncBaseTransport | None = None,
+    multiprocess: str | None = None,
+    random: Callable[[], float] = random.random,
 ) -> "Application":
-    """The router as an ASGI application. `multiprocess` is the folder in which its workers share their metrics."""
+    """The router as an ASGI application.
+
+    `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
+    which it tries other engines than the best.
+    """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
     catalog = build_catalog(settings)
     client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
@@ -82,17 +93,14 @@ def build(
 
     admission = Admission(catalog, takes_work=takes_work, patience=settings.timeouts.queue, queued=telemetry.queued)
     limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
-
-    def landed(work: Work) -> None:
-        telemetry.landed(work)
-        limits.spend(work.tenant, work.used)
-
+    chooser = Chooser(catalog, explore=settings.router.explore, clock=time.perf_counter, random=random)
     gateway, sharing = _build_gateway(
-        settings, link, line, catalog, breakers, reader, client, admission, limits, telemetry, landed
+        settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry
     )
     watch = Watch(catalog, breakers)
 
     def checked() -> None:
+        chooser.checked()
         watch.checked()
         telemetry.observe(catalog.engines.values(), breakers.state, redis_up=line.up)
         admission.look_again()
@@ -140,18 +148,24 @@ def _build_gateway(
     line: Line,
     catalog: Catalog,
     breakers: Breakers,
+    chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
     admission: Admission,
     tenant_limits: TenantLimits,
     telemetry: Telemetry,
-    landed: Callable[[Work], None],
 ) -> tuple[Gateway, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
     cache, limits = settings.cache, settings.timeouts
     popularity = Popularity()
     hints = Hints()
     local = LocalCopy(cache.local)
+
+    def landed(work: Work) -> None:
+        telemetry.landed(work)
+        chooser.landed(work)
+        tenant_limits.spend(work.tenant, work.used)
+
     flights = Flights(
         Dispatcher(
             client,
@@ -169,7 +183,7 @@ def _build_gateway(
     flights.share(shared)
     gateway = Gateway(
         reader=reader,
-        catalog=catalog,
+        chooser=chooser,
         store=EntryStore(line, purges, local),
         local=local,
         flights=flights,
@@ -238,6 +252,8 @@ def build_catalog(settings: Settings) -> Catalog:
                 url=url,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
+                family=engine.name,
+                draft=engine.launch is not None and engine.launch.draft is not None,
                 max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
             )
             for number, url in enumerate(engine.addresses, 1)

@@ -58,6 +58,7 @@ class Router(Strict, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
     max_body: Bytes = Bytes(4 << 20)
+    explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     state: str = ".roundhouse"
 
 

@@ -4,6 +4,7 @@ The names are those that dashboards of this field use. Tenants and models come f
 can make a series.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -100,6 +101,15 @@ class Telemetry:
         self._redis_up = Gauge(
             "roundhouse_redis_up", "Whether Redis answers", multiprocess_mode="livemin", registry=registry
         )
+        by_task = ("engine", "task")
+        self._learned_speed = Gauge(
+            "roundhouse_engine_tokens_per_second", "Tokens per second of one request, as learned by task", by_task,
+            multiprocess_mode="livemostrecent", registry=registry,
+        )  # fmt: skip
+        self._pays = Gauge(
+            "roundhouse_draft_pays", "Whether the engine's draft makes it faster at the task", by_task,
+            multiprocess_mode="livemostrecent", registry=registry,
+        )  # fmt: skip
         self._engine_gauges = {
             field: Gauge(name, help_, ("engine",), multiprocess_mode="livemostrecent", registry=registry)
             for field, name, help_ in _GAUGES
@@ -177,6 +187,14 @@ class Telemetry:
         """Takes over how many wait for a model's engines."""
         self._queued.labels(model).set(waiting)
 
+    def _show(self, gauge: Gauge, value: float | None, *labels: str) -> None:
+        """Sets one of a gauge's samples; what is unknown has none."""
+        if value is not None:
+            gauge.labels(*labels).set(value)
+        elif self._multiprocess is None:
+            with contextlib.suppress(KeyError):  # as some versions say that there was none
+                gauge.remove(*labels)
+
     def observe(self, engines: Iterable[Engine], breaker: Callable[[str], State], *, redis_up: bool) -> None:
         """Takes over what the probe found; `breaker` tells the state of an engine's."""
         self._redis_up.set(redis_up)
@@ -185,11 +203,10 @@ class Telemetry:
             self._in_flight.labels(engine.name).set(engine.in_flight)
             self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker(engine.name)])
             for field, gauge in self._engine_gauges.items():
-                value = getattr(engine.gauges, field)
-                if value is not None:
-                    gauge.labels(engine.name).set(value)
-                elif self._multiprocess is None and (engine.name,) in _children(gauge):
-                    gauge.remove(engine.name)
+                self._show(gauge, getattr(engine.gauges, field), engine.name)
+            for task, draft in engine.drafts.items():
+                self._show(self._learned_speed, draft.tokens_per_second, engine.name, task)
+                self._show(self._pays, draft.pays, engine.name, task)
 
     # -- pages and lines come out -----------------------------------------------------------------------------------
 
@@ -224,10 +241,6 @@ class _Families:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families
-
-
-def _children(gauge: Gauge) -> set[tuple[str, ...]]:
-    return {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
 
 
 def _hit_ratio(families: Iterable[Metric]) -> Metric:

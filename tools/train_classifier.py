@@ -5,39 +5,50 @@
 A data file has one JSON object a line: `prompt`, `task` ("code" or "chat") and optionally `source`. The project's own
 examples and its lexicon lie beside this script and are always used; what is given with --data stays where it is.
 
-- A fifth of all prompts, chosen by the SHA-256 of the prompt, is held back: it is never trained on.
 - The model is logistic regression with an L2 penalty, fitted by coordinate descent. A word's weight is its own weight
-  plus those of its groups in the lexicon, so a language that no example names still counts as a language.
+  plus those of its groups in the lexicon, so a language that no example names still counts as a language. Short and
+  long prompts share a part of each weight, and have a part for themselves.
+- The strength of the penalty and the threshold are chosen by cross-validation within what is trained on. The figures
+  come from a second cross-validation around that, so no prompt has a part in anything that judges it. What is written
+  in the end has learned from all examples; the test prompts are never trained on.
 - Nothing is random but the folds, which are seeded, and weights are rounded: the same input gives the same file.
 """
 
 import argparse
-import hashlib
 import json
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from router.core.classify import Classifier, Weights, features
+from router.core.classify import Classifier, Table, Weights, feature, features, is_short, name_of
 from router.core.types import Task
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "router" / "core" / "classify_weights.json"
-TEST = HERE.parent / "tests" / "router" / "core" / "classify_prompts.jsonl"
+TESTS = [
+    HERE.parent / "tests" / "router" / "core" / name for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
+]
 
-# Chosen by cross-validation; anything near them does as well.
-C = 4.0  # the inverse of the penalty's strength
-OWN_WEIGHT = 2.0  # an own example counts as so many of the data's, whose labels are noisy
-BIAS_SHIFT = 0.3  # log-odds towards code, where cross-validation finds the highest F1
+# Settled on by cross-validation over the examples; anything near them does as well.
+OWN_WEIGHT = 0.7  # an own example counts as so many of the data's; more, and long prompts suffer
+LENGTH_SCALE = 1.5  # how freely the weights of short and of long prompts may part
 MIN_COUNT = 2  # prompts that have to contain a feature before it gets a weight of its own
 TOLERANCE = 0.002
 MAX_PASSES = 300
 FOLDS = 5
+INNER_FOLDS = 3
+# What is chosen among by cross-validation: the inverse of the penalty's strength, and log-odds added towards code.
+STRENGTHS = (2.0, 4.0)
+SHIFTS = (-0.3, 0.0, 0.3, 0.6)
+
+ALL_PROMPTS, SHORT_PROMPTS, LONG_PROMPTS = "all", "short", "long"
+# For which prompts; "own", "group" or "bias"; the name of the feature or the group.
+Column = tuple[str, str, str]
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -60,19 +71,31 @@ class Score:
         return f"{self.count:5}  accuracy {self.accuracy:.3f}  F1 {self.f1:.3f}"
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What cross-validation chooses."""
+
+    strength: float
+    shift: float
+
+
 def read(path: Path) -> list[Example]:
     """The examples of a JSON-lines file. Raises msgspec.ValidationError where a line is not one."""
     return [msgspec.json.decode(line, type=Example) for line in path.read_bytes().splitlines() if line.strip()]
 
 
-def held_back(prompt: str) -> bool:
-    """Whether a prompt belongs to the fifth that is never trained on; a property of the prompt alone."""
-    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") % 5 == 0
-
-
 def named(text: str) -> frozenset[str]:
-    """The features that may have a weight: a lone letter or digit tells of the prompts at hand, not of the task."""
-    return frozenset(name for name in features(text) if len(name) > 1 or not name.isalnum() or not name.isascii())
+    """The features that may have a weight, by name.
+
+    A lone letter or digit tells of the prompts at hand, not of the task; and of the pairs only those count that the
+    classifier finds again by their name.
+    """
+    names = ((name_of(one), one) for one in features(text))
+    return frozenset(
+        name
+        for name, one in names
+        if feature(name) == one and (len(name) > 1 or not name.isalnum() or not name.isascii())
+    )
 
 
 def groups_of_words(path: Path) -> dict[str, tuple[str, ...]]:
@@ -81,42 +104,41 @@ def groups_of_words(path: Path) -> dict[str, tuple[str, ...]]:
     for group, words in json.loads(path.read_text(encoding="utf-8")).items():
         for word in words.split():
             for name in sorted(named(word)):
-                if (
-                    any(c.isalnum() for c in name)
-                    and not name.startswith("~")
-                    and not (len(name) == 1 and name.isascii())
-                ):
+                # Of a word with signs in it the words count, and signs where they stand alone.
+                if not name.startswith("~") and any(map(str.isalnum, name)) == any(map(str.isalnum, word)):
                     groups.setdefault(name, {})[group] = None
     return {name: tuple(of) for name, of in groups.items()}
 
 
 def columns_of(
-    rows: Sequence[frozenset[str]], groups: dict[str, tuple[str, ...]]
-) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """The design matrix by column, scaled as `Classifier.classify` scales: ("own", feature) and ("group", name)."""
-    # A lone letter or digit says more about the prompts at hand than about the task.
-    rows = [
-        frozenset(name for name in row if len(name) > 1 or not name.isalnum() or not name.isascii()) for row in rows
-    ]
+    prompts: Sequence[str], rows: Sequence[frozenset[str]], groups: dict[str, tuple[str, ...]]
+) -> dict[Column, list[tuple[int, float]]]:
+    """The design matrix by column, scaled as `Classifier.classify` scales.
+
+    A feature and a group have a column for all prompts, and one more for the short or the long ones.
+    """
     counts = Counter(name for row in rows for name in row)
-    columns: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for number, row in enumerate(rows):
+    columns: dict[Column, list[tuple[int, float]]] = {}
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         known = sorted(name for name in row if counts[name] >= MIN_COUNT or name in groups)
         scale = 1 / math.sqrt(len(known) or 1)
-        for name in known:
-            if counts[name] >= MIN_COUNT:
-                columns.setdefault(("own", name), []).append((number, scale))
-        for group, times in Counter(group for name in known for group in groups.get(name, ())).items():
-            columns.setdefault(("group", group), []).append((number, scale * times))
+        of_length = SHORT_PROMPTS if is_short(prompt) else LONG_PROMPTS
+        cells = [("own", name, scale) for name in known if counts[name] >= MIN_COUNT]
+        together = Counter(group for name in known for group in groups.get(name, ()))
+        cells += [("group", group, scale * times) for group, times in together.items()]
+        for kind, name, value in cells:
+            columns.setdefault((ALL_PROMPTS, kind, name), []).append((number, value))
+            columns.setdefault((of_length, kind, name), []).append((number, value * LENGTH_SCALE))
+        columns.setdefault((of_length, "bias", ""), []).append((number, LENGTH_SCALE))
     return dict(sorted(columns.items()))
 
 
-def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> Weights:
+def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choice: Choice) -> Weights:
     """Fits the model: each column in turn takes a Newton step under a bound of the curvature, so the loss falls."""
     rows = [named(example.prompt) for example in examples]
-    columns = columns_of(rows, groups)
+    columns = columns_of([example.prompt for example in examples], rows, groups)
     target = [float(example.task == "code") for example in examples]
-    cost = [C * (OWN_WEIGHT if example.source == "own" else 1.0) for example in examples]
+    cost = [choice.strength * (OWN_WEIGHT if example.source == "own" else 1.0) for example in examples]
     margin = [0.0] * len(examples)
     probability = [0.5] * len(examples)
     bias_column = [(number, 1.0) for number in range(len(examples))]
@@ -144,12 +166,20 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> We
         if max(largest, abs(step)) < TOLERANCE:
             break
 
-    names = {name for kind, name in columns if kind == "own"} | groups.keys()
-    folded = {
-        name: weight.get(("own", name), 0.0) + sum(weight.get(("group", group), 0.0) for group in groups.get(name, ()))
-        for name in sorted(names)
-    }
-    return Weights(bias=round(bias + BIAS_SHIFT, 3), features={name: round(value, 3) for name, value in folded.items()})
+    names = sorted({name for _, kind, name in columns if kind == "own"} | groups.keys())
+
+    def table(of_length: str) -> Table:
+        def of(kind: str, name: str) -> float:
+            alone = weight.get((of_length, kind, name), 0.0) * LENGTH_SCALE
+            return weight.get((ALL_PROMPTS, kind, name), 0.0) + alone
+
+        folded = {name: of("own", name) + sum(of("group", group) for group in groups.get(name, ())) for name in names}
+        return Table(
+            bias=round(100 * (bias + of("bias", "") + choice.shift)),
+            features={name: round(100 * value) for name, value in folded.items()},
+        )
+
+    return Weights(short=table(SHORT_PROMPTS), long=table(LONG_PROMPTS))
 
 
 def score(judged: Iterable[tuple[Task, Task]]) -> Score:
@@ -164,19 +194,43 @@ def judge(classifier: Classifier, examples: Iterable[Example]) -> list[tuple[Exa
     return [(example, classifier.classify(example.prompt).task) for example in examples]
 
 
+def split(examples: Sequence[Example], folds: int, seed: int) -> Iterator[tuple[list[Example], list[Example]]]:
+    """Each fold once as the second list, and all others as the first."""
+    shuffled = list(examples)
+    random.Random(seed).shuffle(shuffled)
+    for fold in range(folds):
+        kept = [example for place, example in enumerate(shuffled) if place % folds != fold]
+        yield kept, shuffled[fold::folds]
+
+
+def choose(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> Choice:
+    """The choice with the highest F1 in a cross-validation of these examples alone."""
+    best = (-1.0, Choice(STRENGTHS[0], SHIFTS[0]))
+    for strength in STRENGTHS:
+        scored: list[tuple[Task, float]] = []
+        for kept, left_out in split(examples, INNER_FOLDS, seed=0):
+            classifier = Classifier(train(kept, groups, Choice(strength, 0.0)))
+            scored += [
+                (example.task, math.fsum(amount for _, amount in classifier.explain(example.prompt)))
+                for example in left_out
+            ]
+        for shift in SHIFTS:
+            f1 = score((task, "code" if log_odds + shift > 0 else "chat") for task, log_odds in scored).f1
+            best = max(best, (f1, Choice(strength, shift)), key=lambda one: one[0])
+    return best[1]
+
+
 def cross_validate(
     examples: Sequence[Example], groups: dict[str, tuple[str, ...]], repeats: int
 ) -> list[tuple[Example, Task]]:
-    """Every example judged `repeats` times by a model that has not seen it."""
+    """Every example judged `repeats` times by a model that has not seen it, nor was chosen by it."""
     judged: list[tuple[Example, Task]] = []
-    for seed in range(repeats):
-        shuffled = list(examples)
-        random.Random(seed).shuffle(shuffled)
-        for fold in range(FOLDS):
-            kept = [example for place, example in enumerate(shuffled) if place % FOLDS != fold]
-            judged += judge(Classifier(train(kept, groups)), shuffled[fold::FOLDS])
-            print(f"\rcross-validating: {seed * FOLDS + fold + 1} of {repeats * FOLDS} ", end="", flush=True)
-    print("\r" + " " * 40, end="\r")
+    for seed in range(1, repeats + 1):
+        for fold, (kept, left_out) in enumerate(split(examples, FOLDS, seed), 1):
+            choice = choose(kept, groups)
+            judged += judge(Classifier(train(kept, groups, choice)), left_out)
+            print(f"\rround {seed}, fold {fold}: {choice}", end="", flush=True)
+    print("\r" + " " * 60, end="\r")
     return judged
 
 
@@ -196,32 +250,32 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="labelled prompts, JSON lines")
     parser.add_argument("--examples", type=Path, default=HERE / "classifier_examples.jsonl", help="the project's own")
     parser.add_argument("--lexicon", type=Path, default=HERE / "classifier_lexicon.json", help="words in groups")
-    parser.add_argument("--test", type=Path, default=TEST, help="prompts that are only ever tested on")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of cross-validation; 0 skips it")
+    parser.add_argument("--test", nargs="*", type=Path, default=TESTS, help="prompts that are only ever tested on")
+    parser.add_argument("--repeats", type=int, default=1, help="rounds of cross-validation; 0 skips it")
     parser.add_argument("--out", type=Path, default=OUT, help="where the weights go")
     parser.add_argument("--errors", action="store_true", help="show what cross-validation got wrong")
     arguments = parser.parse_args()
 
     examples = [example for path in [*arguments.data, arguments.examples] for example in read(path)]
-    seen = [example for example in examples if not held_back(example.prompt)]
-    unseen = [example for example in examples if held_back(example.prompt)]
     groups = groups_of_words(arguments.lexicon)
 
     if arguments.repeats:
-        judged = cross_validate(seen, groups, arguments.repeats)
-        report(f"cross-validation, {FOLDS} folds x {arguments.repeats}", judged)
+        judged = cross_validate(examples, groups, arguments.repeats)
+        report(f"nested cross-validation, {FOLDS} folds x {arguments.repeats}", judged)
         if arguments.errors:
             wrong = Counter((example.task, example.prompt[:150]) for example, said in judged if said != example.task)
             for (task, prompt), times in wrong.most_common():
                 print(f"  {times} x {task}: {prompt!r}")
-    weights = train(seen, groups)
+    choice = choose(examples, groups)
+    weights = train(examples, groups, choice)
     classifier = Classifier(weights)
-    report("held back", judge(classifier, unseen))
-    report("test prompts, of another kind", judge(classifier, read(arguments.test)))
+    print(choice)
+    for path in arguments.test:
+        report(path.name, judge(classifier, read(path)))
 
     packed = json.dumps(msgspec.to_builtins(weights), ensure_ascii=False, indent=0) + "\n"
     arguments.out.write_text(packed, encoding="utf-8")
-    print(f"{arguments.out.name}: {len(weights.features)} features, {len(packed.encode())} bytes")
+    print(f"{arguments.out.name}: {len(weights.long.features)} features, {len(packed.encode())} bytes")
 
 
 if __name__ == "__main__":

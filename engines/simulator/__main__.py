@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--draft", help="name of a draft model; turns speculative decoding on")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--acceptance", type=float, default=0.7, help="chance of each draft token, 0 to 1")
+    parser.add_argument("--code-acceptance", type=float, help="the same where the prompt asks for code")
     parser.add_argument("--ttft-ms", type=float, default=0.0, help="milliseconds to the first token")
     parser.add_argument("--tokens-per-second", type=float, default=0.0, help="of each request; 0: as fast as possible")
     parser.add_argument("--jitter", type=float, default=0.0, help="share by which each wait varies, 0 to 1")
@@ -35,6 +36,7 @@ def main() -> None:
             draft=options.draft,
             num_speculative_tokens=options.num_speculative_tokens,
             acceptance=options.acceptance,
+            code_acceptance=options.code_acceptance,
             ttft=options.ttft_ms / 1000,
             tokens_per_second=options.tokens_per_second,
             jitter=options.jitter,

@@ -6,6 +6,7 @@ from engines.simulator.settings import Settings
 
 _MOST_LOGPROBS = 20
 _MOST_CHOICES = 16_384
+_NOTHING = 1e-5
 
 
 def check_before_types(body: Body, *, chat: bool) -> None:
@@ -70,6 +71,13 @@ def check_values(
     least = body.get("min_tokens") or 0
     if limit is not None and least > limit:
         raise refused(f"min_tokens must be less than or equal to max_tokens={limit}, got {least}.")
+    if settings.draft:
+        # vLLM sets min_p to 0 for greedy sampling, before it looks.
+        greedy = temperature is not None and temperature < _NOTHING
+        if ((body.get("min_p") or 0) > _NOTHING and not greedy) or body.get("logit_bias"):
+            raise refused(
+                "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+            )
     if any(not text for text in body.get("stop") or ()):
         raise refused("stop cannot contain an empty string.")
     if logprobs is not None and logprobs > _MOST_LOGPROBS:

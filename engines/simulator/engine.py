@@ -50,6 +50,7 @@ class _Running:
     times: Times
     stops: StopStrings | None
     least: int
+    code: bool
     generated: int = 0
 
 
@@ -146,10 +147,11 @@ class Engine:
         exact = script.exact
         if exact is None and request.json_schema is not None:
             exact = document(request.json_schema, seed)
+        code = looks_like_code(prompt.asked)
         answer = Answer(
             seed=seed,
             prompt=prompt.asked,
-            code=looks_like_code(prompt.asked),
+            code=code,
             fenced=request.chat,
             thinking=request.thinking,
             exact=exact,
@@ -173,12 +175,13 @@ class Engine:
             times=times,
             stops=StopStrings(request.stop, keep=request.keep_stop) if request.stop else None,
             least=request.min_tokens,
+            code=code,
         )
 
     def _step(self, running: _Running, *, counted: bool) -> Delta:
         # The first step computes the prompt and yields one token; a draft only helps after it. A fault that waits for a
         # number of tokens needs them one by one.
-        steps = 1 if counted or not running.generated else self.speculation.step(running.rng)
+        steps = 1 if counted or not running.generated else self.speculation.step(running.rng, code=running.code)
         got: list[Token] = []
         parts: list[Token] = []
         reason = stop = None

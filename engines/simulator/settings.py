@@ -23,6 +23,8 @@ class Settings:
     num_speculative_tokens: int = 4
     acceptance: float = 0.7
     """Chance that one more draft token of a step is accepted, given that all before it were."""
+    code_acceptance: float | None = None
+    """The same where the prompt asks for code; None is no difference."""
     ttft: float = 0.0
     """Seconds to the first token."""
     tokens_per_second: float = 0.0

@@ -21,7 +21,8 @@ class Speculation:
 
     def __init__(self, settings: Settings) -> None:
         self._depth = settings.num_speculative_tokens if settings.draft else 0
-        self._acceptance = settings.acceptance
+        other = settings.acceptance
+        self._acceptance = {False: other, True: other if settings.code_acceptance is None else settings.code_acceptance}
         self.counts = SpeculationCounts(accepted_at=[0] * self._depth)
 
     @property
@@ -29,12 +30,16 @@ class Speculation:
         """Whether there is a draft."""
         return self._depth > 0
 
-    def step(self, rng: Random) -> int:
-        """Tokens that one step of one sequence yields: one of the target's own, and those accepted before it."""
+    def step(self, rng: Random, *, code: bool) -> int:
+        """Tokens that one step of one sequence yields: one of the target's own, and those accepted before it.
+
+        `code`: whether the sequence is code.
+        """
         if not self._depth:
             return 1
+        acceptance = self._acceptance[code]
         accepted = 0
-        while accepted < self._depth and rng.random() < self._acceptance:
+        while accepted < self._depth and rng.random() < acceptance:
             self.counts.accepted_at[accepted] += 1
             accepted += 1
         self.counts.drafts += 1

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from router.api.auth import Authenticator
 from router.api.leaving import ClientLeaving, Receive
+from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
 from router.core.limits import headers as limit_headers
 from router.core.types import CacheStatus, Endpoint
@@ -63,10 +64,11 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: RawHeaders = scope["headers"]
-        request_id, traceparent = _correlation(headers)
+        request_id, traceparent, session = _correlation(headers)
         exchange = Exchange(
-            endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent
-        )
+            endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent,
+            session=session,
+        )  # fmt: skip
         client = ClientLeaving(receive)
         try:
             await self._serve(exchange, headers, client, receive, send)
@@ -187,16 +189,18 @@ def request_id(headers: RawHeaders) -> str:
     return _correlation(headers)[0]
 
 
-def _correlation(headers: RawHeaders) -> tuple[str, str | None]:
-    """The request's id and its traceparent (https://www.w3.org/TR/trace-context/), if it has a sane one."""
-    given = traceparent = None
+def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
+    """The request's id, its traceparent (https://www.w3.org/TR/trace-context/) and its session, if it has sane ones."""
+    given = traceparent = session = None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             given = value.decode("ascii")
         elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
             traceparent = value.decode("ascii")
+        elif name == b"x-session-id" and SESSION.fullmatch(value):
+            session = value.decode("ascii")
     # As long as a UUID, and without a system call; it identifies, and proves nothing.
-    return given or f"{getrandbits(128):032x}", traceparent
+    return given or f"{getrandbits(128):032x}", traceparent, session
 
 
 def _headers(exchange: Exchange) -> RawHeaders:
@@ -220,6 +224,8 @@ def _headers(exchange: Exchange) -> RawHeaders:
         headers.append((b"x-engine", exchange.engine.encode("ascii")))
     if exchange.fallback is not None:
         headers.append((b"x-fallback", exchange.fallback.encode("ascii")))
+    if exchange.adjusted:
+        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode("ascii")))
     return headers
 
 

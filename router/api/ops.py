@@ -119,6 +119,7 @@ class Ops:
                     "kv_cache_usage": engine.gauges.kv_cache_usage,
                     "running": engine.gauges.running,
                     "waiting": engine.gauges.waiting,
+                    "drafts": engine.drafts,
                 }
                 for engine in engines
             },

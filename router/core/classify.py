@@ -4,9 +4,10 @@ How it works, in the order in which it happens:
 
 1. The window. Instructions stand at the beginning or at the end of a prompt, so only `HEAD` characters from the front
    and `TAIL` from the back are looked at. What a prompt costs is therefore bounded, however long it is.
-2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`) and a few marks of layout such as an
-   indented line. `str.translate` and `str.split` find them in ASCII without a step of Python for each; other
-   scripts take a regular expression over a shorter window, and pairs of characters where a script has no spaces.
+2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`), a few marks of layout such as an
+   indented line, and pairs of characters where a script has no spaces. `bytes.translate` and `str.split` find the
+   words without a step of Python for each character. A pair is read as one number out of the text's UTF-16, since
+   cutting a string at every character costs ten times as much.
 3. The score. The weights of the known features are summed, divided by the square root of their number, so that a
    long prompt is not surer for being long, and passed through the logistic function.
 
@@ -15,6 +16,7 @@ The weights come from `tools/train_classifier.py`; docs/classifier.md says how g
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from importlib import resources
 from typing import Final, Self
@@ -25,29 +27,33 @@ from router.core.types import Task
 
 HEAD: Final = 400
 TAIL: Final = 200
-# Other scripts take the slower path, and say more in a character.
-WIDE_HEAD: Final = 180
-WIDE_TAIL: Final = 100
+# The characters of a prompt that is judged as a short one.
+SHORT: Final = 200
+# Other scripts cost more and say more in a character, those that are read in pairs most of all.
+WIDE_HEAD: Final = 240
+WIDE_TAIL: Final = 160
+PAIRS_HEAD: Final = 140
+PAIRS_TAIL: Final = 100
 
-# Everything but the characters of words becomes a space, and the reverse; a table that maps ASCII to ASCII keeps
-# `str.translate` on its fast path. The end of a line belongs to the symbols (`;⏎`), and so must outlive `split`.
-_ASCII: Final = tuple(map(chr, range(128)))
-_WORDS: Final = "".join(c if c.isalnum() or c in "_+#\\" else " " for c in _ASCII)
-_SYMBOLS: Final = "".join("\x01" if c == "\n" else " " if c.isalnum() or c < " " else c for c in _ASCII)
+# Tables for `bytes.translate` over UTF-8. Words: what is no character of a word becomes a space; bytes of other scripts
+# stay, or go in the second table. Symbols: the reverse. The end of a line belongs to the symbols (`;⏎`), and so must
+# outlive `split`.
+_ASCII_WORDS: Final = bytes(b if (b < 128 and chr(b).isalnum()) or b in b"_+#\\" else 32 for b in range(256))
+_WORDS: Final = _ASCII_WORDS[:128] + bytes(range(128, 256))
+_SYMBOLS: Final = bytes(1 if b == 10 else 32 if b < 32 or b > 127 or chr(b).isalnum() else b for b in range(256))
 
-# Runs of one kind of letter: Latin with its accents, the alphabets from Greek to Thai, Hiragana, Katakana, ideographs,
-# Hangul. `_wide_words` tells them apart by their first character.
-_RUNS: Final = re.compile(
-    r"[a-z0-9_+#\\\xdf-\u024f\u1e00-\u1eff]+|[\u0370-\u0e7f]+"
-    r"|[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3400-\u9fff]+|[\uac00-\ud7a3]+"
-)
+# Scripts without spaces between words, or with endings that matter more than the spaces: Thai, Lao, Kana, ideographs,
+# Hangul.
+_UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 
-_PAIRS: Final = re.compile("..")
+# What word processors and telephones put between words.
+_TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
-# What word processors and telephones put into English, which is no reason to leave the fast path.
-_TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u2013\u2014\u2026\u00a0\ufeff"
+# What may stand anywhere, within a word or across several. Each is a search of the window: a few are affordable.
+_MARKS: Final = ("\n    ", "\n\t", "\n\n", ";\n", "_", "()", " = ", "```", "error", "\\d")
 
-_MARKS: Final = ("\n    ", "\n\t", "_")
+# A word, a run of symbols or a mark as itself; a pair of characters as its two units of UTF-16 in one number.
+Feature = str | int
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -57,29 +63,48 @@ class Verdict(msgspec.Struct, frozen=True):
     score: float
 
 
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights in hundredths of log-odds: above 0 speaks for code, below 0 for chat.
+
+    Whole numbers, since their sum does not depend on the order, which for sets of text changes from process to process.
+    """
+
+    bias: int
+    features: dict[str, int]
+
+
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What training found, in log-odds: above 0 speaks for code, below 0 for chat."""
+    """What training found: for short prompts, where a word says much, and for long ones, where it may just occur."""
 
-    bias: float
-    features: dict[str, float]
+    short: Table
+    long: Table
 
 
-def features(text: str) -> list[str]:
+def is_short(text: str) -> bool:
+    """Which of the two tables judges a prompt."""
+    return len(text) <= SHORT
+
+
+def features(text: str) -> list[Feature]:
     """The features of a prompt, repeats and all, in no order that matters. Those of layout begin with `~`."""
-    window = _window(text, HEAD, TAIL)
-    if not window.isascii():
+    lowered = _window(text, HEAD, TAIL).lower()
+    if not lowered.isascii():
+        lowered = _window(lowered, WIDE_HEAD, WIDE_TAIL)
         for typographic in _TYPOGRAPHIC:
-            window = window.replace(typographic, " ")
-    if window.isascii():
-        plain = window.lower()
-        found = plain.translate(_WORDS).split()
+            lowered = lowered.replace(typographic, " ")
+    packed = lowered.encode("utf-8", "replace")
+    found: list[Feature] = []
+    if lowered.isascii():
+        found += packed.translate(_WORDS).decode("ascii").split()
+    elif _UNSPACED.search(lowered):
+        found += packed.translate(_ASCII_WORDS).decode("ascii").split()
+        found += _pairs(_window(lowered, PAIRS_HEAD, PAIRS_TAIL))
     else:
-        lowered = _window(window, WIDE_HEAD, WIDE_TAIL).lower()
-        found = _wide_words(lowered)
-        # The tables below know only ASCII: other letters become a letter, by way of the question mark.
-        plain = lowered.replace("?", " ").encode("ascii", "replace").decode("ascii").replace("?", "a")
-    found += plain.translate(_SYMBOLS).split()
-    found += ["~" + mark for mark in _MARKS if mark in plain]
+        # From Greek on, words are cut short, so that inflected ones repeat themselves.
+        words = packed.translate(_WORDS).decode("utf-8").split()
+        found += [word if word < "\u0370" else word[:5] for word in words]
+    found += packed.translate(_SYMBOLS).decode("ascii").split()
+    found += ["~" + mark for mark in _MARKS if mark in lowered]
     return found
 
 
@@ -87,21 +112,26 @@ def _window(text: str, head: int, tail: int) -> str:
     return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
 
 
-def _wide_words(lowered: str) -> list[str]:
-    """The words of a text in any script, cut so that inflected words and scripts without spaces repeat themselves."""
-    words: list[str] = []
-    for run in _RUNS.findall(lowered):
-        first = run[0]
-        if first < "\u0370" or "\u1e00" <= first < "\u1f00" or "\u30a0" <= first < "\u3100":
-            words.append(run)
-        elif first < "\u0e80":
-            words.append(run[:5])
-        elif "\u3400" <= first < "\ua000":
-            words += _PAIRS.findall(run)
-            words += _PAIRS.findall(run, 1)
-        elif first >= "\uac00":
-            words.append(run[:2])
-    return words
+def _pairs(text: str) -> list[int]:
+    """Each two units of UTF-16 that stand side by side, as one number: first the even places, then the odd ones."""
+    units = memoryview(text.encode("utf-16-le", "surrogatepass"))
+    even, odd = len(units) // 4 * 4, (len(units) - 2) // 4 * 4
+    return units[:even].cast("I").tolist() + units[2 : 2 + odd].cast("I").tolist()
+
+
+def feature(name: str) -> Feature:
+    """The feature that `name_of` calls so."""
+    return _pairs(name)[0] if len(name) == 2 and _UNSPACED.match(name) and _UNSPACED.match(name, 1) else name
+
+
+def name_of(feature: Feature) -> str:
+    """A feature as people read it, and as the file of weights spells it."""
+    return feature if isinstance(feature, str) else feature.to_bytes(4, sys.byteorder).decode("utf-16-le", "replace")
+
+
+def _shown(name: str) -> str:
+    """A name that can be printed: the end of a line and the tab as their signs."""
+    return name.replace("\x01", "⏎").replace("\n", "⏎").replace("\t", "⇥")
 
 
 class Classifier:
@@ -112,12 +142,11 @@ class Classifier:
     - Any `str` is classified, lone surrogates and control characters included; nothing is raised.
     """
 
-    __slots__ = ("_bias", "_known", "_weights")
+    __slots__ = ("_long", "_short")
 
     def __init__(self, weights: Weights) -> None:
-        self._bias = weights.bias
-        self._weights: Mapping[str, float] = weights.features
-        self._known = frozenset(weights.features)
+        self._short = _Model(weights.short)
+        self._long = _Model(weights.long)
 
     @classmethod
     def load(cls) -> Self:
@@ -130,15 +159,35 @@ class Classifier:
 
     def classify(self, text: str) -> Verdict:
         """What the query asks for; the caller leaves system prompt and retrieved context out of `text`."""
-        known = self._known.intersection(features(text))
-        log_odds = self._bias
-        if known:
-            log_odds += sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))
+        log_odds = self._model(text).log_odds(features(text))
         return Verdict("code" if log_odds > 0 else "chat", 1 / (1 + math.exp(-log_odds)))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
         """What each known feature adds to the log-odds, the bias as `(bias)` among them; the weightiest first."""
-        known = self._known.intersection(features(text))
-        scale = math.sqrt(len(known)) or 1.0
-        parts = [("(bias)", self._bias), *((name, self._weights[name] / scale) for name in known)]
+        return self._model(text).parts(features(text))
+
+    def _model(self, text: str) -> "_Model":
+        return self._short if is_short(text) else self._long
+
+
+class _Model:
+    """One table, laid out for a quick sum."""
+
+    __slots__ = ("_bias", "_known", "_weights")
+
+    def __init__(self, table: Table) -> None:
+        self._bias = table.bias
+        self._weights: Mapping[Feature, int] = {feature(name): value for name, value in table.features.items()}
+        self._known = frozenset(self._weights)
+
+    def log_odds(self, found: list[Feature]) -> float:
+        known = self._known.intersection(found)
+        if not known:
+            return self._bias / 100
+        return (self._bias + sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))) / 100
+
+    def parts(self, found: list[Feature]) -> list[tuple[str, float]]:
+        known = self._known.intersection(found)
+        scale = 100 * math.sqrt(len(known))
+        parts = [("(bias)", self._bias / 100), *((_shown(name_of(one)), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))

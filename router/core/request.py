@@ -4,6 +4,7 @@ A request is decoded twice, both times by msgspec: into plain values, from which
 to an engine) into its top-level fields, which are passed on byte for byte but for the two that the router sets.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -193,6 +194,14 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         max_tokens=known.limit(),
         body=body,
     )
+
+
+def without(request: Request, names: Iterable[str]) -> Request:
+    """The same request without some of its top-level fields that `Request` has no attribute for."""
+    left_out = set(names)
+    rest = {name: value for name, value in _split(request.body).items() if name not in left_out}
+    fields = {name: value for name, value in request.fields.items() if name not in left_out}
+    return msgspec.structs.replace(request, fields=fields, body=_encode(rest))
 
 
 def _wrong(error: msgspec.ValidationError) -> ApiError:

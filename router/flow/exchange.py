@@ -57,15 +57,19 @@ class Exchange:
     """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that."""
 
     __slots__ = (
-        "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
+        "adjusted", "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
         "fallback", "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason",
-        "request_id", "status", "stream", "task", "tenant", "traceparent", "ttl",
+        "request_id", "session", "status", "stream", "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
-    def __init__(self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None) -> None:
+    def __init__(
+        self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None,
+        session: str | None = None,
+    ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.request_id = request_id
         self.traceparent = traceparent
+        self.session = session  # the client's X-Session-ID
         self.begun = begun
         self.tenant = DEFAULT_TENANT
         self.permit: Permit | None = None  # of a tenant with limits
@@ -81,8 +85,10 @@ class Exchange:
         self.age: int | None = None
         self.ttl: int | None = None
         self.local = False
-        # The engines' part; `fallback` is the model that answered in place of the one that was asked for.
+        # The engines' part; `fallback` is the model that answered in place of the one that was asked for, `adjusted`
+        # are the fields that the engine did not get.
         self.fallback: str | None = None
+        self.adjusted: tuple[str, ...] = ()
         self.dispatched: float | None = None
         self.first_token: float | None = None
         self.prompt_tokens = 0

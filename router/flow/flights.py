@@ -96,11 +96,12 @@ class Flights:
         return self._open.get(key.digest)
 
     def launch(
-        self, request: Request, key: Key | None, work: Work, engines: Sequence[Engine], *,
+        self, request: Request, key: Key | None, work: Work, engines: Callable[[], Sequence[Engine]], *,
         keep: Keep | None, documents: tuple[str, ...], since: Mark, seen: float | None = None,
     ) -> Flight:  # fmt: skip
         """Begins a flight; others can join it if it has a key, and it is stored if there is a `keep`.
 
+        `engines`: gives those that are to be tried, once it is known that this process leads the flight.
         `seen`: when the entry was created that is stored already and is of no use, if there is one.
         """
         self._number += 1
@@ -127,12 +128,14 @@ class Flights:
 
     # -- one flight -------------------------------------------------------------------------------------------------
 
-    async def _fly(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None, seen: float | None) -> None:
+    async def _fly(
+        self, flight: Flight, engines: Callable[[], Sequence[Engine]], keep: Keep | None, seen: float | None
+    ) -> None:
         landing = lost()
         try:
             claim = await self._claim(flight, seen)
             if claim is None:
-                landing = await self._lead(flight, engines, keep)
+                landing = await self._lead(flight, engines(), keep)
             elif isinstance(claim, Claim):
                 flight.led_here = False
                 landing = await self._follow(flight, claim)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import floor
 from typing import Final, Protocol
 
@@ -14,10 +14,10 @@ from router.core.policy import Use, decide, usable
 from router.core.reason import Fingerprint, Hints, fingerprint
 from router.core.recording import Recording
 from router.core.replay import replay
-from router.core.routing import plan
-from router.core.types import Bypass, CacheStatus, Entry, Task
+from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
 from router.flow.brownout import Brownout
+from router.flow.choosing import Chooser
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
@@ -26,7 +26,6 @@ from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
 from router.store.redis import EntryStore, WriteResult
-from router.upstream.catalog import Catalog, Engine
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
 _ENGINES_FAULT: Final = (502, 503, 504)
@@ -83,7 +82,7 @@ class Gateway:
         self,
         *,
         reader: RequestReader,
-        catalog: Catalog,
+        chooser: Chooser,
         store: EntryStore,
         local: LocalCopy,
         flights: Flights,
@@ -96,7 +95,7 @@ class Gateway:
     ) -> None:
         """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given."""
         self._reader = reader
-        self._catalog = catalog
+        self._chooser = chooser
         self._store = store
         self._local = local
         self._flights = flights
@@ -180,7 +179,7 @@ class Gateway:
     def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
         entry = found.entry
         exchange.cache = CacheStatus.HIT if found.use is Use.FRESH else CacheStatus.STALE
-        exchange.reason = exchange.fallback = None
+        exchange.reason, exchange.adjusted, exchange.fallback = None, (), None
         exchange.age, exchange.ttl, exchange.local = int(found.age), floor(entry.ttl - found.age), found.local
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
@@ -197,10 +196,14 @@ class Gateway:
             flight = self._flights.find(asked.key) if share else None
             leads = flight is None
             if flight is None:
+                models = self._brownout.models(asked.model.name, asked.request.endpoint)
+                choice = self._chooser.choose(asked, exchange.tenant, exchange.session, models)
+                exchange.adjusted = choice.adjusted
+                exact = not choice.adjusted  # else it is the answer to another request, and nobody else's
                 flight = self._flights.launch(
-                    asked.request, asked.key if share else None, self._work(exchange, asked),
-                    self._engines(asked),
-                    keep=keep, documents=asked.parts.documents(), since=self._purges.last,
+                    choice.request, asked.key if share and exact else None, self._work(exchange, asked),
+                    choice.engines,
+                    keep=keep if exact else None, documents=asked.parts.documents(), since=self._purges.last,
                     seen=found.entry.created if found is not None else None,
                 )  # fmt: skip
             reader = flight.attach(asked.request, exchange, leads=leads)
@@ -230,15 +233,6 @@ class Gateway:
             request_id=exchange.request_id, traceparent=exchange.traceparent, tenant=exchange.tenant,
             model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
         )  # fmt: skip
-
-    def _engines(self, asked: Reading) -> Sequence[Engine]:
-        """The model's engines, and then those of the models that may answer in its place; or the other way round."""
-        models = self._brownout.models(asked.model.name, asked.request.endpoint)
-        return [engine for model in models for engine in self._plan(model, asked.task)]
-
-    def _plan(self, model: str, task: Task) -> Sequence[Engine]:
-        order = plan(task, [engine.view() for engine in self._catalog.serving(model)])
-        return [self._catalog.engines[view.name] for view in order]
 
     def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint) -> Keep:
         """Stores the answer to this request under its key, for no longer than the client allows."""

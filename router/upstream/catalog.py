@@ -1,13 +1,14 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import httpx
 import msgspec
 
 from router.core.routing import EngineView
+from router.core.speculation import Counts
 from router.core.types import AUTO, EngineTask, Task
 from router.errors import unknown_model
 
@@ -39,32 +40,56 @@ class Gauges(msgspec.Struct, frozen=True):
     prefix_cache_hit_rate: float | None = None
     spec_acceptance_rate: float | None = None
     spec_tokens_per_step: float | None = None
+    spec_counts: Counts | None = None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """What is known of an engine at one task; None is unknown. See speculation.Learned; `pays` is that of its draft."""
+
+    tokens_per_second: float | None
+    tokens_per_step: float | None
+    pays: bool | None
 
 
 class Engine:
-    """One engine process and what this router knows of it. `up` is None until it has been asked."""
+    """One engine process and what this router knows of it.
+
+    - `up`: None until it has been asked.
+    - `family`: the engine of the configuration that it is a replica of.
+    - `max_model_len`: its context in tokens, as configured, or as it says itself.
+    - `others`: how many requests it had beside this router's when it was last asked; None is unknown.
+    - `speculates`: whether it has a draft; None is unknown.
+    - `drafts`: what was learned of it, by task.
+    """
 
     __slots__ = (
-        "_pages",
-        "_url",
-        "freed",
-        "gauges",
-        "in_flight",
-        "max_in_flight",
-        "max_model_len",
-        "model",
-        "name",
-        "served_model",
-        "task",
-        "up",
-    )
+        "_length_is_configured", "_pages", "_url", "drafts", "family", "freed", "gauges", "in_flight", "max_in_flight",
+        "max_model_len", "model", "name", "others", "served_model", "speculates", "task", "up",
+    )  # fmt: skip
 
     def __init__(
-        self, *, name: str, model: str, task: EngineTask, url: str, served_model: str,
-        max_model_len: int | None = None, max_in_flight: int | None = None,
-    ) -> None:  # fmt: skip
-        """`max_in_flight`: how much it may be given to do at once by this process; None is any amount."""
+        self,
+        *,
+        name: str,
+        model: str,
+        task: EngineTask,
+        url: str,
+        served_model: str,
+        max_model_len: int | None = None,
+        max_in_flight: int | None = None,
+        family: str | None = None,
+        draft: bool = False,
+    ) -> None:
+        """`max_in_flight`: how much this process may give it to do at once; None is any amount.
+
+        `draft`: whether the configuration gives it one; of one that roundhouse does not start, nobody can say.
+        """
         self.name = name
+        self.family = family if family is not None else name
+        self.speculates: bool | None = draft or None
+        self.others: float | None = None
+        self.drafts: Mapping[Task, Draft] = {}
+        self._length_is_configured = max_model_len is not None
         self.model = model
         self.task: EngineTask = task
         self._url = url
@@ -95,8 +120,27 @@ class Engine:
             log.info("engine %s is %s", self.name, "up" if up else "down")
         self.up = up
 
-    def view(self) -> EngineView:
-        return EngineView(self.name, self.task, self.up, self.in_flight)
+    def observe(self, gauges: Gauges) -> None:
+        """What its own metrics say at this moment; without a page, the gauges are empty."""
+        self.gauges = gauges
+        known = [count for count in (gauges.running, gauges.waiting) if count is not None]
+        self.others = max(0.0, sum(known) - self.in_flight) if known else None
+        if gauges.spec_counts is not None:
+            self.speculates = True
+        elif gauges.running is not None:  # a page of vLLM's, and no word of a draft
+            self.speculates = False
+
+    @property
+    def tells_its_length(self) -> bool:
+        """Whether it is to be asked for its context, since the configuration does not give it."""
+        return not self._length_is_configured
+
+    def view(self, *, slow: bool = False) -> EngineView:
+        gauges = self.gauges
+        return EngineView(
+            self.name, self.task, self.up, self.in_flight, others=self.others, running=gauges.running,
+            waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
+        )  # fmt: skip
 
 
 class Catalog:

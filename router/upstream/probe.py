@@ -7,8 +7,10 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Final
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.core.speculation import Counts
 from router.upstream.catalog import Catalog, Engine, Gauges
 from router.upstream.client import EngineClient, EngineError
 
@@ -60,7 +62,30 @@ def read_gauges(page: str) -> Gauges:
         spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
         # Each step yields the accepted draft tokens and one of the target's own.
         spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
+        spec_counts=Counts(drafts, accepted) if drafts is not None and accepted is not None else None,
     )
+
+
+class _Served(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Listing(msgspec.Struct):
+    data: list[_Served]
+
+
+_listing = msgspec.json.Decoder(_Listing).decode
+
+
+def read_length(page: bytes, served_model: str) -> int | None:
+    """The context that an engine's /v1/models gives for a model; None where it does not. Never raises."""
+    try:
+        found = _listing(page).data
+    except (msgspec.DecodeError, UnicodeDecodeError):  # it may be no vLLM
+        return None
+    length = next((model.max_model_len for model in found if model.id == served_model), None)
+    return length if length is not None and length > 0 else None
 
 
 class Probe:
@@ -86,6 +111,7 @@ class Probe:
         self._timeout = timeout
         self._checked = checked
         self.last_check: float | None = None
+        self._unheard = set(catalog.engines)  # which have not told their context since they were down
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -113,5 +139,19 @@ class Probe:
                         gauges = read_gauges(page.decode("utf-8", "replace"))
         except (EngineError, TimeoutError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
+        if not up:
+            self._unheard.add(engine.name)  # whatever comes up there may be another than before
+        elif engine.tells_its_length and engine.name in self._unheard:
+            await self._ask_length(engine)
         engine.note(up=up)
-        engine.gauges = gauges
+        engine.observe(gauges)
+
+    async def _ask_length(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._timeout):
+                async with await self._client.get(engine, "/v1/models") as models:
+                    page = await models.read(MAX_METRICS)
+                    engine.max_model_len = read_length(page, engine.served_model) if models.status == 200 else None
+                    self._unheard.discard(engine.name)
+        except (EngineError, TimeoutError) as error:
+            log.debug("engine %s does not tell its context: %s", engine.name, error)

@@ -5,6 +5,9 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -58,6 +61,25 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def started(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Tree]:
+    """`roundhouse up` with real engines on a configuration, which has no [router] yet, until it is left."""
+    router = free_port()
+    config = folder / "roundhouse.toml"
+    # Tests ask for the best engine, and not now and then for another.
+    config.write_text(f'[router]\nport = {router}\nexplore = 0\nstate = "{folder}/state"\n\n{text}')
+    argv = [sys.executable, "-m", "router", "up", "--config", str(config), "--engines", "vllm"]
+    argv += ["--vllm-python", os.environ["ROUNDHOUSE_VLLM_PYTHON"]]
+    log = folder / "up.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, cwd=PROJECT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        yield ready(process, log, router, ports, folder)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
 
 def ready(process: "subprocess.Popen[bytes]", log: Path, router: int, ports: dict[str, int], folder: Path) -> Tree:

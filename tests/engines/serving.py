@@ -49,9 +49,9 @@ def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") ->
 class RouterServer:
     """The real application, served by uvicorn on a free port of this machine; `http` is a client of it."""
 
-    def __init__(self, text: str) -> None:
-        """`text` is the configuration's."""
-        self.application = build(parse(text, {}))
+    def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
+        """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
+        self.application = build(parse(text, {}), random=random)
         options: dict[str, Any] = {"http": "httptools", "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)

@@ -235,3 +235,13 @@ async def test_a_wrong_type_is_refused_and_named(
     assert (response.status_code, error["code"], error["type"]) == (400, 400, "Bad Request")
     assert error["param"] == f"body.{field}"
     assert message in error["message"]
+
+
+async def test_a_draft_can_be_good_at_prose_and_bad_at_code() -> None:
+    async with SimulatedEngine(draft="d", acceptance=1.0, code_acceptance=0.0) as engine:
+        await chat(engine, "Write a Python function", max_tokens=20)
+        accepted = [await engine.metric("spec_decode_num_accepted_tokens_total")]
+        await chat(engine, "Tell me about the sea", max_tokens=20)
+        accepted.append(await engine.metric("spec_decode_num_accepted_tokens_total"))
+        assert accepted[0] == 0
+        assert accepted[1] >= 12

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -87,3 +88,21 @@ def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() ->
 def test_parameters_that_change_an_answer_change_what_is_said(more: dict[str, object]) -> None:
     plain, changed = ({"messages": MESSAGES, **fields} for fields in ({}, more))
     assert chat_request(plain, SETTINGS).voice != chat_request(changed, SETTINGS).voice
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"min_p": 0.1}, True),
+        ({"min_p": 0.1, "temperature": 0}, False),
+        ({"min_p": 0}, False),
+        ({"logit_bias": {"5": 1}}, True),
+        ({"logit_bias": {"5": 1}, "temperature": 0}, True),
+        ({"logit_bias": {}}, False),
+    ],
+)
+def test_a_draft_refuses_what_vllms_speculation_cannot_sample(fields: dict[str, object], refused: bool) -> None:
+    body = {"messages": MESSAGES, **fields}
+    assert isinstance(outcome(lambda: chat_request(body, SETTINGS)), GenerationRequest)
+    found = outcome(lambda: chat_request(body, replace(SETTINGS, draft="d")))
+    assert refused_well(found) is refused

@@ -123,7 +123,7 @@ async def test_an_engine_that_refuses_work_raises_what_the_client_retries(
     client: AsyncOpenAI, engines: Engines
 ) -> None:
     for engine in (engines.chat, engines.code):
-        await engine.faults({"fault": "status", "code": 503, "times": 1})
+        await engine.faults({"fault": "status", "code": 503, "times": 2})  # the router asks three times
     with pytest.raises(openai.InternalServerError) as raised:
         await client.chat.completions.create(model="llama", messages=HELLO)
     assert raised.value.status_code == 503

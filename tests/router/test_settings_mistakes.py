@@ -95,6 +95,8 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
             "engine[0].model: there is no",
         ),
         (LEAST + ENGINE, "engine: the name 'one' is given twice"),
+        ("[router]\nexplore = 1.5\n" + LEAST, "router.explore: "),
+        ("[router]\nexplore = -0.1\n" + LEAST, "router.explore: "),
         (LEAST + 'task = "poetry"\n', "engine[0].task: invalid enum value 'poetry'"),
         (LEAST + "max_model_len = 0\n", "engine[0].max_model_len: "),
         (LEAST + 'urls = ["http://a"]\n', "engine[0].url: give either url or urls"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import JSON, chat, completion, request
 
-from router.core.request import MAX_MODEL_NAME, for_engine, parse
+from router.core.request import MAX_MODEL_NAME, for_engine, parse, without
 from router.core.types import Endpoint
 from router.errors import ApiError
 
@@ -181,6 +181,13 @@ def test_other_stream_options_stay_as_they_are() -> None:
 
 def test_a_json_request_is_given_no_stream_options() -> None:
     assert "stream_options" not in json.loads(for_engine(chat(), "other"))
+
+
+def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
+    body = b'{"model": "llama", "min_p": 0.1, "messages": [ {"role":"user","content":"\\u0048i"} ], "top_p": 1e-1}'
+    left = without(parse(Endpoint.CHAT, body), ["min_p", "logit_bias"])
+    assert left.body == b'{"model":"llama","messages":[ {"role":"user","content":"\\u0048i"} ],"top_p":1e-1}'
+    assert left.fields == {"model": "llama", "messages": [USER], "top_p": 0.1}
 
 
 @given(st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), JSON, max_size=4), st.booleans())

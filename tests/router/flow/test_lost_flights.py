@@ -69,4 +69,4 @@ REQUEST = parse(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
 
 def launch(flights: Flights, key: Key) -> Flight:
     work = Work(request_id="1", traceparent=None, tenant="default", model="llama", task="chat", stream=False, begun=0.0)
-    return flights.launch(REQUEST, key, work, [], keep=None, documents=(), since=BEGINNING)
+    return flights.launch(REQUEST, key, work, list, keep=None, documents=(), since=BEGINNING)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.speculation import Counts
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
 from router.upstream.catalog import Catalog, Engine, Gauges, Model
@@ -112,6 +113,36 @@ def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:
     assert one.gauges == Gauges()
     one.in_flight = 3
     assert (one.view().name, one.view().task, one.view().up, one.view().in_flight) == ("a", "code", None, 3)
+
+
+def test_what_an_engine_does_for_others_is_what_it_does_beside_what_comes_from_here() -> None:
+    one = engine("a", "llama")
+    assert one.view().others is None
+    one.in_flight = 3
+    one.observe(Gauges(running=5, waiting=2))
+    one.in_flight = 9
+    assert (one.view().others, one.view().in_flight) == (4, 9)
+    one.observe(Gauges(running=5))
+    assert one.view().others == 0
+    one.observe(Gauges())
+    assert one.view().others is None
+
+
+def test_whether_an_engine_speculates_is_in_its_metrics_and_stays_known() -> None:
+    one = engine("a", "llama")
+    known = [one.speculates]
+    pages = (
+        Gauges(kv_cache_usage=0.5),
+        Gauges(running=0),
+        Gauges(),
+        Gauges(running=0, spec_counts=Counts(0, 0)),
+        Gauges(),
+    )
+    for gauges in pages:
+        one.observe(gauges)
+        known.append(one.speculates)
+    assert known == [None, None, False, False, True, True]
+    assert Engine(name="b", model="m", task="any", url=URL, served_model="m", draft=True).speculates is True
 
 
 def test_a_page_of_an_engine_is_below_its_address() -> None:

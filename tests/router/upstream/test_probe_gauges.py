@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.speculation import Counts
 from router.upstream.catalog import Gauges
-from router.upstream.probe import read_gauges
+from router.upstream.probe import read_gauges, read_length
 
 CAPTURE: Final = Path(__file__).parents[2] / "engines" / "captures" / "metrics.txt"
 """The lines of a real vLLM server's page, without their values."""
@@ -42,6 +43,7 @@ def test_a_page_of_vllm_is_read() -> None:
         prefix_cache_hit_rate=0.5,
         spec_acceptance_rate=349 / 620,
         spec_tokens_per_step=1 + 349 / 155,
+        spec_counts=Counts(155, 349),
     )
 
 
@@ -88,6 +90,25 @@ def test_what_an_exporter_does_not_know_is_unknown(value: str) -> None:
 def test_longer_names_are_other_metrics() -> None:
     page = 'vllm:num_requests_waiting_by_reason{reason="capacity"} 7\nvllm:num_requests_running_x 7\n'
     assert read_gauges(page) == Gauges()
+
+
+@pytest.mark.parametrize(
+    ("page", "length"),
+    [
+        ('{"data": [{"id": "other", "max_model_len": 1}, {"id": "m", "max_model_len": 8192}]}', 8192),
+        ('{"object": "list", "data": [{"id": "m", "root": "x", "max_model_len": 4096, "owned_by": "vllm"}]}', 4096),
+        ('{"data": [{"id": "other", "max_model_len": 1}]}', None),
+        ('{"data": [{"id": "m"}]}', None),
+        ('{"data": [{"id": "m", "max_model_len": null}]}', None),
+        ('{"data": [{"id": "m", "max_model_len": 0}]}', None),
+        ('{"data": [{"id": "m", "max_model_len": "8192"}]}', None),
+        ('{"data": {}}', None),
+        ("", None),
+        ("<html>", None),
+    ],
+)
+def test_an_engines_context_is_in_its_list_of_models(page: str, length: int | None) -> None:
+    assert read_length(page.encode(), "m") == length
 
 
 NAME: Final = st.sampled_from([name[:-1] for name in VALUES])

@@ -1,0 +1,248 @@
+"""What is learned of each engine's draft: how fast it makes the engine at each task, and whether it still pays.
+
+Theory. vLLM's counters say of an engine how many steps it took and how many draft tokens they had accepted, but not of
+what kind of request. So what counts is what this router sees itself: the tokens a second of its own generations, by
+task. The counters tell the rest: what was accepted between two probes belongs to a task if nearly all that ended
+meanwhile was of that task.
+
+Everything fades: half of it is gone after `HALF_LIFE`. So a draft that was exchanged, or prompts that have changed,
+show soon; and an engine that is asked no more is at last unknown, and gets its chance again.
+
+Replicas have the same draft and are one *family* here. Clocks are arguments; nothing here waits.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import exp, hypot, log, sqrt
+from typing import Final, NamedTuple
+
+import msgspec
+
+from router.core.request import Request
+from router.core.types import Endpoint, Task
+
+HALF_LIFE: Final = 600.0
+"""Seconds after which half of what was seen has faded."""
+
+ENOUGH: Final = 12.0
+"""Generations, faded ones counted by what is left of them, from which on a speed is known."""
+
+ENOUGH_STEPS: Final = 100.0
+"""Steps of an engine from which on its accepted tokens are known."""
+
+MARGIN: Final = 1.2
+"""How many times as fast another engine must be to be clearly faster."""
+
+WORTH: Final = 1.15
+"""Tokens a step under which a draft does not pay: it costs more than a seventh of a step itself."""
+
+_ERRORS: Final = 2.0  # standard errors by which speeds must differ, lest it be chance
+_SHORTEST: Final = 8  # tokens; a shorter answer says little of the speed
+_NEARLY_ALL: Final = 0.9  # the share of one task, from which on a probe's counts are taken to be of it
+_AGAIN: Final = 0.1  # by how much things must be better than where a draft stopped paying, for it to pay again
+_SAMPLES: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
+_NOTHING: Final = 1e-5  # vLLM takes a temperature or min_p below it for 0
+
+
+def unserved(request: Request) -> tuple[str, ...]:
+    """The fields of a request for which vLLM refuses it where it speculates.
+
+    Source: SamplingParams._validate_spec_decode of vLLM 0.32: "The min_p and logit_bias sampling parameters are not yet
+    supported with speculative decoding". Greedy sampling has no use for min_p, and passes over it.
+    """
+    if request.endpoint not in _SAMPLES:
+        return ()  # the others pass over these fields
+    fields = request.fields
+    temperature, min_p = fields.get("temperature"), fields.get("min_p")
+    greedy = isinstance(temperature, int | float) and temperature < _NOTHING
+    refused = []
+    if isinstance(min_p, int | float) and min_p > _NOTHING and not greedy:
+        refused.append("min_p")
+    if fields.get("logit_bias"):
+        refused.append("logit_bias")
+    return tuple(refused)
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """An engine's counters, since its start."""
+
+    steps: float
+    accepted: float
+
+
+class Learned(msgspec.Struct, frozen=True):
+    """What is known of a family at a task; None is unknown.
+
+    - `tokens_per_second`: of one request.
+    - `tokens_per_step`: one of the target's own, and the draft's that were accepted.
+    """
+
+    tokens_per_second: float | None = None
+    tokens_per_step: float | None = None
+
+
+class _Fading:
+    """A ratio of two sums, both of which fade, and how much there is of it."""
+
+    __slots__ = ("_above", "_at", "_below", "_weight")
+
+    def __init__(self) -> None:
+        self._above = self._below = self._weight = 0.0
+        self._at = 0.0
+
+    def add(self, above: float, below: float, weight: float, now: float) -> None:
+        left = self._left(now)
+        self._above = self._above * left + above
+        self._below = self._below * left + below
+        self._weight = self._weight * left + weight
+        self._at = now
+
+    def weight(self, now: float) -> float:
+        return self._weight * self._left(now)
+
+    def ratio(self, now: float, enough: float) -> float | None:
+        return self._above / self._below if self._below > 0 and self.weight(now) >= enough else None
+
+    def _left(self, now: float) -> float:
+        return float(0.5 ** (max(0.0, now - self._at) / HALF_LIFE))
+
+
+class _Estimate(NamedTuple):
+    """The mean of what was seen, and the standard error of that."""
+
+    mean: float
+    error: float
+
+    def is_clearly_above(self, other: "_Estimate", by: float) -> bool:
+        """Whether it is at least `by` more, and more than chance would explain."""
+        difference = self.mean - other.mean
+        return difference >= by and difference >= _ERRORS * hypot(self.error, other.error)
+
+
+class _Speeds:
+    """The speeds of single generations, as logarithms: one that stalls must not outweigh all the others."""
+
+    __slots__ = ("_squares", "_values")
+
+    def __init__(self) -> None:
+        self._values = _Fading()
+        self._squares = _Fading()
+
+    def add(self, tokens_per_second: float, now: float) -> None:
+        value = log(tokens_per_second)
+        self._values.add(value, 1.0, 1.0, now)
+        self._squares.add(value * value, 1.0, 1.0, now)
+
+    def count(self, now: float) -> float:
+        """How many there are, faded ones by what is left of them."""
+        return self._values.weight(now)
+
+    def estimate(self, now: float) -> _Estimate | None:
+        mean, square = self._values.ratio(now, ENOUGH), self._squares.ratio(now, ENOUGH)
+        if mean is None or square is None:
+            return None
+        return _Estimate(mean, sqrt(max(0.0, square - mean * mean) / self.count(now)))
+
+
+class Experience:
+    """What one router has learned. Its size is bounded by the families and tasks that there are.
+
+    Answers that come as streams and as JSON are timed differently, so they are learned apart, and never compared.
+    """
+
+    def __init__(self) -> None:
+        self._speeds: dict[tuple[str, Task, bool], _Speeds] = {}
+        self._steps: dict[tuple[str, Task | None], _Fading] = {}
+        self._counts: dict[str, Counts] = {}
+        self._ended: dict[str, dict[Task, int]] = {}
+
+    def generated(
+        self, engine: str, family: str, task: Task, *, stream: bool, tokens: int, seconds: float, now: float
+    ) -> None:
+        """A generation of `tokens` ended; `seconds` from its first token on, of JSON from its beginning."""
+        ended = self._ended.setdefault(engine, {})
+        ended[task] = ended.get(task, 0) + tokens
+        if tokens >= _SHORTEST and seconds > 0:
+            self._speeds.setdefault((family, task, stream), _Speeds()).add(tokens / seconds, now)
+
+    def counted(self, engine: str, family: str, counts: Counts, now: float) -> None:
+        """An engine's counters were read. Whoever has less than before has been started anew."""
+        before = self._counts.get(engine)
+        self._counts[engine] = counts
+        ended = self._ended.pop(engine, {})
+        if before is None:
+            return
+        if counts.steps < before.steps or counts.accepted < before.accepted:
+            before = Counts(0, 0)
+        steps, accepted = counts.steps - before.steps, counts.accepted - before.accepted
+        if steps <= 0:
+            return
+        self._steps.setdefault((family, None), _Fading()).add(steps + accepted, steps, steps, now)
+        total = sum(ended.values())
+        for task, tokens in ended.items():
+            # What others had the engine do is of nobody knows what kind.
+            if tokens >= _NEARLY_ALL * total and 2 * total >= steps + accepted:
+                self._steps.setdefault((family, task), _Fading()).add(steps + accepted, steps, steps, now)
+
+    def learned(self, family: str, task: Task, now: float, *, stream: bool = True) -> Learned:
+        """What is known; the tokens a step are those of all tasks where they are not known of this one."""
+        speed = self._speed(family, task, now, stream=stream)
+        found = [
+            self._steps[key].ratio(now, ENOUGH_STEPS) for key in ((family, task), (family, None)) if key in self._steps
+        ]
+        return Learned(
+            exp(speed.mean) if speed is not None else None,
+            next((ratio for ratio in found if ratio is not None), None),
+        )
+
+    def slow(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> frozenset[str]:
+        """Which of the families of a model have proved clearly slower at a task than another of them."""
+        names = set(families)
+        for form in (stream, not stream):
+            known = self._known(names, task, now, stream=form)
+            if len(known) > 1:
+                return frozenset(name for name in known if _is_beaten(name, known, MARGIN))
+        return frozenset()
+
+    def least_known(self, families: Iterable[str], task: Task, now: float) -> str | None:
+        """The family of which the least is known at a task, once another is known: to be tried for a change."""
+        seen = {
+            family: sum(
+                self._speeds[key].count(now)
+                for stream in (True, False)
+                if (key := (family, task, stream)) in self._speeds
+            )
+            for family in families
+        }
+        if len(seen) < 2 or max(seen.values()) < ENOUGH:
+            return None
+        return min(seen, key=lambda family: (seen[family], family))
+
+    def pays(self, family: str, families: Iterable[str], task: Task, now: float, before: bool | None) -> bool | None:
+        """Whether a family's draft pays at a task, which it has not before if `before` is False; None is unknown.
+
+        It does not where a step yields hardly more than one token, or another family of the model is clearly faster.
+        """
+        better = _AGAIN if before is False else 0.0
+        verdicts = []
+        per_step = self.learned(family, task, now).tokens_per_step
+        if per_step is not None:
+            verdicts.append(per_step >= WORTH + better)
+        names = {family, *families}
+        for stream in (True, False):
+            known = self._known(names, task, now, stream=stream)
+            if family in known and len(known) > 1:
+                verdicts.append(not _is_beaten(family, known, MARGIN - better))
+        return all(verdicts) if verdicts else None
+
+    def _known(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> dict[str, _Estimate]:
+        found = {family: self._speed(family, task, now, stream=stream) for family in families}
+        return {family: speed for family, speed in found.items() if speed is not None}
+
+    def _speed(self, family: str, task: Task, now: float, *, stream: bool) -> _Estimate | None:
+        seen = self._speeds.get((family, task, stream))
+        return seen.estimate(now) if seen is not None else None
+
+
+def _is_beaten(family: str, known: Mapping[str, _Estimate], margin: float) -> bool:
+    """Whether another family is clearly `margin` times as fast."""
+    return any(other.is_clearly_above(known[family], log(margin)) for other in known.values())

@@ -1,0 +1,105 @@
+"""The choice among real vLLM engines: what affinity is worth to their prefix caches, and what drafts refuse."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from vllm_tree import Tree, free_port, started
+from waiting import eventually
+
+from benchmarks.affinity import compare
+
+pytestmark = pytest.mark.vllm
+
+CODE = "Write a Python function that reverses a string and returns it."
+CHAT = "Tell me a story about the sea and an old lighthouse."
+SERVED = "tiny/llama"
+MODEL = '[cache]\nurl = "embedded"\n\n[[model]]\nname = "llama"\n'
+ENGINE = """
+[[engine]]
+name = "{name}"
+model = "llama"
+url = "http://127.0.0.1:{port}"
+served_model = "tiny/llama"
+
+[engine.launch]
+target = "${{ROUNDHOUSE_MODELS:-.roundhouse/models}}/llama"
+draft = "${{ROUNDHOUSE_MODELS:-.roundhouse/models}}/{draft}"
+args = [
+    "--max-model-len", "4096",
+    "--enforce-eager",
+    "--kv-cache-memory-bytes", "128M",
+    "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    "--worker-extension-cls", "engines.tiny.worker_extension.SampleAsAsked",
+]
+env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "." }}
+"""
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    """Two engines of one model with different drafts, for any task; their context is not in the configuration."""
+    drafts = {"llama-a": "code-draft", "llama-b": "qwen-draft"}
+    ports = {name: free_port() for name in drafts}
+    text = MODEL + "".join(ENGINE.format(name=name, port=ports[name], draft=draft) for name, draft in drafts.items())
+    with started(tmp_path_factory.mktemp("replicas"), text, ports) as tree:
+        yield tree
+
+
+def test_the_prefix_caches_hit_more_often_with_affinity_than_where_requests_take_turns(replicas: Tree) -> None:
+    engines = [f"http://127.0.0.1:{port}" for port in replicas.ports.values()]
+    shares = asyncio.run(compare(replicas.url, engines, model="llama", served=SERVED))
+    print(f"prefix cache hits: {shares.in_turn:.1%} in turn, {shares.routed:.1%} by affinity")  # noqa: T201 - pytest -rP
+    assert shares.routed > shares.in_turn + 0.1
+
+
+def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(replicas: Tree) -> None:
+    assert httpx.get(f"{replicas.url}/v1/models/llama").json()["max_model_len"] == 4096
+    body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4097}
+    refused = httpx.post(f"{replicas.url}/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "x-engine" not in refused.headers
+
+
+def test_what_speculation_cannot_serve_vllm_refuses_and_the_router_leaves_out_and_names(replicas: Tree) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "logit_bias": {"5": -100}, "min_p": 0.1}
+    engine = f"http://127.0.0.1:{replicas.ports['llama-a']}"
+    refused = httpx.post(f"{engine}/v1/chat/completions", json={"model": SERVED, **body}, timeout=60)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == (
+        "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+    )
+    answer = httpx.post(f"{replicas.url}/v1/chat/completions", json={"model": "llama", **body}, timeout=60)
+    assert (answer.status_code, answer.headers["x-adjusted"]) == (200, "min_p, logit_bias")
+
+
+async def ask_all(url: str) -> None:
+    """Questions of both tasks; affinity spreads their system prompts over both engines."""
+    few = asyncio.Semaphore(4)
+    prompts = [f"{ask} ({number})" for ask in (CODE, CHAT) for number in range(40)]
+
+    async def ask(number: int, prompt: str) -> None:
+        said = [{"role": "system", "content": f"You are number {number}."}, {"role": "user", "content": prompt}]
+        body = {"model": "llama", "messages": said, "max_tokens": 32, "min_tokens": 32, "stream": True}
+        async with few:
+            (await http.post(f"{url}/v1/chat/completions", json=body)).raise_for_status()
+
+    async with httpx.AsyncClient(timeout=120) as http, asyncio.TaskGroup() as group:
+        for number, prompt in enumerate(prompts):
+            group.create_task(ask(number, prompt))
+
+
+def test_what_each_draft_is_worth_at_each_task_is_learned_from_what_it_generates(replicas: Tree) -> None:
+    asyncio.run(ask_all(replicas.url))
+
+    def known() -> dict[str, dict[str, dict[str, float]]] | None:
+        engines = httpx.get(f"{replicas.url}/healthz").json()["engines"]
+        found = {name: engine["drafts"] for name, engine in engines.items()}
+        return found if all(None not in d.values() for tasks in found.values() for d in tasks.values()) else None
+
+    for engine, tasks in asyncio.run(eventually(known)).items():
+        for task, draft in tasks.items():
+            print(engine, task, draft)  # noqa: T201 - for pytest -rP
+            assert draft["tokens_per_second"] > 1
+            assert draft["tokens_per_step"] >= 1
