@@ -4,11 +4,11 @@
     python benchmarks/affinity.py --model llama --served NAME \\
         --router http://127.0.0.1:8080 --engine http://127.0.0.1:8001 --engine http://127.0.0.1:8002
 
-The load: documents of some thousand characters as system prompts, and some questions to each, in an order that is mixed
-but always the same. *In turn* sends them to the engines themselves, one after the other, as a balancer that knows
-nothing would. *Routed* sends as many others like them through the router, whose cache of answers has none of them. The
-shares are the differences of `vllm:prefix_cache_hits_total` and `vllm:prefix_cache_queries_total`, over all engines.
-Inside are the prompts and answers of a few tokens; nothing is timed. Nobody else may use the engines meanwhile.
+The load: documents of some thousand characters as system prompts, and some questions to each, one after the other in an
+order that is mixed. *In turn* sends them to the engines themselves, as a balancer that knows nothing would. *Routed*
+sends as many others like them through the router, whose cache of answers has none of them. The shares are the
+differences of `vllm:prefix_cache_hits_total` and `vllm:prefix_cache_queries_total`, over all engines. Inside are the
+prompts and answers of a few tokens; nothing is timed. Nobody else may use the engines meanwhile.
 """
 
 import argparse
@@ -31,7 +31,6 @@ import httpx
 
 DOCUMENTS = 12
 QUESTIONS = 4
-AT_ONCE = 2
 WORDS = (
     "river",
     "lamp",
@@ -82,16 +81,9 @@ async def compare(router: str, engines: Sequence[str], *, model: str, served: st
 
 
 async def _send(http: httpx.AsyncClient, urls: Iterator[str], asked: list[list[dict[str, str]]], model: str) -> None:
-    limit = asyncio.Semaphore(AT_ONCE)
-
-    async def one(url: str, messages: list[dict[str, str]]) -> None:
+    for messages in asked:
         body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
-        async with limit:
-            (await http.post(f"{url}/v1/chat/completions", json=body)).raise_for_status()
-
-    async with asyncio.TaskGroup() as group:
-        for messages in asked:
-            group.create_task(one(next(urls), messages))
+        (await http.post(f"{next(urls)}/v1/chat/completions", json=body)).raise_for_status()
 
 
 async def _counters(http: httpx.AsyncClient, engines: Sequence[str]) -> tuple[float, float]:

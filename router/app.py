@@ -1,10 +1,8 @@
 """Where the parts are made and put together; nothing else in the router makes another part."""
 
-import asyncio
-import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import httpx
@@ -13,9 +11,10 @@ from starlette.exceptions import HTTPException
 
 from router.api.admin import Admin
 from router.api.auth import AdminDoor, Authenticator
-from router.api.leaving import Receive
-from router.api.openai import Generate, Scope, Send, request_id, send_error
+from router.api.engine_pages import EnginePages
+from router.api.openai import Generate
 from router.api.ops import Ops, api_error, defect, http_error
+from router.application import Application, Lasting, Site
 from router.core.breaker import Limits, State
 from router.core.classify import Classifier
 from router.core.key import Markers
@@ -23,6 +22,7 @@ from router.core.limits import Quota
 from router.core.names import heard
 from router.core.patience import Patience
 from router.core.reason import Hints
+from router.core.speculation import Experience
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
@@ -47,7 +47,7 @@ from router.shared.link import Link
 from router.shared.listener import Listener
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
-from router.shared.tasks import end
+from router.shared.registry import Drains
 from router.store.finding import Client
 from router.store.local import LocalCopy
 from router.store.redis import EntryStore
@@ -60,8 +60,6 @@ from router.upstream.transport import Transport
 PATIENCE: Final = 5.0
 """Seconds that Redis has for each answer to an administrator."""
 
-ALLOW_POST = [(b"allow", b"POST")]
-
 
 def build(
     settings: Settings,
@@ -69,33 +67,47 @@ def build(
     transport: httpx.AsyncBaseTransport | None = None,
     multiprocess: str | None = None,
     random: Callable[[], float] = random.random,
-) -> "Application":
+) -> Application:
     """The router as an ASGI application.
 
     `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
     which it tries other engines than the best.
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess=multiprocess)
-    catalog = build_catalog(settings)
-    client = EngineClient(transport or Transport(), connect_timeout=settings.timeouts.connect)
+    return Application(build_site, Lasting(telemetry, transport or Transport(), Experience(), random), settings)
+
+
+def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
+    """All that one configuration asks for. What the site that it replaces has learned lives on."""
+    telemetry = lasting.telemetry
+    catalog = build_catalog(settings, (old.settings, old.catalog) if old is not None else None)
+    client = EngineClient(lasting.transport, connect_timeout=settings.timeouts.connect)
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
     link = open_link(settings.redis_url, timeout=CONNECT)
     line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
+    drains = Drains(line, catalog.drain, old.drains if old is not None else None)
+    catalog.drain(drains.names)
     reader = build_reader(settings, catalog)
     breakers = build_breakers(settings, line, catalog)
+    if old is not None:
+        breakers.inherit(old.breakers)
 
     def takes_work(engine: Engine) -> bool:
         state = breakers.state(engine.name)
+        if engine.up is False or engine.drained:
+            return False
         # A half-open one is asked one thing at a time.
-        return engine.up is not False and (state is State.CLOSED or (state is State.HALF_OPEN and not engine.in_flight))
+        return state is State.CLOSED or (state is State.HALF_OPEN and not engine.in_flight)
 
     admission = Admission(catalog, takes_work=takes_work, patience=settings.timeouts.queue, queued=telemetry.queued)
     limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
-    chooser = Chooser(catalog, explore=settings.router.explore, clock=time.perf_counter, random=random)
-    gateway, sharing = _build_gateway(
-        settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry
+    chooser = Chooser(
+        catalog, lasting.experience, explore=settings.router.explore, clock=time.perf_counter, random=lasting.random
+    )
+    gateway, flights, sharing = _build_gateway(
+        settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
     )
     watch = Watch(catalog, breakers)
 
@@ -106,40 +118,31 @@ def build(
         admission.look_again()
 
     probe = Probe(catalog, client, checked=checked)
-    ops = Ops(catalog=catalog, breakers=breakers, line=line, probe=probe, telemetry=telemetry, auth=auth)
+    ops = Ops(
+        catalog=catalog, breakers=breakers, line=line, probe=probe, telemetry=telemetry, auth=auth,
+        draining=lambda: lasting.draining,
+    )  # fmt: skip
     survey = open_client(settings.redis_url, timeout=PATIENCE)
     admin = Admin(
         door=AdminDoor(settings.auth.admin_keys),
         client=survey,
         explainer=build_explainer(settings, reader, survey),
+        engines=EnginePages(catalog, drains),
         max_body=settings.router.max_body,
     )
     generate = {
         endpoint.value: Generate(endpoint, gateway, auth, limits, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
     }
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(sharing.start())
-            group.create_task(probe.check())
-        running = [asyncio.create_task(work) for work in (probe.run(), sharing.run())]
-        try:
-            yield
-        finally:
-            await end(*running)
-            await sharing.aclose()
-            await client.aclose()
-            await survey.aclose()
-
     pages = Starlette(
         routes=[*ops.routes(), *admin.routes()],
-        lifespan=lifespan,
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: defect},
     )
     pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
-    return Application(generate, pages)
+    return Site(
+        settings=settings, catalog=catalog, generate=generate, pages=pages, probe=probe, sharing=sharing,
+        flights=flights, drains=drains, breakers=breakers, survey=survey,
+    )  # fmt: skip
 
 
 def _build_gateway(
@@ -154,7 +157,8 @@ def _build_gateway(
     admission: Admission,
     tenant_limits: TenantLimits,
     telemetry: Telemetry,
-) -> tuple[Gateway, Sharing]:
+    drains: Drains,
+) -> tuple[Gateway, Flights, Sharing]:
     """The story of a request, and what this process shares with others meanwhile."""
     cache, limits = settings.cache, settings.timeouts
     popularity = Popularity()
@@ -198,13 +202,14 @@ def _build_gateway(
         link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
-        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, breakers=breakers),
+        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers),
         retry=cache.retry,
     )
-    return gateway, Sharing(
+    sharing = Sharing(
         line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,
-        limits=tenant_limits,
+        limits=tenant_limits, drains=drains,
     )  # fmt: skip
+    return gateway, flights, sharing
 
 
 def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
@@ -238,15 +243,25 @@ def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers
     )
 
 
-def build_catalog(settings: Settings) -> Catalog:
-    """The models and engines of the configuration; of an engine with several urls, each is one of its own."""
+def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
+    """The models and engines of the configuration; of an engine with several urls, each is one of its own.
+
+    An engine that stands in `old` as it does now is the same object, and counts on. What is known of one with the same
+    name and address lives on in any case.
+    """
     models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
     engines = []
     for engine in settings.engine:
         many = len(engine.addresses) > 1
-        engines += [
-            Engine(
-                name=f"{engine.name}.{number}" if many else engine.name,
+        unchanged = old is not None and engine in old[0].engine and settings.breaker == old[0].breaker
+        for number, url in enumerate(engine.addresses, 1):
+            name = f"{engine.name}.{number}" if many else engine.name
+            known = old[1].engines.get(name) if old is not None else None
+            if known is not None and unchanged:
+                engines.append(known)
+                continue
+            made = Engine(
+                name=name,
                 model=engine.model,
                 task=engine.task,
                 url=url,
@@ -256,8 +271,9 @@ def build_catalog(settings: Settings) -> Catalog:
                 draft=engine.launch is not None and engine.launch.draft is not None,
                 max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
             )
-            for number, url in enumerate(engine.addresses, 1)
-        ]
+            if known is not None and known.url == url:
+                made.inherit(known)
+            engines.append(made)
     return Catalog(models, engines)
 
 
@@ -275,39 +291,3 @@ def build_explainer(settings: Settings, reader: RequestReader, client: Client) -
     """What explains requests as the router of these settings would take them; `client` is Redis'."""
     stores = {name: cache.store for name, cache in _tenant_caches(settings).items()}
     return Explainer(reader=reader, client=client, stores=stores)
-
-
-class Application:
-    """The ASGI application: the endpoints that generate are found by one look into a map, the rest by Starlette."""
-
-    def __init__(self, generate: Mapping[str, Generate], pages: Starlette) -> None:
-        self._generate = generate
-        self._pages = pages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            endpoint = self._generate.get(scope["path"])
-            if endpoint is None:
-                await self._pages(scope, receive, _with_request_id(scope, send))
-            elif scope["method"] == "POST":
-                await endpoint(scope, receive, send)
-            else:
-                await self._not_post(scope, send)
-        else:
-            await self._pages(scope, receive, send)
-
-    async def _not_post(self, scope: Scope, send: Send) -> None:
-        error = ApiError(405, f"{scope['method']} is not allowed on {scope['path']}.", code="method_not_allowed")
-        await send_error(error, _with_request_id(scope, send), ALLOW_POST)
-
-
-def _with_request_id(scope: Scope, send: Send) -> Send:
-    """A send that puts x-request-id on the answer."""
-    header = (b"x-request-id", request_id(scope["headers"]).encode("ascii"))
-
-    async def sending(message: Scope) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), header]
-        await send(message)
-
-    return sending

@@ -11,11 +11,14 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from router.commands.cache import app as cache
 from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
+from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
 from router.settings import DEFAULT_PATH, Settings
+from router.units import Seconds
 
 app = typer.Typer(
     name="roundhouse",
@@ -26,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cache, name="cache")
+app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
 
 
@@ -37,9 +41,16 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the 
 
 
 @app.command()
-def serve(config: Config = Path(DEFAULT_PATH)) -> None:
+def serve(
+    config: Config = Path(DEFAULT_PATH),
+    no_drain: Annotated[
+        bool, typer.Option("--no-drain", help="Where nobody balances load: stop without router.drain's wait.")
+    ] = False,
+) -> None:
     """Run the router alone; its engines and its Redis run elsewhere."""
     settings = settings_of(config)
+    if no_drain:
+        settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
     from router.serve import listen, run  # what only this command needs would slow the others down
 
     try:
@@ -48,7 +59,7 @@ def serve(config: Config = Path(DEFAULT_PATH)) -> None:
         fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
     for line in settings.not_yet():
         say(f"roundhouse: {config}: {line}")
-    run(settings, config, listening)
+    raise typer.Exit(run(settings, config, listening))
 
 
 @app.command()
@@ -89,7 +100,7 @@ def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | No
         "router": {
             "host": settings.router.host,
             "port": settings.router.port,
-            "argv": [sys.executable, "-m", "router", "serve", "--config", str(config.resolve())],
+            "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
         },
         "kind": engines,
         "vllm_python": str(vllm_python) if vllm_python is not None else None,

@@ -59,6 +59,10 @@ class Router(Strict, frozen=True):
     log_format: Literal["text", "json"] = "text"
     max_body: Bytes = Bytes(4 << 20)
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    receive: Seconds = Seconds(30)
+    send: Seconds = Seconds(60)
+    drain: Seconds = Seconds(5)
+    grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
 
 
@@ -242,6 +246,7 @@ def _problems(settings: Settings) -> list[str]:
         *_cache_problems(settings.cache),
         *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
+        *[f"router.{s}: must be more than nothing" for s in ("receive", "send") if getattr(settings.router, s) <= 0],
         *_auth_problems(settings),
         *_breaker_problems(settings.breaker),
     ]

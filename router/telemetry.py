@@ -115,6 +115,8 @@ class Telemetry:
             for field, name, help_ in _GAUGES
         }
 
+        self._engines: set[str] = set()
+
     # -- facts come in ----------------------------------------------------------------------------------------------
 
     def record(self, exchange: Exchange, ended: float) -> None:
@@ -198,6 +200,8 @@ class Telemetry:
     def observe(self, engines: Iterable[Engine], breaker: Callable[[str], State], *, redis_up: bool) -> None:
         """Takes over what the probe found; `breaker` tells the state of an engine's."""
         self._redis_up.set(redis_up)
+        engines = list(engines)
+        self._engines = {engine.name for engine in engines}
         for engine in engines:
             self._up.labels(engine.name).set(bool(engine.up))
             self._in_flight.labels(engine.name).set(engine.in_flight)
@@ -218,8 +222,15 @@ class Telemetry:
             MultiProcessCollector(registry, path=self._multiprocess)  # type: ignore[no-untyped-call]  # it has no types
         families = list(registry.collect())
         shown = CollectorRegistry()
+        self._forget_engines(families)
         shown.register(_Families([*families, _hit_ratio(families)]))
         return generate_latest(shown)
+
+    def _forget_engines(self, families: Iterable[Metric]) -> None:
+        """Takes the gauges of engines out that a configuration before this one had; workers cannot remove theirs."""
+        for family in families:
+            if family.type == "gauge":
+                family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engines}]
 
 
 class _Series(msgspec.Struct, frozen=True):

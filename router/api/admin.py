@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api.auth import AdminDoor
+from router.api.engine_pages import EnginePages
 from router.api.openai import ClientLeftError, read_body
 from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of, text_name
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
@@ -36,18 +37,21 @@ Page = Callable[[Request], Awaitable[Any]]
 
 
 class Admin:
-    """Everything under /admin/cache, and the door to all that is under /admin.
+    """Everything under /admin/cache, and the door to all that is under /admin, the engines' pages too.
 
     - Nothing is read of a request, or told, before its key was checked.
     - Where Redis does not answer: 503, with Retry-After.
     - A purge that was begun is ended, whether or not its client waits.
     """
 
-    def __init__(self, *, door: AdminDoor, client: Client, explainer: Explainer, max_body: int) -> None:
+    def __init__(
+        self, *, door: AdminDoor, client: Client, explainer: Explainer, engines: EnginePages, max_body: int
+    ) -> None:
         """`max_body`: bytes of a request that may be explained."""
         self._door = door
         self._client = client
         self._explainer = explainer
+        self._engines = engines
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
@@ -58,6 +62,9 @@ class Admin:
             ("DELETE", "/admin/cache/entries/{key}", self.forget),
             ("POST", "/admin/cache/purge", self.purge),
             ("POST", "/admin/cache/explain", self.explain),
+            ("GET", "/admin/engines", self._engines.engines),
+            ("POST", "/admin/engines/{name}/drain", self._engines.drain),
+            ("POST", "/admin/engines/{name}/resume", self._engines.resume),
         ]
         routes = [Route(path, self._behind_door(answer), methods=[method]) for method, path, answer in pages]
         # What is not there is not told apart from what is, to those without a key.

@@ -4,6 +4,7 @@ Plain ASGI, because a hit is to cost little more than what the server itself cos
 """
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -14,9 +15,10 @@ from router.api.auth import Authenticator
 from router.api.leaving import ClientLeaving, Receive
 from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
+from router.core.error_shapes import error_frame
 from router.core.limits import headers as limit_headers
 from router.core.types import CacheStatus, Endpoint
-from router.errors import ApiError, internal_error
+from router.errors import ApiError, internal_error, unavailable
 from router.flow.exchange import Exchange
 from router.flow.flight import Reader
 from router.flow.gateway import Answer, Gateway, Whole
@@ -33,6 +35,7 @@ _EVENTS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would gather the events
 )
+_LAST_WORDS: Final = 0.5  # seconds
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -48,6 +51,7 @@ class Generate:
     - Every answer, errors included, has `x-request-id`, and what is known of X-Cache, X-Task and X-Engine.
     - A body over the limit is refused before it is read to its end.
     - When the client leaves, the work for it is cancelled at once.
+    - When the server stops before the answer is whole, the client is told so: 503, or an event at the end of a stream.
     - No traceback reaches a client.
     """
 
@@ -73,12 +77,14 @@ class Generate:
         try:
             await self._serve(exchange, headers, client, receive, send)
         except asyncio.CancelledError:
-            if not client.left:
-                raise
-            exchange.outcome = "left"
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
+            if client.left:
+                exchange.outcome = "left"
+            else:  # the server stops, and has waited for long enough
+                client.stop()
+                await self._cut_off(exchange, send)
         finally:
             client.stop()
             if exchange.permit is not None:
@@ -115,6 +121,18 @@ class Generate:
         exchange.outcome = "refused"
         exchange.error = error.reason
         await send_error(error, send, _headers(exchange))
+
+    async def _cut_off(self, exchange: Exchange, send: Send) -> None:
+        """Tells the client that no more will come: at once, since who does not read is not waited for."""
+        error = unavailable("The router is stopping.", code="stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                if exchange.status == 0:
+                    await self._refuse(exchange, error, send)
+                    return
+                exchange.outcome, exchange.error = "failed", error.code
+                if exchange.stream:
+                    await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
     async def _send(self, exchange: Exchange, answer: Answer, client: ClientLeaving, send: Send) -> None:
         headers = _headers(exchange)

@@ -31,7 +31,7 @@ class Ops:
 
     def __init__(
         self, *, catalog: Catalog, breakers: Breakers, line: Line, probe: Probe, telemetry: Telemetry,
-        auth: Authenticator,
+        auth: Authenticator, draining: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._catalog = catalog
         self._breakers = breakers
@@ -39,6 +39,7 @@ class Ops:
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
+        self._draining = draining
         self._created = int(dt.datetime.now(dt.UTC).timestamp())
 
     def routes(self) -> list[Route]:
@@ -87,6 +88,8 @@ class Ops:
         return _json({"version": version("roundhouse")})
 
     async def readyz(self, _: Request) -> Response:
+        if self._draining():
+            return PlainTextResponse("not ready: the router is about to stop\n", 503, {"retry-after": "1"})
         if self._catalog.ready(lambda engine: self._breakers.state(engine) is not State.OPEN):
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: a model has no engine that can take work\n", 503, {"retry-after": "1"})
@@ -114,6 +117,7 @@ class Ops:
                     "model": engine.model,
                     "task": engine.task,
                     "up": engine.up,
+                    "drained": engine.drained,
                     "breaker": breakers[engine.name].value,
                     "in_flight": engine.in_flight,
                     "kv_cache_usage": engine.gauges.kv_cache_usage,

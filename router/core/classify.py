@@ -92,6 +92,8 @@ def features(text: str) -> list[Feature]:
         lowered = _window(lowered, WIDE_HEAD, WIDE_TAIL)
         for typographic in _TYPOGRAPHIC:
             lowered = lowered.replace(typographic, " ")
+    if lowered.isspace():  # which has a layout, but says nothing
+        return []
     packed = lowered.encode("utf-8", "replace")
     found: list[Feature] = []
     if lowered.isascii():

@@ -29,6 +29,12 @@ from router.errors import bad_request
 NOTHING: Final = "0" * 16
 """The system or rag part of a request that has none."""
 
+MAX_DOCUMENTS: Final = 4096
+"""Documents and contexts of a request."""
+
+MAX_PARTS: Final = 10_000
+"""Messages of a request, and parts of their contents; with MAX_DOCUMENTS it bounds how long one may take to read."""
+
 NOT_PART_OF_THE_ANSWER: Final = {
     "model": "the key has the model's public name, which an alias and `auto` stand for",
     "stream": "JSON and event stream are two forms of one answer",
@@ -115,7 +121,7 @@ def _name_of(document: Any) -> str:
 
 
 def take_apart(request: Request, markers: Markers) -> Parts:
-    """Which text of the request belongs to which part of the key."""
+    """Which text of the request belongs to which part of the key. Raises ApiError where there are too many of them."""
     system: list[Any] = []
     rag: list[Any] = []
     fields = request.fields
@@ -127,6 +133,7 @@ def take_apart(request: Request, markers: Markers) -> Parts:
         case Endpoint.CHAT | Endpoint.RESPONSES | Endpoint.MESSAGES:
             documents = rest.pop("documents", None)
             if documents is not None:
+                _bound_documents(len(documents))
                 rag.append(documents)
             place = _SYSTEM_FIELD.get(request.endpoint)
             if place in rest:
@@ -153,7 +160,12 @@ def _messages(
     """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user."""
     remains: list[Any] = []
     question = ""
+    _bound_parts(len(messages))
+    parts = len(messages)
     for message in messages:
+        if isinstance(message.get("content"), list):
+            parts += len(message["content"])
+            _bound_parts(parts)
         if "role" not in message:  # an item of /v1/responses that nobody said
             remains.append(message)
             continue
@@ -170,6 +182,16 @@ def _messages(
         # Whether content was there at all is something that a chat template can see.
         remains.append([role, pieces, others] if "content" in message else [role, others])
     return remains, question
+
+
+def _bound_parts(count: int) -> None:
+    if count > MAX_PARTS:
+        raise bad_request(f"The request has more than {MAX_PARTS} messages and parts.", code="too_many_parts")
+
+
+def _bound_documents(count: int) -> None:
+    if count > MAX_DOCUMENTS:
+        raise bad_request(f"The request has more than {MAX_DOCUMENTS} documents and contexts.", code="too_many_parts")
 
 
 def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +214,7 @@ def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[
         return ["text", *pieces], text
     if not isinstance(content, list):
         return ["none"], ""
+    _bound_parts(len(content))
     parts: list[Any] = ["parts"]
     texts = []
     for part in content:
@@ -214,6 +237,7 @@ def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: lis
         end = text.find(markers.close, start)
         if end < 0:
             break
+        _bound_documents(len(rag) + 1)
         own.append(text[at:start])
         rag.append(text[start:end])
         pieces += (_SYSTEM if system is not None else own[-1], _RAG)

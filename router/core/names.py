@@ -5,6 +5,7 @@
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
     rh:1:purge:log                                             what was purged, a stream
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
+    rh:1:drain:engines                                         which engines get no new work, a hash
     rh:1:breaker:{engine}                                      whether an engine's breaker is open
     rh:1:breaker:{engine}:probe                                who sends the one request of a half-open breaker
     rh:1:limit:{tenant}                                        what a tenant with limits has used of late, JSON
@@ -18,11 +19,13 @@ from typing import Final
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("breaker", "claim", "flight", "hits", "limit", "purge")
+RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
 """What no tenant can be called."""
 
 _PURGE: Final = PREFIX + "purge:"
 PURGES: Final = _PURGE + "log"
+_DRAIN: Final = PREFIX + "drain:"
+DRAINS: Final = _DRAIN + "engines"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
@@ -97,4 +100,4 @@ def heard(tenants: Iterable[str]) -> list[str]:
 
     Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
     """
-    return [*map(entries_of, tenants), _FLIGHT, _PURGE, _BREAKER]
+    return [*map(entries_of, tenants), _BREAKER, _DRAIN, _FLIGHT, _PURGE]

@@ -16,6 +16,16 @@ MAX_MODEL_NAME: Final = 256
 """Characters; a longer name cannot be one of the configuration's and is not looked at."""
 
 
+MAX_CONTAINERS: Final = 250_000
+"""Objects and lists of a body, braces and brackets within texts among them, since those are counted without reading it.
+
+Each costs far more time to read than a byte of text does, and an event loop has one thread.
+"""
+
+MAX_FIELDS: Final = 1000
+"""Top-level fields of a body; OpenAI's and vLLM's together are about a hundred."""
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -167,6 +177,8 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
     Raises ApiError with status 400 for what is not a JSON object, for a known field of a wrong type and for a missing
     one; `param` names the field as OpenAI does (`messages[0].role`). Fields that nobody here knows are let through.
     """
+    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+        raise bad_request(f"The body has more than {MAX_CONTAINERS} objects and lists.", code="too_many_parts")
     try:
         fields = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -175,6 +187,8 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
+    if len(fields) > MAX_FIELDS:
+        raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
         known = msgspec.convert(fields, _TYPES[endpoint])
     except msgspec.ValidationError as error:

@@ -51,6 +51,7 @@ class EngineView(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None = None
     max_model_len: int | None = None
     slow: bool = False
+    drained: bool = False
 
     @property
     def crowded(self) -> bool:
@@ -71,8 +72,15 @@ class EngineView(msgspec.Struct, frozen=True):
 def plan(
     task: Task, engines: Iterable[EngineView], *, length: Length | None = None, affinity: str | None = None
 ) -> list[EngineView]:
-    """The engines of a model in the order in which they are to be tried; none that could never take the request."""
-    able = [engine for engine in engines if length is None or fit(length, engine.max_model_len) is not Fit.NEVER]
+    """The engines of a model in the order in which they are to be tried.
+
+    None that could never take the request, and none that is drained.
+    """
+    able = [
+        engine
+        for engine in engines
+        if not engine.drained and (length is None or fit(length, engine.max_model_len) is not Fit.NEVER)
+    ]
     # One that does not say how large it is counts as no larger than the others, so that this alone decides nothing.
     smallest = min((engine.max_model_len for engine in able if engine.max_model_len is not None), default=None)
 

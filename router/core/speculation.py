@@ -72,7 +72,7 @@ class Counts(msgspec.Struct, frozen=True):
 class Learned(msgspec.Struct, frozen=True):
     """What is known of a family at a task; None is unknown.
 
-    - `tokens_per_second`: of one request.
+    - `tokens_per_second`: of one request, from when it was sent to its last token.
     - `tokens_per_step`: one of the target's own, and the draft's that were accepted.
     """
 
@@ -144,25 +144,24 @@ class _Speeds:
 
 
 class Experience:
-    """What one router has learned. Its size is bounded by the families and tasks that there are.
-
-    Answers that come as streams and as JSON are timed differently, so they are learned apart, and never compared.
-    """
+    """What one router has learned. Its size is bounded by the families and tasks that there are."""
 
     def __init__(self) -> None:
-        self._speeds: dict[tuple[str, Task, bool], _Speeds] = {}
+        self._speeds: dict[tuple[str, Task], _Speeds] = {}
         self._steps: dict[tuple[str, Task | None], _Fading] = {}
         self._counts: dict[str, Counts] = {}
         self._ended: dict[str, dict[Task, int]] = {}
 
-    def generated(
-        self, engine: str, family: str, task: Task, *, stream: bool, tokens: int, seconds: float, now: float
-    ) -> None:
-        """A generation of `tokens` ended; `seconds` from its first token on, of JSON from its beginning."""
+    def generated(self, engine: str, family: str, task: Task, tokens: int, seconds: float, now: float) -> None:
+        """A generation of `tokens` ended; `seconds` is all that it took at the engine.
+
+        The time from the first token on would tell more of the draft, but tokens that come late come together, and then
+        it is next to nothing.
+        """
         ended = self._ended.setdefault(engine, {})
         ended[task] = ended.get(task, 0) + tokens
         if tokens >= _SHORTEST and seconds > 0:
-            self._speeds.setdefault((family, task, stream), _Speeds()).add(tokens / seconds, now)
+            self._speeds.setdefault((family, task), _Speeds()).add(tokens / seconds, now)
 
     def counted(self, engine: str, family: str, counts: Counts, now: float) -> None:
         """An engine's counters were read. Whoever has less than before has been started anew."""
@@ -183,9 +182,9 @@ class Experience:
             if tokens >= _NEARLY_ALL * total and 2 * total >= steps + accepted:
                 self._steps.setdefault((family, task), _Fading()).add(steps + accepted, steps, steps, now)
 
-    def learned(self, family: str, task: Task, now: float, *, stream: bool = True) -> Learned:
+    def learned(self, family: str, task: Task, now: float) -> Learned:
         """What is known; the tokens a step are those of all tasks where they are not known of this one."""
-        speed = self._speed(family, task, now, stream=stream)
+        speed = self._speed(family, task, now)
         found = [
             self._steps[key].ratio(now, ENOUGH_STEPS) for key in ((family, task), (family, None)) if key in self._steps
         ]
@@ -194,25 +193,17 @@ class Experience:
             next((ratio for ratio in found if ratio is not None), None),
         )
 
-    def slow(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> frozenset[str]:
+    def slow(self, families: Iterable[str], task: Task, now: float) -> frozenset[str]:
         """Which of the families of a model have proved clearly slower at a task than another of them."""
-        names = set(families)
-        for form in (stream, not stream):
-            known = self._known(names, task, now, stream=form)
-            if len(known) > 1:
-                return frozenset(name for name in known if _is_beaten(name, known, MARGIN))
-        return frozenset()
+        known = self._known(families, task, now)
+        return frozenset(name for name in known if _is_beaten(name, known, MARGIN))
 
     def least_known(self, families: Iterable[str], task: Task, now: float) -> str | None:
         """The family of which the least is known at a task, once another is known: to be tried for a change."""
-        seen = {
-            family: sum(
-                self._speeds[key].count(now)
-                for stream in (True, False)
-                if (key := (family, task, stream)) in self._speeds
-            )
-            for family in families
-        }
+        seen = {}
+        for family in families:
+            speeds = self._speeds.get((family, task))
+            seen[family] = speeds.count(now) if speeds is not None else 0.0
         if len(seen) < 2 or max(seen.values()) < ENOUGH:
             return None
         return min(seen, key=lambda family: (seen[family], family))
@@ -227,19 +218,17 @@ class Experience:
         per_step = self.learned(family, task, now).tokens_per_step
         if per_step is not None:
             verdicts.append(per_step >= WORTH + better)
-        names = {family, *families}
-        for stream in (True, False):
-            known = self._known(names, task, now, stream=stream)
-            if family in known and len(known) > 1:
-                verdicts.append(not _is_beaten(family, known, MARGIN - better))
+        known = self._known((family, *families), task, now)
+        if family in known and len(known) > 1:
+            verdicts.append(not _is_beaten(family, known, MARGIN - better))
         return all(verdicts) if verdicts else None
 
-    def _known(self, families: Iterable[str], task: Task, now: float, *, stream: bool) -> dict[str, _Estimate]:
-        found = {family: self._speed(family, task, now, stream=stream) for family in families}
+    def _known(self, families: Iterable[str], task: Task, now: float) -> dict[str, _Estimate]:
+        found = {family: self._speed(family, task, now) for family in families}
         return {family: speed for family, speed in found.items() if speed is not None}
 
-    def _speed(self, family: str, task: Task, now: float, *, stream: bool) -> _Estimate | None:
-        seen = self._speeds.get((family, task, stream))
+    def _speed(self, family: str, task: Task, now: float) -> _Estimate | None:
+        seen = self._speeds.get((family, task))
         return seen.estimate(now) if seen is not None else None
 
 

@@ -47,6 +47,7 @@ class Chooser:
     def __init__(
         self,
         catalog: Catalog,
+        experience: Experience,
         *,
         explore: float,
         clock: Callable[[], float],
@@ -57,7 +58,7 @@ class Chooser:
         self._explore = explore
         self._clock = clock
         self._random = random
-        self._experience = Experience()
+        self._experience = experience
 
     def choose(self, asked: Reading, tenant: str, session: str | None, models: Sequence[str] = ()) -> Choice:
         """The engines of the request's model, or of these, one after the other.
@@ -87,7 +88,7 @@ class Chooser:
     ) -> Sequence[Engine]:
         """The engines of one model, the best first."""
         task, families = asked.task, {engine.family for engine in engines}
-        slow = self._experience.slow(families, task, self._clock(), stream=asked.request.stream)
+        slow = self._experience.slow(families, task, self._clock())
         views = plan(
             task, [engine.view(slow=engine.family in slow) for engine in engines], length=length, affinity=affinity
         )
@@ -110,18 +111,13 @@ class Chooser:
 
     def landed(self, work: Work) -> None:
         """A generation is over."""
-        if work.engine is None or work.error is not None or work.first_token is None or work.dispatched is None:
+        if work.engine is None or work.error is not None or work.dispatched is None:
             return
-        if work.attempts and not work.stream:
+        if work.attempts:
             return  # its time holds that of other engines
         engine, now = self._catalog.engines[work.engine], self._clock()
-        if work.stream:
-            tokens, seconds = work.completion_tokens - 1, now - work.first_token
-        else:
-            tokens, seconds = work.completion_tokens, work.first_token - work.dispatched  # all of it comes at once
-        self._experience.generated(
-            engine.name, engine.family, work.task, stream=work.stream, tokens=tokens, seconds=seconds, now=now
-        )
+        seconds = now - work.dispatched
+        self._experience.generated(engine.name, engine.family, work.task, work.completion_tokens, seconds, now)
 
     def checked(self) -> None:
         """The engines have been asked how they are."""
@@ -139,17 +135,13 @@ class Chooser:
 
     def _draft(self, engine: Engine, task: Task, now: float) -> Draft:
         experience, family = self._experience, engine.family
-        streamed, whole = (experience.learned(family, task, now, stream=stream) for stream in (True, False))
+        learned = experience.learned(family, task, now)
         pays = None
         if engine.speculates:
             rivals = [other.family for other in self._catalog.serving(engine.model)]
             before = engine.drafts.get(task)
             pays = experience.pays(family, rivals, task, now, before.pays if before is not None else None)
-        return Draft(
-            streamed.tokens_per_second if streamed.tokens_per_second is not None else whole.tokens_per_second,
-            streamed.tokens_per_step if engine.speculates else None,
-            pays,
-        )
+        return Draft(learned.tokens_per_second, learned.tokens_per_step if engine.speculates else None, pays)
 
     @staticmethod
     def _tell(engine: Engine, task: Task, before: Draft | None, draft: Draft) -> bool:

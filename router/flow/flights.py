@@ -95,6 +95,11 @@ class Flights:
         """The flight that is to answer a request, if there is one that can be joined."""
         return self._open.get(key.digest)
 
+    @property
+    def airborne(self) -> bool:
+        """Whether any flight is under way."""
+        return bool(self._all)
+
     def launch(
         self, request: Request, key: Key | None, work: Work, engines: Callable[[], Sequence[Engine]], *,
         keep: Keep | None, documents: tuple[str, ...], since: Mark, seen: float | None = None,

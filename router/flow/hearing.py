@@ -1,15 +1,17 @@
 """What this process does when Redis tells it that something has changed."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
-from router.core.names import PURGES, is_flight
+from router.core.names import DRAINS, PURGES, is_flight
 from router.core.reason import Hints
 from router.core.scope import Scope
 from router.flow.flights import Flights
 from router.shared.breakers import Breakers
 from router.shared.flights import SharedFlights
 from router.shared.purges import Purges
+from router.shared.registry import Drains
 from router.store.local import LocalCopy
 
 
@@ -17,19 +19,28 @@ class Hearing:
     """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
 
     def __init__(
-        self, *, local: LocalCopy, purges: Purges, shared: SharedFlights, hints: Hints, breakers: Breakers
+        self,
+        *,
+        local: LocalCopy,
+        purges: Purges,
+        shared: SharedFlights,
+        hints: Hints,
+        drains: Drains,
+        breakers: Breakers,
     ) -> None:
         self._local = local
         self._purges = purges
         self._shared = shared
         self._hints = hints
+        self._drains = drains
         self._breakers = breakers
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listening(self) -> None:
         self._local.listening()
+        self._begin(self._purges.changed())
+        self._begin(self._drains.changed())
         self._breakers.listening()
-        self._catch_up()
 
     def deaf(self) -> None:
         self._local.deaf()
@@ -38,11 +49,14 @@ class Hearing:
         if keys is None:  # all of Redis was emptied
             self._local.drop()
             self._hints.clear()
+            self._begin(self._drains.changed())
             return
         entries = []
         for key in map(_text, keys):
             if key == PURGES:
-                self._catch_up()
+                self._begin(self._purges.changed())
+            elif key == DRAINS:
+                self._begin(self._drains.changed())
             elif is_flight(key):
                 self._shared.changed(key)
             elif not self._breakers.changed(key):
@@ -53,8 +67,8 @@ class Hearing:
     def message(self, payload: bytes) -> None:
         self._shared.message(payload)
 
-    def _catch_up(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._purges.changed())
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -11,6 +11,7 @@ from router.shared.line import Line, RedisDownError
 from router.shared.listener import Listener
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
+from router.shared.registry import Drains
 from router.shared.tasks import end
 
 _COUNTED_EVERY: Final = 2.0  # seconds
@@ -22,7 +23,7 @@ class Sharing:
 
     def __init__(
         self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights,
-        popularity: Popularity, limits: TenantLimits,
+        popularity: Popularity, limits: TenantLimits, drains: Drains,
     ) -> None:  # fmt: skip
         self._line = line
         self._purges = purges
@@ -31,6 +32,7 @@ class Sharing:
         self._flights = flights
         self._popularity = popularity
         self._limits = limits
+        self._drains = drains
 
     async def start(self) -> None:
         """Looks for Redis; waits for it a moment."""
@@ -38,6 +40,7 @@ class Sharing:
         if self._line.up:
             with contextlib.suppress(RedisDownError):  # it was up, and is away again; `run` will wait for it
                 await self._purges.learn()
+            await self._drains.changed()
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -55,6 +55,10 @@ class Breakers:
         self._breakers: dict[str, Breaker] = {}
         self._claimed: dict[str, float] = {}  # until when the claim on an engine's probe is not asked for
 
+    def inherit(self, old: "Breakers") -> None:
+        """Takes over what the breakers of another configuration know of the engines that are still there."""
+        self._breakers = {name: breaker for name, breaker in old._breakers.items() if name in self._known()}
+
     # -- what is known ----------------------------------------------------------------------------------------------
 
     def state(self, engine: str) -> State:

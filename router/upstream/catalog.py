@@ -1,7 +1,7 @@
 """What this router serves: the models of the configuration, their engines, and what is known of those now."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import httpx
@@ -60,11 +60,12 @@ class Engine:
     - `others`: how many requests it had beside this router's when it was last asked; None is unknown.
     - `speculates`: whether it has a draft; None is unknown.
     - `drafts`: what was learned of it, by task.
+    - `drained`: it gets no new work; see router.shared.registry.
     """
 
     __slots__ = (
-        "_length_is_configured", "_pages", "_url", "drafts", "family", "freed", "gauges", "in_flight", "max_in_flight",
-        "max_model_len", "model", "name", "others", "served_model", "speculates", "task", "up",
+        "_length_is_configured", "_pages", "drafts", "drained", "family", "freed", "gauges", "in_flight",
+        "max_in_flight", "max_model_len", "model", "name", "others", "served_model", "speculates", "task", "up", "url",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +93,7 @@ class Engine:
         self._length_is_configured = max_model_len is not None
         self.model = model
         self.task: EngineTask = task
-        self._url = url
+        self.url = url
         self._pages: dict[str, httpx.URL] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
@@ -100,13 +101,14 @@ class Engine:
         self.in_flight = 0
         self.freed: Callable[[Engine], None] | None = None  # told when it has less to do
         self.up: bool | None = None
+        self.drained = False
         self.gauges = Gauges()
 
     def at(self, path: str) -> httpx.URL:
         """The address of one of the engine's pages; there are few of them, and each is parsed once."""
         page = self._pages.get(path)
         if page is None:
-            page = self._pages[path] = httpx.URL(self._url + path)
+            page = self._pages[path] = httpx.URL(self.url + path)
         return page
 
     @property
@@ -119,6 +121,13 @@ class Engine:
         if up is not self.up:
             log.info("engine %s is %s", self.name, "up" if up else "down")
         self.up = up
+
+    def inherit(self, known: "Engine") -> None:
+        """It is the same engine in other settings: what is known of it is still true."""
+        self.up, self.drained, self.gauges, self.others = known.up, known.drained, known.gauges, known.others
+        self.drafts, self.speculates = known.drafts, self.speculates or known.speculates
+        if self.tells_its_length:
+            self.max_model_len = known.max_model_len
 
     def observe(self, gauges: Gauges) -> None:
         """What its own metrics say at this moment; without a page, the gauges are empty."""
@@ -140,6 +149,7 @@ class Engine:
         return EngineView(
             self.name, self.task, self.up, self.in_flight, others=self.others, running=gauges.running,
             waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
+            drained=self.drained,
         )  # fmt: skip
 
 
@@ -179,6 +189,13 @@ class Catalog:
         if any(model.auto for model in self.models):
             yield AUTO, None
 
+    def drain(self, names: Collection[str]) -> None:
+        """From now on, these engines get no new work, and all others do."""
+        for engine in self.engines.values():
+            if engine.drained is not (drained := engine.name in names):
+                log.info("engine %s is %s", engine.name, "drained" if drained else "back in service")
+                engine.drained = drained
+
     def chain(self, model: str) -> Sequence[str]:
         """A model and those that may answer in its place, the nearest first; at most MOST_FALLBACKS, and none twice."""
         chain = [model]
@@ -187,9 +204,9 @@ class Catalog:
         return chain[: 1 + MOST_FALLBACKS]
 
     def ready(self, takes_work: Callable[[str], bool]) -> bool:
-        """Whether of each model, or of one that may answer in its place, at least one engine is up and takes work."""
+        """Whether of each model, or of a fallback of it, at least one engine is up, not drained, and takes work."""
         return all(self._can_answer(model.name, takes_work) for model in self.models)
 
     def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
         engines = [engine for name in self.chain(model) for engine in self._serving[name]]
-        return any(engine.up and takes_work(engine.name) for engine in engines)
+        return any(engine.up and not engine.drained and takes_work(engine.name) for engine in engines)

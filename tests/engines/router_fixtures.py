@@ -96,13 +96,13 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
     started: list[ScriptedEngine] = []
 
     async def make(
-        *pieces: bytes, rest: str = "", cache: str = "", **options: Any
+        *pieces: bytes, rest: str = "", cache: str = "", router: str = "", **options: Any
     ) -> tuple[RouterServer, ScriptedEngine]:
         engine = ScriptedEngine(*pieces, **options)
         await engine.start()
         started.append(engine)
         table = {"scripted": ("llama", "any", engine.url)}
-        return await make_router(configuration(redis_server.url, table, rest=rest, cache=cache)), engine
+        return await make_router(configuration(redis_server.url, table, rest=rest, cache=cache, router=router)), engine
 
     yield make
     for engine in started:

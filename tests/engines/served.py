@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -30,14 +31,22 @@ class Served:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
-        self._config = folder / f"{name}.toml"
-        self._config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+        self.config = folder / f"{name}.toml"
+        self.write(text)
 
-    def start(self) -> None:
-        argv = [*ROUNDHOUSE, "serve", "-c", str(self._config)]
+    def write(self, text: str | None) -> None:
+        """Another configuration in the place of the one that it was started with; None takes the file away."""
+        if text is None:
+            self.config.unlink()
+        else:
+            self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+
+    def start(self, stdin: int = subprocess.DEVNULL, argv: Sequence[str] = ()) -> None:
+        """`argv`: what is run in place of the command."""
+        argv = argv or [*ROUNDHOUSE, "serve", "-c", str(self.config)]
         with self.log.open("ab") as log:
             # In a group of its own, so that one signal reaches its workers too.
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(argv, stdin=stdin, stdout=log, stderr=log, start_new_session=True)
 
     @property
     def runs(self) -> bool:
@@ -67,6 +76,11 @@ class Served:
 
     def send(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
+
+    def kill_one(self, worker: int) -> None:
+        """Ends one of its workers as a crash would."""
+        assert worker in self.workers()
+        os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
         """Ends it as a crash would; does nothing where it has ended."""

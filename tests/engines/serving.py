@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +14,7 @@ from scripted_engine import ScriptedEngine
 from simulated import SimulatedEngine
 from waiting import PATIENCE
 
+from router.api.protocol import BoundedHttpProtocol, Bounds
 from router.app import build
 from router.settings import parse
 
@@ -31,7 +33,10 @@ def configuration(
 ) -> str:
     """A configuration as TOML. `engines`: by name, the model, the task and the url; other texts go in as they are."""
     models = dict.fromkeys(model for model, _, _ in engines.values())
-    tables = [f"[router]\n{router}", f'[cache]\nurl = "{redis_url}"\ntimeout = "500ms"\nretry = "20ms"\n{cache}']
+    tables = [
+        f"[router]\n{router}" if "drain" in router else f'[router]\ndrain = "0s"\n{router}',
+        f'[cache]\nurl = "{redis_url}"\ntimeout = "2500ms"\nretry = "20ms"\n{cache}',
+    ]
     tables += [f"[[model]]\n{_MODELS[model]}" for model in models]
     for name, (model, task, url) in engines.items():
         tables.append(
@@ -51,8 +56,10 @@ class RouterServer:
 
     def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
         """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
-        self.application = build(parse(text, {}), random=random)
-        options: dict[str, Any] = {"http": "httptools", "ws": "none", "lifespan": "on", "log_config": None}
+        settings = parse(text, {})
+        self.application = build(settings, random=random)
+        protocol = partial(BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send))
+        options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)
         self._defects = _Defects()

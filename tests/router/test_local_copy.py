@@ -145,7 +145,7 @@ async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServe
 async def alone(own_redis: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
     """A router with a Redis of its own."""
     await own_redis.start()
-    return await make_router(configuration(own_redis.url, engines.table()).replace('"500ms"', '"100ms"'))
+    return await make_router(configuration(own_redis.url, engines.table()).replace('"2500ms"', '"100ms"'))
 
 
 async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_not_missed(

@@ -16,7 +16,7 @@ pytest_plugins = ["router_fixtures"]
 @pytest.fixture
 def own_config(own_redis: RedisServer, engines: Engines) -> str:
     """The usual configuration with a Redis of its own, and 100 ms of patience with it."""
-    return configuration(own_redis.url, engines.table()).replace('"500ms"', '"100ms"')
+    return configuration(own_redis.url, engines.table()).replace('"2500ms"', '"100ms"')
 
 
 async def bypassed(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> float:

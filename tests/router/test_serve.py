@@ -17,7 +17,7 @@ from serving import Engines, chat_body, configuration
 from waiting import eventually, free_port
 
 from router.api.protocol import MAX_HEAD
-from router.serve import forget_dead_workers
+from router.server import forget_dead_workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

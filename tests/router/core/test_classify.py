@@ -129,6 +129,12 @@ def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str,
     assert features(head + middle + tail) == features(head + middle * 2 + "def main():" + tail)
 
 
+@given(st.text(st.characters() | st.sampled_from("a;字é ф"), min_size=1), st.integers(1, 1000))
+def test_the_features_of_the_longest_prompt_are_no_more_than_its_window_has_characters(text: str, times: int) -> None:
+    # A letter is part of one word or symbol, and of two pairs at most; a few marks of layout come on top.
+    assert len(features(text * times)) <= 2 * (HEAD + TAIL) + 20
+
+
 def test_an_instruction_at_either_end_of_a_long_document_is_read(classifier: Classifier) -> None:
     document = "The quick brown fox jumps over the lazy dog. " * 2000
 

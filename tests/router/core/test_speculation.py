@@ -10,11 +10,9 @@ from router.core.types import Task
 BOTH = ("a", "b")
 
 
-def generate(
-    seen: Experience, family: str, task: Task, speed: float, *, times: int = 20, now: float = 0.0, stream: bool = True
-) -> None:
+def generate(seen: Experience, family: str, task: Task, speed: float, *, times: int = 20, now: float = 0.0) -> None:
     for _ in range(times):
-        seen.generated(family, family, task, stream=stream, tokens=60, seconds=60 / speed, now=now)
+        seen.generated(family, family, task, tokens=60, seconds=60 / speed, now=now)
 
 
 def test_a_speed_is_known_once_there_is_enough_of_it() -> None:
@@ -29,12 +27,12 @@ def test_a_speed_is_known_once_there_is_enough_of_it() -> None:
 def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
     seen = Experience()
     generate(seen, "a", "code", 100)
-    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
+    assert seen.slow(BOTH, "code", 0) == frozenset()
     generate(seen, "b", "code", 50)
     generate(seen, "b", "chat", 100)
     generate(seen, "a", "chat", 90)
-    assert seen.slow(BOTH, "code", 0, stream=True) == {"b"}
-    assert seen.slow(BOTH, "chat", 0, stream=True) == frozenset()
+    assert seen.slow(BOTH, "code", 0) == {"b"}
+    assert seen.slow(BOTH, "chat", 0) == frozenset()
 
 
 def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> None:
@@ -46,9 +44,9 @@ def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> N
                 generate(seen, family, "code", middle * (4 if number % 2 else 0.25), times=1)
 
     vary(14)
-    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
+    assert seen.slow(BOTH, "code", 0) == frozenset()
     vary(286)
-    assert seen.slow(BOTH, "code", 0, stream=True) == {"b"}
+    assert seen.slow(BOTH, "code", 0) == {"b"}
 
 
 def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
@@ -56,33 +54,15 @@ def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
     generate(seen, "a", "code", 100, times=37)
     generate(seen, "a", "code", 1, times=3)
     generate(seen, "b", "code", 100, times=40)
-    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
-
-
-def test_streams_are_compared_with_streams_and_json_with_json() -> None:
-    seen = Experience()
-    generate(seen, "a", "code", 100, stream=True)
-    generate(seen, "b", "code", 50, stream=False)
-    assert seen.slow(BOTH, "code", 0, stream=True) == frozenset()
-    generate(seen, "a", "code", 49, stream=False)
-    generate(seen, "b", "code", 150, stream=True)
-    assert seen.slow(BOTH, "code", 0, stream=True) == {"a"}
-    assert seen.slow(BOTH, "code", 0, stream=False) == frozenset()
-
-
-def test_the_other_form_is_better_than_nothing() -> None:
-    seen = Experience()
-    generate(seen, "a", "code", 100, stream=False)
-    generate(seen, "b", "code", 50, stream=False)
-    assert seen.slow(BOTH, "code", 0, stream=True) == {"b"}
+    assert seen.slow(BOTH, "code", 0) == frozenset()
 
 
 def test_what_is_seen_fades_until_nothing_is_known() -> None:
     seen = Experience()
     generate(seen, "a", "code", 100)
     generate(seen, "b", "code", 50)
-    assert seen.slow(BOTH, "code", HALF_LIFE / 2, stream=True) == {"b"}
-    assert seen.slow(BOTH, "code", HALF_LIFE * 2, stream=True) == frozenset()
+    assert seen.slow(BOTH, "code", HALF_LIFE / 2) == {"b"}
+    assert seen.slow(BOTH, "code", HALF_LIFE * 2) == frozenset()
 
 
 def test_a_draft_that_was_exchanged_for_a_better_one_shows_soon() -> None:
@@ -96,15 +76,15 @@ def test_replicas_learn_together() -> None:
     seen = Experience()
     for replica in ("a.1", "a.2"):
         for _ in range(10):
-            seen.generated(replica, "a", "code", stream=True, tokens=60, seconds=1, now=0)
+            seen.generated(replica, "a", "code", tokens=60, seconds=1, now=0)
     assert seen.learned("a", "code", 0).tokens_per_second == pytest.approx(60)
 
 
 def test_an_answer_of_a_few_tokens_says_nothing_of_the_speed() -> None:
     seen = Experience()
     for _ in range(50):
-        seen.generated("a", "a", "code", stream=True, tokens=3, seconds=0.001, now=0)
-        seen.generated("a", "a", "code", stream=True, tokens=30, seconds=0, now=0)
+        seen.generated("a", "a", "code", tokens=3, seconds=0.001, now=0)
+        seen.generated("a", "a", "code", tokens=30, seconds=0, now=0)
     assert seen.learned("a", "code", 0).tokens_per_second is None
 
 
@@ -126,7 +106,7 @@ def count(seen: Experience, engine: str, *pairs: tuple[float, float], task: Task
     for steps, accepted in pairs:
         if task is not None and steps + accepted > before:
             tokens = int(steps + accepted - before)
-            seen.generated(engine, engine, task, stream=True, tokens=tokens, seconds=tokens / 100, now=0)
+            seen.generated(engine, engine, task, tokens=tokens, seconds=tokens / 100, now=0)
         before = steps + accepted
         seen.counted(engine, engine, Counts(steps, accepted), 0)
 
@@ -140,7 +120,7 @@ def test_the_tokens_of_a_step_are_those_between_two_probes() -> None:
 def test_what_was_counted_belongs_to_the_task_of_what_ended_meanwhile() -> None:
     seen = Experience()
     count(seen, "a", (0, 0), (200, 600), task="code")
-    seen.generated("a", "a", "chat", stream=True, tokens=400, seconds=1, now=0)
+    seen.generated("a", "a", "chat", tokens=400, seconds=1, now=0)
     seen.counted("a", "a", Counts(600, 640), 0)
     assert seen.learned("a", "code", 0).tokens_per_step == pytest.approx(4)
     assert seen.learned("a", "chat", 0).tokens_per_step == pytest.approx(1.1)
@@ -150,7 +130,7 @@ def test_of_mixed_work_no_task_is_told() -> None:
     seen = Experience()
     seen.counted("a", "a", Counts(0, 0), 0)
     for task in ("code", "chat"):
-        seen.generated("a", "a", task, stream=True, tokens=300, seconds=1, now=0)
+        seen.generated("a", "a", task, tokens=300, seconds=1, now=0)
     seen.counted("a", "a", Counts(200, 400), 0)
     assert seen.learned("a", "code", 0).tokens_per_step == seen.learned("a", "chat", 0).tokens_per_step == 3
 
@@ -158,7 +138,7 @@ def test_of_mixed_work_no_task_is_told() -> None:
 def test_what_others_had_the_engine_do_is_of_no_task() -> None:
     seen = Experience()
     count(seen, "a", (0, 0), (200, 600), task="code")
-    seen.generated("a", "a", "code", stream=True, tokens=10, seconds=1, now=0)
+    seen.generated("a", "a", "code", tokens=10, seconds=1, now=0)
     seen.counted("a", "a", Counts(10_200, 600), 0)
     assert seen.learned("a", "code", 0).tokens_per_step == pytest.approx(4)
 

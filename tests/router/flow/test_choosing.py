@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.core.key import Markers
-from router.core.speculation import ENOUGH, Counts
+from router.core.speculation import ENOUGH, Counts, Experience
 from router.core.types import Endpoint, Task
 from router.errors import ApiError
 from router.flow.choosing import Chooser
@@ -25,20 +25,19 @@ class House:
         self.dice = 1.0
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
-        self.chooser = Chooser(catalog, explore=explore, clock=lambda: self.now, random=lambda: self.dice)
+        self.chooser = Chooser(catalog, Experience(), explore=explore, clock=lambda: self.now, random=lambda: self.dice)
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
         choice = self.chooser.choose(chat(task, **fields), "acme", session)
         return [engine.name for engine in choice.engines()]
 
     def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
-        """Streams of 61 tokens that end now, at so many tokens a second."""
+        """Streams of 60 tokens that end now, at so many tokens a second."""
         for _ in range(times):
             work = Work(
                 request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, begun=0.0
             )
-            work.engine, work.completion_tokens, work.dispatched = engine, 61, 1.0
-            work.first_token = self.now - 60 / speed
+            work.engine, work.completion_tokens, work.dispatched = engine, 60, self.now - 60 / speed
             for name, value in facts.items():
                 setattr(work, name, value)
             self.chooser.landed(work)
@@ -134,9 +133,8 @@ def test_the_label_decides_until_another_has_proved_faster() -> None:
     "facts",
     [
         {"error": "broken-off"},
-        {"first_token": None},
         {"dispatched": None},
-        {"stream": False, "attempts": [("other", "timeout")], "first_token": 1.5},
+        {"attempts": [("other", "timeout")]},
     ],
 )
 def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -> None:
@@ -146,11 +144,11 @@ def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -
     assert house.order() == ["a", "b"]
 
 
-def test_json_is_timed_from_its_dispatch_on() -> None:
+def test_a_generation_is_timed_from_its_dispatch_on_since_late_tokens_come_together() -> None:
     house = House(engine("a"))
-    house.generated("a", 1, stream=False, dispatched=10.0, first_token=10.5)
+    house.generated("a", 120, first_token=house.now - 0.001)
     house.chooser.checked()
-    assert house.engines["a"].drafts["code"].tokens_per_second == pytest.approx(122)
+    assert house.engines["a"].drafts["code"].tokens_per_second == pytest.approx(120)
 
 
 def test_a_share_of_the_requests_tries_what_is_least_known() -> None:

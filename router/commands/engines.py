@@ -1,0 +1,192 @@
+"""`roundhouse engines`: how the engines are, and taking one out of service and back, in every router at once.
+
+Engines are asked directly, and Redis is told directly, so no router and no administrator's key is needed.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from router.commands.console import (
+    WRONG_USE,
+    Config,
+    Json,
+    JsonLines,
+    fail,
+    progress,
+    say,
+    settings_of,
+    write_json,
+    write_table,
+)
+from router.commands.redis import with_redis
+from router.settings import DEFAULT_PATH, Settings
+
+if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
+    from router.shared.link import Command
+    from router.upstream.catalog import Catalog, Engine
+
+LOOK: Final = 0.5
+"""Seconds between two looks at an engine that is to become idle."""
+
+_LOOKS: Final = 3  # in a row that must find it idle, so that routers have heard and nothing is on its way to it
+
+Name = Annotated[str, typer.Argument(help="The engine, as `roundhouse engines list` has it.")]
+
+app = typer.Typer(help="See the engines; take one out of service and back.", no_args_is_help=True)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """An engine as it says it is now; None is unknown, which is never 0."""
+
+    name: str
+    model: str
+    task: str
+    url: str
+    up: bool | None
+    drained: bool
+    running: float | None
+    waiting: float | None
+    kv_cache_usage: float | None
+
+
+@app.command(name="list")
+def list_command(config: Config = Path(DEFAULT_PATH), as_json: JsonLines = False) -> None:
+    """List the engines: which are up, which are drained, and what they work on."""
+    from router.core.names import DRAINS
+    from router.store.finding import ask
+
+    settings = settings_of(config)
+    (found,) = with_redis(settings, config, lambda client: ask(client, [("HKEYS", DRAINS)]))
+    drained = {name.decode("utf-8", "replace") for name in found or ()}
+    rows = [_row(engine, drained) for engine in asyncio.run(_looked_at(settings, lambda _: True))]
+    if as_json:
+        for row in rows:
+            write_json(row)
+    else:
+        heads = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
+        write_table([heads, *map(_shown, rows)])
+
+
+@app.command()
+def drain(
+    name: Name,
+    config: Config = Path(DEFAULT_PATH),
+    wait: Annotated[bool, typer.Option("--wait", help="Return once the engine works on nothing any more.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds after which --wait gives up.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Give an engine no new work, in any router; what it works on goes on to its end."""
+    from router.shared.registry import drain_command
+
+    settings = _change(name, config, drain_command(name, time.time()))
+    idle = _wait(settings, name, timeout) if wait else None
+    if as_json:
+        write_json({"engine": name, "drained": True, "idle": idle})
+    else:
+        typer.echo(f"{name} is drained" + (" and idle" if idle else ""))
+    if idle is False:
+        fail(f"engine {name} was not idle within {timeout:g}s; it stays drained")
+
+
+@app.command()
+def resume(name: Name, config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
+    """Give an engine work again, in every router."""
+    from router.shared.registry import resume_command
+
+    _change(name, config, resume_command(name))
+    if as_json:
+        write_json({"engine": name, "drained": False})
+    else:
+        typer.echo(f"{name} is back in service")
+
+
+def _change(name: str, config: Path, command: "Command") -> Settings:
+    from router.store.finding import ask
+
+    settings = settings_of(config)
+    names = list(_catalog(settings).engines)
+    if name not in names:
+        fail(f"{config}: there is no engine {name!r}; there are {', '.join(names)}", WRONG_USE)
+    with_redis(settings, config, lambda client: ask(client, [command]))
+    return settings
+
+
+def _catalog(settings: Settings) -> "Catalog":
+    from router.app import build_catalog
+
+    return build_catalog(settings)
+
+
+def _wait(settings: Settings, name: str, timeout: float) -> bool:
+    with progress("looks at what it works on") as looked:
+        return asyncio.run(_idle(settings, name, time.monotonic() + timeout, looked))
+
+
+async def _idle(settings: Settings, name: str, until: float, looked: Callable[[int], None]) -> bool:
+    """Whether an engine has come to work on nothing by an instant of time.monotonic."""
+    looks = idle = 0
+    told: float | None = None
+    while idle < _LOOKS:
+        if looks and time.monotonic() + LOOK > until:
+            return False
+        if looks:
+            await asyncio.sleep(LOOK)
+        (engine,) = await _looked_at(settings, lambda one: one == name)
+        looks += 1
+        looked(looks)
+        work = _work(engine)
+        if work is None:
+            fail(f"engine {name} is up and does not say what it works on")
+        if work and work != told:
+            say(f"{name} works on {work:g}")
+        told = work
+        idle = idle + 1 if work == 0 else 0
+    return True
+
+
+def _work(engine: "Engine") -> float | None:
+    """How many requests an engine has; of one that does not answer, none."""
+    if not engine.up:
+        return 0.0
+    running, waiting = engine.gauges.running, engine.gauges.waiting
+    return running + (waiting or 0.0) if running is not None else None
+
+
+async def _looked_at(settings: Settings, wanted: Callable[[str], bool]) -> "list[Engine]":
+    """Engines that have just been asked how they are."""
+    from router.upstream.catalog import Catalog
+    from router.upstream.client import EngineClient
+    from router.upstream.probe import Probe
+    from router.upstream.transport import Transport
+
+    engines = [engine for engine in _catalog(settings).engines.values() if wanted(engine.name)]
+    client = EngineClient(Transport(), connect_timeout=settings.timeouts.connect)
+    try:
+        await Probe(Catalog([], engines), client).check()
+    finally:
+        await client.aclose()
+    return engines
+
+
+def _row(engine: "Engine", drained: set[str]) -> Row:
+    gauges = engine.gauges
+    return Row(
+        name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
+        drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
+        kv_cache_usage=gauges.kv_cache_usage,
+    )  # fmt: skip
+
+
+def _shown(row: Row) -> tuple[str, ...]:
+    def number(value: Any) -> str:
+        return "?" if value is None else f"{value:g}"
+
+    state = ("up" if row.up else "down") + (", drained" if row.drained else "")
+    usage = "?" if row.kv_cache_usage is None else f"{100 * row.kv_cache_usage:.0f}%"
+    return row.name, row.model, row.task, state, number(row.running), number(row.waiting), usage, row.url
