@@ -15,15 +15,17 @@ from router.api.engine_pages import EnginePages
 from router.api.openai import Generate
 from router.api.ops import Ops, api_error, defect, http_error
 from router.application import Application, Lasting, Site
-from router.core.breaker import Limits
+from router.core.breaker import Limits, State
 from router.core.classify import Classifier
 from router.core.key import Markers
+from router.core.limits import Quota
 from router.core.names import heard
 from router.core.patience import Patience
 from router.core.reason import Hints
 from router.core.speculation import Experience
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.flow.admission import Admission
 from router.flow.brownout import Brownout, Watch
 from router.flow.choosing import Chooser
 from router.flow.dispatch import Dispatcher
@@ -39,6 +41,7 @@ from router.settings import Settings, Tenant, tenants
 from router.shared.breakers import LEAST_LEASE, Breakers
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
+from router.shared.limits import TenantLimits
 from router.shared.line import Line
 from router.shared.link import Link
 from router.shared.listener import Listener
@@ -90,11 +93,21 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     breakers = build_breakers(settings, line, catalog)
     if old is not None:
         breakers.inherit(old.breakers)
+
+    def takes_work(engine: Engine) -> bool:
+        state = breakers.state(engine.name)
+        if engine.up is False or engine.drained:
+            return False
+        # A half-open one is asked one thing at a time.
+        return state is State.CLOSED or (state is State.HALF_OPEN and not engine.in_flight)
+
+    admission = Admission(catalog, takes_work=takes_work, patience=settings.timeouts.queue, queued=telemetry.queued)
+    limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
     chooser = Chooser(
         catalog, lasting.experience, explore=settings.router.explore, clock=time.perf_counter, random=lasting.random
     )
     gateway, flights, sharing = _build_gateway(
-        settings, link, line, catalog, breakers, chooser, reader, client, telemetry, drains
+        settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
     )
     watch = Watch(catalog, breakers)
 
@@ -102,6 +115,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
         chooser.checked()
         watch.checked()
         telemetry.observe(catalog.engines.values(), breakers.state, redis_up=line.up)
+        admission.look_again()
 
     probe = Probe(catalog, client, checked=checked)
     ops = Ops(
@@ -117,7 +131,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
         max_body=settings.router.max_body,
     )
     generate = {
-        endpoint.value: Generate(endpoint, gateway, auth, telemetry, max_body=settings.router.max_body)
+        endpoint.value: Generate(endpoint, gateway, auth, limits, telemetry, max_body=settings.router.max_body)
         for endpoint in Endpoint
     }
     pages = Starlette(
@@ -140,6 +154,8 @@ def _build_gateway(
     chooser: Chooser,
     reader: RequestReader,
     client: EngineClient,
+    admission: Admission,
+    tenant_limits: TenantLimits,
     telemetry: Telemetry,
     drains: Drains,
 ) -> tuple[Gateway, Flights, Sharing]:
@@ -152,10 +168,12 @@ def _build_gateway(
     def landed(work: Work) -> None:
         telemetry.landed(work)
         chooser.landed(work)
+        tenant_limits.spend(work.tenant, work.used)
 
     flights = Flights(
         Dispatcher(
             client,
+            admission,
             Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
             Standing(breakers),
             max_entry=cache.max_entry,
@@ -189,7 +207,7 @@ def _build_gateway(
     )
     sharing = Sharing(
         line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,
-        drains=drains,
+        limits=tenant_limits, drains=drains,
     )  # fmt: skip
     return gateway, flights, sharing
 
@@ -203,6 +221,14 @@ def _tenant_caches(settings: Settings) -> dict[str, TenantCache]:
             cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
         )
     return caches
+
+
+def _quota(tenant: Tenant) -> Quota:
+    return Quota(
+        requests_per_minute=tenant.requests_per_minute,
+        tokens_per_minute=tenant.tokens_per_minute,
+        concurrent_requests=tenant.concurrent_requests,
+    )
 
 
 def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers:
@@ -243,6 +269,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 max_model_len=engine.max_model_len,
                 family=engine.name,
                 draft=engine.launch is not None and engine.launch.draft is not None,
+                max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
             )
             if known is not None and known.url == url:
                 made.inherit(known)

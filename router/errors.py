@@ -14,6 +14,7 @@ INVALID_REQUEST: Final = "invalid_request_error"
 AUTHENTICATION: Final = "authentication_error"
 PERMISSION: Final = "permission_error"
 NOT_FOUND: Final = "not_found_error"
+RATE_LIMIT: Final = "rate_limit_error"
 UNAVAILABLE: Final = "service_unavailable_error"
 UPSTREAM: Final = "upstream_error"
 INTERNAL: Final = "internal_error"
@@ -29,6 +30,7 @@ class ApiError(Exception):
     - `code`: a word for machines, if there is one.
     - `retry_after`: whole seconds for `Retry-After`; given with every 429 and 503.
     - `raw`: the body of an engine's own error, which goes on as it stands.
+    - `reason`: a word for logs and metrics; the code, unless that does not tell enough.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         raw: bytes | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -50,6 +53,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.raw = raw
+        self.reason = reason or code or kind
 
     def body(self) -> bytes:
         """The JSON body of the error's HTTP answer."""

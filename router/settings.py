@@ -37,6 +37,7 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 
 KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=1)]
+Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts count in doubles
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
@@ -87,10 +88,13 @@ class Auth(Strict, frozen=True):
 
 
 class Tenant(Strict, frozen=True):
+    """For the limits, see core.limits."""
+
     name: Name
     keys: list[KeyHash] = []
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
+    requests_per_minute: Amount | None = None
+    tokens_per_minute: Amount | None = None
+    concurrent_requests: Amount | None = None
     ttl: Seconds | None = None
     store: Store | None = None
 
@@ -144,6 +148,7 @@ class Timeouts(Strict, frozen=True):
     first_token: Seconds = Seconds(30)
     between_tokens: Seconds = Seconds(15)
     min_tokens_per_second: Annotated[float, Meta(gt=0)] = 10.0
+    queue: Seconds = Seconds(10)
 
 
 class Settings(Strict, frozen=True):
@@ -173,10 +178,7 @@ class Settings(Strict, frozen=True):
 
     def not_yet(self) -> list[str]:
         """What the file asks for and this version does not do, a line each."""
-        plans = [
-            (any(t.requests_per_minute or t.tokens_per_minute for t in self.tenant), "tenant", "limits per tenant"),
-            (any(e.max_in_flight for e in self.engine), "engine.max_in_flight", "bounded work per engine"),
-        ]
+        plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
 

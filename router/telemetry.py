@@ -90,6 +90,10 @@ class Telemetry:
             "llm_requests_in_flight", "Requests that an engine works on", ("engine",),
             multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
+        self._queued = Gauge(
+            "llm_requests_queued", "Requests that wait for a place at an engine", ("model",),
+            multiprocess_mode="livesum", registry=registry,
+        )  # fmt: skip
         self._up = Gauge(
             "roundhouse_engine_up", "Whether the engine answers", ("engine",),
             multiprocess_mode="livemin", registry=registry,
@@ -131,6 +135,8 @@ class Telemetry:
                 series.first_token(ended - exchange.begun)
             elif exchange.first_token is not None:
                 series.first_token(exchange.first_token - exchange.begun)
+            if exchange.outcome == "refused" and exchange.engine is None:
+                self._rejected.labels(exchange.error or "none").inc()
             if exchange.fallback is not None:
                 self._fallbacks.labels(exchange.model or "unknown", exchange.fallback).inc()
         self._access_log.write(exchange, ended)
@@ -178,6 +184,10 @@ class Telemetry:
     def written(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
         self._writes.labels(result).inc()
+
+    def queued(self, model: str, waiting: int) -> None:
+        """Takes over how many wait for a model's engines."""
+        self._queued.labels(model).set(waiting)
 
     def _show(self, gauge: Gauge, value: float | None, *labels: str) -> None:
         """Sets one of a gauge's samples; what is unknown has none."""

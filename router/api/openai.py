@@ -16,11 +16,13 @@ from router.api.leaving import ClientLeaving, Receive
 from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
+from router.core.limits import headers as limit_headers
 from router.core.types import CacheStatus, Endpoint
 from router.errors import ApiError, internal_error, unavailable
 from router.flow.exchange import Exchange
 from router.flow.flight import Reader
 from router.flow.gateway import Answer, Gateway, Whole
+from router.shared.limits import TenantLimits
 from router.telemetry import Telemetry
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -54,11 +56,13 @@ class Generate:
     """
 
     def __init__(
-        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, telemetry: Telemetry, *, max_body: int
-    ) -> None:
+        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry, *,
+        max_body: int,
+    ) -> None:  # fmt: skip
         self._endpoint = endpoint
         self._gateway = gateway
         self._auth = auth
+        self._limits = limits
         self._telemetry = telemetry
         self._max_body = max_body
 
@@ -83,6 +87,8 @@ class Generate:
                 await self._cut_off(exchange, send)
         finally:
             client.stop()
+            if exchange.permit is not None:
+                exchange.permit.close()
             self._telemetry.record(exchange, time.perf_counter())
 
     async def _serve(
@@ -91,6 +97,9 @@ class Generate:
         try:
             exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
             control = _control(headers)
+            exchange.permit = await self._limits.ask(exchange.tenant)
+            if exchange.permit is not None:
+                exchange.permit.check()
             body = await read_body(headers, receive, self._max_body)
             answer = await self._gateway.answer(exchange, control, body, client)
         except ApiError as error:
@@ -110,7 +119,7 @@ class Generate:
     async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
         exchange.status = error.status
         exchange.outcome = "refused"
-        exchange.error = error.code or error.kind
+        exchange.error = error.reason
         await send_error(error, send, _headers(exchange))
 
     async def _cut_off(self, exchange: Exchange, send: Send) -> None:
@@ -225,6 +234,8 @@ def _headers(exchange: Exchange) -> RawHeaders:
             headers.append((b"x-cache-reason", reason.encode("ascii")))
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
+    if exchange.permit is not None:
+        headers += limit_headers(exchange.permit.quota, exchange.permit.allowance)
     if exchange.task is not None:
         headers.append((b"x-task", exchange.task.encode("ascii")))
     if exchange.engine is not None:

@@ -8,6 +8,7 @@
     rh:1:drain:engines                                         which engines get no new work, a hash
     rh:1:breaker:{engine}                                      whether an engine's breaker is open
     rh:1:breaker:{engine}:probe                                who sends the one request of a half-open breaker
+    rh:1:limit:{tenant}                                        what a tenant with limits has used of late, JSON
 
 All but the first begin with a word that no tenant can be called, so that a pattern means what it says.
 """
@@ -18,7 +19,7 @@ from typing import Final
 PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "purge")
+RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
 """What no tenant can be called."""
 
 _PURGE: Final = PREFIX + "purge:"
@@ -28,6 +29,7 @@ DRAINS: Final = _DRAIN + "engines"
 _CLAIM: Final = PREFIX + "claim:"
 _FLIGHT: Final = PREFIX + "flight:"
 _HITS: Final = PREFIX + "hits:"
+_LIMIT: Final = PREFIX + "limit:"
 _BREAKER: Final = PREFIX + "breaker:"
 _PROBE: Final = ":probe"
 
@@ -55,6 +57,11 @@ def flight_of(key: str, flight: str) -> str:
 def hits_of(tenant: str) -> str:
     """Where a tenant's hits are counted."""
     return _HITS + tenant
+
+
+def limit_of(tenant: str) -> str:
+    """Where what a tenant uses is counted."""
+    return _LIMIT + tenant
 
 
 def breaker_of(engine: str) -> str:

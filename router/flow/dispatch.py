@@ -18,6 +18,7 @@ from router.core.recording import NotKept, Recorder, Recording
 from router.core.request import Request, for_engine
 from router.core.retry import read_retry_after
 from router.errors import UPSTREAM, ApiError, unavailable
+from router.flow.admission import Admission, NoRoomError, Place
 from router.flow.deadline import Deadline
 from router.flow.exchange import Work
 from router.flow.standing import Pass, Standing
@@ -42,24 +43,28 @@ class Generation:
     - Once `aclose` has been called, the engine is free and no longer counted as busy with this.
     """
 
-    __slots__ = ("_deadline", "_patience", "_response", "_standing", "engine", "first", "recorder")
+    __slots__ = ("_deadline", "_patience", "_place", "_response", "_standing", "first", "recorder")
 
     def __init__(
         self,
-        engine: Engine,
+        place: Place,
         response: EngineResponse,
         recorder: Recorder,
         deadline: Deadline,
         patience: Patience,
         standing: Standing,
     ) -> None:
-        self.engine = engine
         self.recorder = recorder
         self.first = b""
+        self._place = place
         self._response = response
         self._deadline = deadline
         self._patience = patience
         self._standing = standing
+
+    @property
+    def engine(self) -> Engine:
+        return self._place.engine
 
     async def begin(self, until: float) -> None:
         """Waits for the first token, at most until that instant. Raises EngineError."""
@@ -95,7 +100,7 @@ class Generation:
         raise EngineError("error-frame", "the engine reported an error")
 
     async def aclose(self) -> None:
-        self.engine.in_flight -= 1
+        self._place.close()
         await self.release()
 
     async def release(self) -> None:
@@ -110,11 +115,14 @@ class Dispatcher:
       those of the next; each failure is noted in the work. Whose breaker is open is left out.
     - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
       asked. Any other refusal is the engine's failure.
-    - An engine's count of requests in flight comes down whatever happens.
+    - An engine is asked once there is a place for that; the place is given back whatever happens.
     """
 
-    def __init__(self, client: EngineClient, patience: Patience, standing: Standing, *, max_entry: int) -> None:
+    def __init__(
+        self, client: EngineClient, admission: Admission, patience: Patience, standing: Standing, *, max_entry: int
+    ) -> None:
         self._client = client
+        self._admission = admission
         self._patience = patience
         self._standing = standing
         self._max_entry = max_entry
@@ -122,18 +130,18 @@ class Dispatcher:
     async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
         """A generation whose first token is there. Raises ApiError."""
 
-        async def attempt(engine: Engine) -> Generation:
+        async def attempt(place: Place) -> Generation:
+            engine = place.engine
             deadline = Deadline(total=self._total(request, engine))
             until = asyncio.get_running_loop().time() + self._patience.first_token
             response = await self._ask(work, request, engine, deadline)
             recorder = recorder_for(request.endpoint, self._max_entry)
-            generation = Generation(engine, response, recorder, deadline, self._patience, self._standing)
+            generation = Generation(place, response, recorder, deadline, self._patience, self._standing)
             try:
                 await generation.begin(until)
             except BaseException:
                 await generation.release()
                 raise
-            engine.in_flight += 1  # what _first_that counted ends with this attempt; this is the generation's
             return generation
 
         return await self._first_that(attempt, work, engines)
@@ -141,7 +149,8 @@ class Dispatcher:
     async def whole(self, work: Work, request: Request, engines: Sequence[Engine]) -> tuple[bytes, Recording | NotKept]:
         """A JSON answer, and what is to be kept of it. Raises ApiError."""
 
-        async def attempt(engine: Engine) -> tuple[bytes, Recording | NotKept]:
+        async def attempt(place: Place) -> tuple[bytes, Recording | NotKept]:
+            engine = place.engine
             deadline = Deadline(total=self._total(request, engine))
             response = await self._ask(work, request, engine, deadline)
             async with response:
@@ -155,6 +164,7 @@ class Dispatcher:
             if recording is NotKept.ERROR:
                 raise EngineError("malformed", "the engine's answer is not one")
             self._standing.succeeded(engine)
+            place.close()
             return body, recording
 
         return await self._first_that(attempt, work, engines)
@@ -164,37 +174,45 @@ class Dispatcher:
 
     # -- whose turn it is -------------------------------------------------------------------------------------------
 
-    async def _first_that(self, attempt: Callable[[Engine], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
+    async def _first_that(self, attempt: Callable[[Place], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
+        """What the first attempt gives that does not fail; the place is its own then."""
         last: EngineError | None = None
+        no_room: NoRoomError | None = None
         self._standing.asked()
         for _, group in groupby(engines, key=lambda engine: engine.model):
             turns = self._standing.turns(list(group))
             while open_ := await turns.next():
-                engine = open_[0]
-                turns.took(engine)
-                pass_ = await self._standing.admit(engine, after=last)
-                if pass_ is None:
-                    continue
                 try:
-                    return await self._try(attempt, work, engine, pass_)
+                    place = await self._admission.enter(work.tenant, open_)
+                except NoRoomError as error:
+                    no_room = error
+                    break  # the engines of the next model may have room
+                engine = place.engine
+                turns.took(engine)
+                try:
+                    pass_ = await self._standing.admit(engine, after=last)
+                    if pass_ is not None:
+                        return await self._try(attempt, work, place, pass_)
                 except EngineError as error:
                     last = error
                     turns.failed(engine, error)
                     work.attempts.append((engine.name, error.reason))
                     log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
-        raise _told(last, engines, self._standing)
+                except BaseException:
+                    place.close()
+                    raise
+                place.close()
+        raise no_room or _told(last, engines, self._standing)
 
-    async def _try(self, attempt: Callable[[Engine], Awaitable[T]], work: Work, engine: Engine, pass_: Pass) -> T:
-        """One attempt: here an engine is taken, and given back."""
+    @staticmethod
+    async def _try(attempt: Callable[[Place], Awaitable[T]], work: Work, place: Place, pass_: Pass) -> T:
+        """One attempt."""
+        engine = place.engine
         work.engine = engine.name
         work.fallback = engine.model if engine.model != work.model else None
         work.dispatched = work.dispatched or time.perf_counter()
-        engine.in_flight += 1
-        try:
-            with pass_:
-                return await attempt(engine)
-        finally:
-            engine.in_flight -= 1
+        with pass_:
+            return await attempt(place)
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import Literal
 from router.core.reason import MissReason
 from router.core.recording import NotKept
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
+from router.shared.limits import Permit
 
 Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
@@ -16,11 +17,12 @@ class Work:
     - `attempts`: those that failed, as (engine, reason).
     - `fallback`: the model of `engine`, where that is not the one that was asked for.
     - `error`: what it ended with, if it did not end well.
+    - `estimate`: how many tokens it took, where nobody told them; see `used`.
     """
 
     __slots__ = (
-        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "fallback", "first_token", "model",
-        "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
+        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "estimate", "fallback",
+        "first_token", "model", "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -41,8 +43,14 @@ class Work:
         self.first_token: float | None = None
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.estimate = 0
         self.not_kept: NotKept | None = None
         self.error: str | None = None
+
+    @property
+    def used(self) -> int:
+        """Tokens that were read and generated, as far as one can know."""
+        return self.prompt_tokens + self.completion_tokens or self.estimate
 
 
 class Exchange:
@@ -50,8 +58,8 @@ class Exchange:
 
     __slots__ = (
         "adjusted", "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
-        "fallback", "first_token", "key", "local", "model", "outcome", "prompt_tokens", "reason", "request_id",
-        "session", "status", "stream", "task", "tenant", "traceparent", "ttl",
+        "fallback", "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason",
+        "request_id", "session", "status", "stream", "task", "tenant", "traceparent", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +72,7 @@ class Exchange:
         self.session = session  # the client's X-Session-ID
         self.begun = begun
         self.tenant = DEFAULT_TENANT
+        self.permit: Permit | None = None  # of a tenant with limits
         self.model: str | None = None
         self.task: Task | None = None
         self.engine: str | None = None

@@ -15,12 +15,15 @@ import msgspec
 
 from router.core.error_shapes import error_frame
 from router.core.key import Key
+from router.core.limits import estimate
 from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.errors import UPSTREAM, ApiError
 from router.flow.exchange import Exchange, Work
 from router.shared.purges import Mark
+
+LOST: Final = "lost"
 
 MAX_LAG: Final = 4 << 20
 """Bytes by which a reader may be behind, once a flight has grown beyond its limit."""
@@ -77,6 +80,7 @@ class Flight:
         self._frames: list[bytes] = []
         self._first = 0  # how many frames have been let go of
         self._held = 0
+        self._events = 0
         self._limit = limit
         self._on_empty = on_empty
         self._on_close = on_close
@@ -122,6 +126,7 @@ class Flight:
             self.work.first_token = time.perf_counter()
         self._frames.append(frames)
         self._held += len(frames)
+        self._events += frames.count(b"data:")
         if self.told is not None:
             self.told(frames)
         if self._held > self._limit:
@@ -135,6 +140,8 @@ class Flight:
         self.open = False
         self.work.prompt_tokens, self.work.completion_tokens = landing.prompt_tokens, landing.completion_tokens
         self.work.error = landing.reason
+        if self.work.first_token is not None or (self.work.dispatched is not None and landing.reason == LOST):
+            self.work.estimate = estimate(len(self.request.body), self._events, len(landing.body or b""))
         for reader in self.readers:
             reader.wake()
 
@@ -271,4 +278,4 @@ class Reader:
 def lost() -> Landing:
     """The landing of a flight of which nothing more will be heard, and nobody knows why."""
     error = ApiError(502, "The answer broke off: the router that generated it is gone.", kind=UPSTREAM, code="lost")
-    return Landing(whole=False, error=error, reason="lost", begun=True)
+    return Landing(whole=False, error=error, reason=LOST, begun=True)

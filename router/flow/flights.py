@@ -265,7 +265,8 @@ class Flights:
     def _abandon(self, flight: Flight, keep: Keep | None) -> None:
         """The last reader here has left."""
         assert flight.task is not None
-        if flight.led_here and keep is not None and self._on_abandon == "finish":
+        begun = flight.work.dispatched is not None  # what still waits for an engine is nothing to finish
+        if flight.led_here and begun and keep is not None and self._on_abandon == "finish":
             return
         heard = self._wanted.get(flight.id)
         now = asyncio.get_running_loop().time()

@@ -6,6 +6,7 @@ from typing import Final
 
 from router.flow.flights import Flights
 from router.shared.flights import SharedFlights
+from router.shared.limits import TenantLimits
 from router.shared.line import Line, RedisDownError
 from router.shared.listener import Listener
 from router.shared.popularity import Popularity
@@ -22,7 +23,7 @@ class Sharing:
 
     def __init__(
         self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights,
-        popularity: Popularity, drains: Drains,
+        popularity: Popularity, limits: TenantLimits, drains: Drains,
     ) -> None:  # fmt: skip
         self._line = line
         self._purges = purges
@@ -30,6 +31,7 @@ class Sharing:
         self._listener = listener
         self._flights = flights
         self._popularity = popularity
+        self._limits = limits
         self._drains = drains
 
     async def start(self) -> None:
@@ -44,7 +46,8 @@ class Sharing:
         """Until it is cancelled."""
         await self._learn()
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(work) for work in (self._listener.run(), self._shared.run(), self._count_hits())]
+        works = (self._listener.run(), self._shared.run(), self._limits.run(), self._count_hits())
+        tasks = [loop.create_task(work) for work in works]
         try:
             await asyncio.wait(tasks)
         finally:

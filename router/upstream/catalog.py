@@ -64,8 +64,8 @@ class Engine:
     """
 
     __slots__ = (
-        "_length_is_configured", "_pages", "drafts", "drained", "family", "gauges", "in_flight", "max_model_len",
-        "model", "name", "others", "served_model", "speculates", "task", "up", "url",
+        "_length_is_configured", "_pages", "drafts", "drained", "family", "freed", "gauges", "in_flight",
+        "max_in_flight", "max_model_len", "model", "name", "others", "served_model", "speculates", "task", "up", "url",
     )  # fmt: skip
 
     def __init__(
@@ -77,10 +77,14 @@ class Engine:
         url: str,
         served_model: str,
         max_model_len: int | None = None,
+        max_in_flight: int | None = None,
         family: str | None = None,
         draft: bool = False,
     ) -> None:
-        """`draft`: whether the configuration gives it one; of one that roundhouse does not start, nobody can say."""
+        """`max_in_flight`: how much this process may give it to do at once; None is any amount.
+
+        `draft`: whether the configuration gives it one; of one that roundhouse does not start, nobody can say.
+        """
         self.name = name
         self.family = family if family is not None else name
         self.speculates: bool | None = draft or None
@@ -93,7 +97,9 @@ class Engine:
         self._pages: dict[str, httpx.URL] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
+        self.max_in_flight = max_in_flight
         self.in_flight = 0
+        self.freed: Callable[[Engine], None] | None = None  # told when it has less to do
         self.up: bool | None = None
         self.drained = False
         self.gauges = Gauges()
@@ -104,6 +110,11 @@ class Engine:
         if page is None:
             page = self._pages[path] = httpx.URL(self.url + path)
         return page
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be given more to do."""
+        return self.max_in_flight is None or self.in_flight < self.max_in_flight
 
     def note(self, *, up: bool) -> None:
         """Somebody has asked it, or tried to."""

@@ -24,7 +24,7 @@ LEAST_RIGHTS: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
-    "+exists", "+get", "+set", "+del", "+expire", "+pexpire",
+    "+exists", "+get", "+set", "+del", "+expire", "+pexpire", "+time",
     "+hget", "+hgetall", "+hset", "+hsetnx", "+hkeys", "+hdel", "+eval",
     "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
     "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+command",

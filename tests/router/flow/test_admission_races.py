@@ -1,0 +1,184 @@
+"""Places at engines when everything happens at once: none is lost, none is given twice."""
+
+import asyncio
+import random
+
+import pytest
+
+from router.flow.admission import Admission, NoRoomError, Place
+from router.upstream.catalog import Catalog, Engine, Model
+
+
+def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
+    return Engine(
+        name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=places
+    )  # fmt: skip
+
+
+class House:
+    """Engines of one model, and who wants a place at them."""
+
+    def __init__(self, *engines: Engine, patience: float = 30.0) -> None:
+        self.engines = engines
+        self.waiting = 0
+        self.admission = Admission(
+            Catalog([Model("m", "")], engines),
+            takes_work=lambda engine: engine.up is not False,
+            patience=patience,
+            queued=self._queued,
+        )
+
+    def _queued(self, _: str, waiting: int) -> None:
+        self.waiting = waiting
+
+    def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Place]":
+        return asyncio.ensure_future(self.admission.enter(tenant, engines or self.engines))
+
+    async def turn(self) -> None:
+        """Lets everybody go on who can."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_who_is_cancelled_in_the_moment_of_its_turn_passes_the_place_on() -> None:
+    house = House(engine("a"))
+    held = await house.ask()
+    first, second = house.ask(), house.ask()
+    await house.turn()
+    held.close()
+    first.cancel()
+    await house.turn()
+    assert first.cancelled()
+    assert house.engines[0].in_flight == 1
+    (await second).close()
+    assert (house.engines[0].in_flight, house.waiting) == (0, 0)
+
+
+async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_and_none_is_lost() -> None:
+    house = House(engine("a"), patience=0.02)
+    held = await house.ask()
+    waiting = [house.ask() for _ in range(3)]
+    await house.turn()
+    asyncio.get_running_loop().call_later(0.02, held.close)
+    for ended in await asyncio.gather(*waiting, return_exceptions=True):
+        if isinstance(ended, Place):
+            ended.close()
+        else:
+            assert isinstance(ended, NoRoomError)
+            assert ended.code == "queue_timeout"
+    assert (house.engines[0].in_flight, house.waiting) == (0, 0)
+    (await house.ask()).close()
+
+
+async def test_closing_a_place_twice_gives_it_back_once() -> None:
+    house = House(engine("a"))
+    one = await house.ask()
+    one.close()
+    another = await house.ask()
+    one.close()
+    assert house.engines[0].in_flight == 1
+    another.close()
+
+
+async def test_who_waits_for_an_engine_that_comes_back_begins_when_it_has() -> None:
+    a, b = engine("a"), engine("b")
+    house = House(a, b)
+    b.note(up=False)
+    held = await house.ask()
+    assert held.engine is a
+    waiting = house.ask()
+    await house.turn()
+    house.admission.look_again()
+    assert not waiting.done(), "an engine that is down has no room"
+    b.note(up=True)
+    house.admission.look_again()
+    assert (await waiting).engine is b
+    held.close()
+
+
+async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_came_back() -> None:
+    a, b = engine("a"), engine("b")
+    house = House(a, b)
+    b.note(up=False)
+    held = await house.ask()
+    first = house.ask()
+    await house.turn()
+    b.note(up=True)
+    second = house.ask()
+    assert (await first).engine is b
+    assert not second.done()
+    held.close()
+    assert (await second).engine is a
+
+
+async def test_who_waits_in_another_configurations_admission_is_told_of_a_place_too() -> None:
+    a = engine("a")
+    before = House(a)
+    held = await before.ask()
+    after = House(a)
+    waiting = after.ask()
+    await after.turn()
+    assert not waiting.done()
+    held.close()
+    (await waiting).close()
+    assert (a.in_flight, after.waiting) == (0, 0)
+
+
+async def test_where_all_engines_are_down_they_are_asked_nevertheless() -> None:
+    a = engine("a")
+    a.note(up=False)
+    assert (await House(a).ask()).engine is a
+
+
+async def test_who_has_failed_at_an_engine_waits_for_the_others_alone() -> None:
+    a, b = engine("a"), engine("b")
+    house = House(a, b)
+    held = {place.engine.name: place for place in [await house.ask(), await house.ask()]}
+    waiting = house.ask("t", b)
+    after = house.ask()
+    await house.turn()
+    held["a"].close()
+    assert (await after).engine is a
+    held["b"].close()
+    assert (await waiting).engine is b
+
+
+async def test_an_engine_without_a_bound_lets_everybody_begin() -> None:
+    house = House(engine("a", None))
+    places = await asyncio.gather(*(house.ask() for _ in range(500)))
+    assert house.engines[0].in_flight == 500
+    for place in places:
+        place.close()
+    assert house.engines[0].in_flight == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_back(seed: int) -> None:
+    dice = random.Random(seed)
+    house = House(engine("a", 2), engine("b", 3), patience=0.05)
+    most = [0, 0]
+
+    async def work(tenant: str) -> None:
+        place = await house.admission.enter(tenant, dice.sample(house.engines, dice.randint(1, 2)))
+        try:
+            most[:] = [max(seen, engine.in_flight) for seen, engine in zip(most, house.engines, strict=True)]
+            for _ in range(dice.randint(0, 4)):
+                await asyncio.sleep(0)
+            if dice.random() < 0.01:
+                await asyncio.sleep(0.06)
+        finally:
+            place.close()
+
+    tasks = []
+    for _ in range(400):
+        tasks.append(asyncio.ensure_future(work(dice.choice("aaaaabc"))))
+        if dice.random() < 0.6:
+            await asyncio.sleep(0)
+        if dice.random() < 0.2:
+            dice.choice(tasks).cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == [2, 3]
+    assert [engine.in_flight for engine in house.engines] == [0, 0]
+    assert house.waiting == 0
+    assert {type(error) for error in ended if error is not None} <= {NoRoomError, asyncio.CancelledError}
+    assert ended.count(None) > 100
