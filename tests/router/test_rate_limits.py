@@ -261,7 +261,8 @@ async def test_openai_python_waits_as_it_is_told_and_then_has_its_answer(
     make_router: MakeRouter, limited: Any, engines: Engines
 ) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
-    await engines.chat.faults({"fault": "stall", "after": 3, "times": 1})
+    for engine in (engines.chat, engines.code):
+        await engine.faults({"fault": "stall", "after": 3, "match": "another"})
     http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
     options: Any = {"base_url": f"{router.url}/v1", "api_key": "none", "http_client": http, "default_headers": ACME}
     body: Any = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]}
