@@ -1,0 +1,79 @@
+"""200 identical requests at once over two routers: how often is an engine asked? And what does a frozen Redis cost?
+
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/identical_requests.py
+
+Two `roundhouse serve` processes, one redis-server and one simulated engine whose first token takes 300 ms, all on this
+machine. Measured is what a client sees, from sending the request to the end of the answer; the clients share the
+machine with all that they measure. For the frozen Redis, `cache.timeout` is its default of 50 ms, and the engine's
+answers take no time of their own.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+from redis_process import RedisServer
+from served import Served
+from serving import LLAMA, chat_body, configuration
+from simulated import SimulatedEngine
+
+REQUESTS = 200
+
+
+async def ask(http: httpx.AsyncClient, url: str, prompt: str, *, stream: bool = False) -> tuple[str, float]:
+    """X-Cache, and the seconds that it took."""
+    began = time.perf_counter()
+    answer = await http.post(f"{url}/v1/chat/completions", json=chat_body(prompt, stream=stream))
+    answer.raise_for_status()
+    return answer.headers["x-cache"], time.perf_counter() - began
+
+
+async def identical(http: httpx.AsyncClient, urls: list[str], engine: SimulatedEngine) -> dict[str, object]:
+    await engine.faults({"fault": "ttft", "ms": 300})
+    before = (await engine.stats())["started"]
+    asked = [ask(http, urls[n % 2], "The sea?", stream=n % 3 == 0) for n in range(REQUESTS)]
+    answers = await asyncio.gather(*asked)
+    generations = (await engine.stats())["started"] - before
+    await engine.clear()
+    return {"requests": REQUESTS, "generations": generations, **Counter(cache for cache, _ in answers)}
+
+
+async def frozen(http: httpx.AsyncClient, url: str, redis: RedisServer) -> dict[str, object]:
+    usual = sorted([(await ask(http, url, f"before {n}"))[1] for n in range(20)])
+    redis.freeze()
+    after = [(await ask(http, url, f"after {n}"))[1] for n in range(20)]
+    redis.thaw()
+    return {
+        "usual_p50_ms": round(usual[10] * 1000, 1),
+        "first_ms": round(after[0] * 1000, 1),
+        "then_p50_ms": round(sorted(after[1:])[9] * 1000, 1),
+        "then_max_ms": round(max(after[1:]) * 1000, 1),
+    }
+
+
+async def main() -> None:
+    redis = RedisServer()
+    with tempfile.TemporaryDirectory() as folder:
+        async with SimulatedEngine(LLAMA) as engine, httpx.AsyncClient(trust_env=False, timeout=30) as http:
+            await redis.start()
+            text = configuration(redis.url, {"llama-chat": ("llama", "any", engine.url)}).replace('"2500ms"', '"50ms"')
+            routers = [Served(Path(folder), text, name=f"router-{n}") for n in range(2)]
+            try:
+                for router in routers:
+                    router.start()
+                for router in routers:
+                    await router.ready()
+                urls = [router.url for router in routers]
+                print(json.dumps({"identical": await identical(http, urls, engine)}))
+                print(json.dumps({"frozen_redis": await frozen(http, urls[0], redis)}))
+            finally:
+                for router in routers:
+                    router.kill()
+                redis.remove()
+
+
+asyncio.run(main())
