@@ -109,12 +109,13 @@ class Gateway:
     async def answer(self, exchange: Exchange, control: Control, body: bytes, client: Leaving) -> Answer:
         """What the client gets. Raises ApiError."""
         asked = self._reader.read(exchange.endpoint, exchange.tenant, body, control)
-        exchange.stream, exchange.task, exchange.model = asked.request.stream, asked.task, asked.model.name
+        exchange.stream, exchange.model = asked.request.stream, asked.model.name
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
         found = await self._look_up(exchange, asked) if exchange.bypass is None else None
         if found is not None and self._is_good_enough(found, asked):
             return self._give(exchange, found, asked)
+        exchange.task = asked.task
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
         print_ = fingerprint(asked.key.text, asked.parts)
         if exchange.cache is CacheStatus.MISS:

@@ -7,19 +7,29 @@ import msgspec
 from router.core.control import NO_WISHES, Control
 from router.core.key import Key, Markers, Parts, derive, take_apart
 from router.core.request import Request, parse
-from router.core.types import Endpoint, Task
+from router.core.types import AUTO, Endpoint, Task
 from router.upstream.catalog import Catalog, Model
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """A request that was understood; see the types of its parts."""
+class Reading(msgspec.Struct):
+    """A request that was understood; see the types of its parts.
+
+    `task` is worked out when it is asked for first: a request that is answered from the cache needs none.
+    """
 
     request: Request
     parts: Parts
-    task: Task
     model: Model
     key: Key
     control: Control
+    _classify: Callable[[str], Task]
+    _task: Task | None
+
+    @property
+    def task(self) -> Task:
+        if self._task is None:
+            self._task = self._classify(self.parts.question)
+        return self._task
 
 
 class RequestReader:
@@ -36,7 +46,7 @@ class RequestReader:
         """Raises ApiError for what is no request (400), and for a model that there is not (404)."""
         request = parse(endpoint, body)
         parts = take_apart(request, self._markers)
-        task = self._classify(parts.question)
+        task = self._classify(parts.question) if request.model == AUTO else None
         model = self._catalog.resolve(request.model, task)
         key = derive(parts, tenant=tenant, model=model.name, revision=model.revision)
-        return Reading(request, parts, task, model, key, control)
+        return Reading(request, parts, model, key, control, self._classify, task)

@@ -163,11 +163,12 @@ class Catalog:
         self._fallback = {model.name: model.fallback for model in models}
         self._serving = {model.name: [e for e in engines if e.model == model.name] for model in models}
 
-    def resolve(self, asked: str, task: Task) -> Model:
+    def resolve(self, asked: str, task: Task | None) -> Model:
         """The model that a client means. Raises ApiError (404) for a name that is none.
 
         `auto` means, among the models that take part in it for the task, the first that has an engine for exactly
-        this task, else the first; a task that none takes part in goes to a model that takes part in any.
+        this task, else the first; a task that none takes part in goes to a model that takes part in any. Any other
+        name needs no task.
         """
         if asked != AUTO:
             model = self._named.get(asked)
