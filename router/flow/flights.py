@@ -21,6 +21,7 @@ from router.errors import UPSTREAM, ApiError, internal_error
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.flight import Flight, Landing, lost
+from router.flow.landings import read_end, write_end
 from router.shared.flights import WANTED, Claim, LostError, SharedFlights, Source
 from router.shared.line import RedisDownError
 from router.shared.purges import Mark
@@ -35,33 +36,6 @@ Keep = Callable[[Recording, Work], "asyncio.Future[WriteResult]"]
 """Stores an answer; its future is done once that has been tried."""
 
 _ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that has said nothing is taken to have left
-
-
-class _End(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis; the frames of a recording are in the stream already, but for the last."""
-
-    landing_body: bytes | None
-    body: bytes | None
-    usage_frame: bytes | None
-    last_frames: bytes | None
-    kept: bool
-    endings: tuple[bytes, bytes]
-    prompt_tokens: int
-    completion_tokens: int
-    engine: str | None
-    status: int = 200
-    message: str = ""
-    kind: str = ""
-    code: str | None = None
-    param: str | None = None
-    retry_after: int | None = None
-    raw: bytes | None = None
-    reason: str | None = None
-    begun: bool = False
-
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(_End).decode
 
 
 class Flights:
@@ -227,7 +201,7 @@ class Flights:
                     if record.frames:
                         flight.say(record.frames)
                     if record.end is not None:
-                        return self._read_end(flight, record.end)
+                        return read_end(flight, record.end)
         except (LostError, RedisDownError, msgspec.DecodeError) as error:
             log.debug("a flight of another process is lost: %r", error)
         return lost()
@@ -239,7 +213,7 @@ class Flights:
         if flight.told is not None:
             assert self._shared is not None
             assert flight.key is not None
-            self._shared.end(flight.key.text, flight.id, _source(flight.work), self._write_end(flight, landing))
+            self._shared.end(flight.key.text, flight.id, _source(flight.work), write_end(flight, landing))
         flight.land(landing)
         self._forget(flight)
         if flight.led_here:
@@ -298,59 +272,6 @@ class Flights:
             if flight.key is not None and scope.matches(flight.key.text, flight.documents):
                 flight.close()
 
-    # -- landings through Redis -------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _write_end(flight: Flight, landing: Landing) -> bytes:
-        if not landing.whole and landing.error is None:  # it was stored already, and others can find it so
-            landing = lost()
-        recording, error = landing.recording, landing.error
-        end = _End(
-            landing_body=landing.body,
-            body=recording.body if recording is not None and landing.body is None else None,
-            usage_frame=recording.usage_frame if recording is not None else None,
-            last_frames=_beyond(recording.frames, flight) if recording is not None else None,
-            kept=recording is not None,
-            endings=landing.endings,
-            prompt_tokens=landing.prompt_tokens,
-            completion_tokens=landing.completion_tokens,
-            engine=flight.work.engine,
-        )
-        if error is not None:
-            end = msgspec.structs.replace(
-                end, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
-                retry_after=error.retry_after, raw=error.raw, reason=landing.reason, begun=landing.begun,
-            )  # fmt: skip
-        return _pack(end)
-
-    @staticmethod
-    def _read_end(flight: Flight, packed: bytes) -> Landing:
-        end = _unpack(packed)
-        if end.status != 200:
-            error = ApiError(
-                end.status, end.message, kind=end.kind, code=end.code, param=end.param, retry_after=end.retry_after,
-                raw=end.raw,
-            )  # fmt: skip
-            return Landing(whole=False, error=error, reason=end.reason, begun=end.begun)
-        recording = None
-        if end.kept:
-            recording = Recording(
-                body=end.landing_body if end.landing_body is not None else end.body,
-                frames=flight.so_far() + end.last_frames if end.last_frames is not None and flight.complete else None,
-                usage_frame=end.usage_frame,
-                prompt_tokens=end.prompt_tokens,
-                completion_tokens=end.completion_tokens,
-            )
-        return Landing(
-            whole=True, body=end.landing_body, recording=recording, endings=end.endings,
-            prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
-        )  # fmt: skip
-
 
 def _source(work: Work) -> Source:
     return Source(work.engine, work.fallback)
-
-
-def _beyond(frames: bytes | None, flight: Flight) -> bytes | None:
-    """What a recording has beyond that which the flight has said to its readers before its end."""
-    return frames[len(flight.so_far()) :] if frames is not None and flight.complete else None

@@ -16,6 +16,7 @@ from router.core.types import Endpoint
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Flight
 from router.flow.flights import Flights
+from router.flow.landings import read_end
 from router.shared.flights import Claim, SharedFlights
 from router.shared.purges import BEGINNING
 
@@ -56,7 +57,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     following = launch(flights, key)
     following.led_here = False
     reader = following.attach(following.request, EXCHANGE, leads=True)
-    following.land(flights._read_end(following, record.end))
+    following.land(read_end(following, record.end))
     with pytest.raises(Again):
         await reader.begin()
     await flights.aclose()
