@@ -185,7 +185,8 @@ async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_i
     answer = await alone.chat(PROMPT)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
     await own_redis.start()
-    await eventually(lambda: _asked(alone, "MISS"))
+    # It is empty, and an answer that was begun without it may be the first that it gets.
+    await eventually(lambda: _asked(alone, "MISS", "HIT"))
     await held(alone)
 
 
@@ -202,8 +203,8 @@ async def test_of_a_frozen_redis_nothing_is_given_once_it_was_silent_for_too_lon
     await held(alone)
 
 
-async def _asked(router: RouterServer, status: str) -> bool:
-    return bool((await router.chat(PROMPT)).headers["x-cache"] == status)
+async def _asked(router: RouterServer, *statuses: str) -> bool:
+    return (await router.chat(PROMPT)).headers["x-cache"] in statuses
 
 
 # -- who has none, and whose it is ------------------------------------------------------------------------------------
