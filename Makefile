@@ -50,10 +50,8 @@ check: $(VENV)/.developed
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest tests/router/core tests/test_layers.py
 
-# Thousands of tests with real servers, on a machine that others may use too: what failed is asked once more, by itself.
-# What is broken fails again; what has failed is shown in any case.
 test: $(VENV)/.developed
-	$(VENV)/bin/pytest || $(VENV)/bin/pytest --last-failed --last-failed-no-failures none
+	$(VENV)/bin/pytest
 
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
