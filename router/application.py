@@ -158,6 +158,7 @@ class Application:
         try:
             endpoint = site.generate.get(scope["path"])
             if endpoint is None:
+                await asyncio.sleep(0)  # what pages are made of may ask for its task; see router.api.running
                 await site.pages(scope, receive, _with_request_id(scope, send))
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)

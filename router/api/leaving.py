@@ -1,38 +1,28 @@
-"""Notices that a client has left while somebody works for it."""
+"""How an application learns that its client has left: an extension of ASGI, in the scope's `extensions`.
 
-import asyncio
+`receive` tells it too, but only to who waits for it, and that would be a task of its own beside every request.
+"""
+
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Final, Protocol
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+LEAVING: Final = "roundhouse.leaving"
+"""The extension's name; what is under it is a Leaving."""
 
-class ClientLeaving:
+
+class Leaving(Protocol):
     """Cancels the task that works for a client when the client leaves; `left` then tells why it was cancelled.
 
-    It costs one task a request, and none where nothing has to be waited for: `watch` begins it, `stop` ends it, and
-    must be called before the answer's last part is sent, since a finished answer looks like a client that left.
+    - Nothing is cancelled before `watch`, after `stop`, or once the answer is whole.
+    - A client that has left before `watch` leaves then.
     """
 
-    __slots__ = ("_receive", "_watcher", "left")
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
-        self.left = False
+    left: bool
 
     def watch(self) -> None:
-        worker = asyncio.current_task()
-        assert worker is not None
-        self._watcher = asyncio.get_running_loop().create_task(self._wait(worker))
+        """From now on, the request's task is cancelled when the client leaves."""
 
     def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
-
-    async def _wait(self, worker: "asyncio.Task[Any]") -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.left = True
-        worker.cancel()
+        """From now on, it is not."""

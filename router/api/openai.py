@@ -12,7 +12,7 @@ from random import getrandbits
 from typing import Any, Final
 
 from router.api.auth import Authenticator
-from router.api.leaving import ClientLeaving, Receive
+from router.api.leaving import LEAVING, Leaving, Receive
 from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
@@ -73,7 +73,7 @@ class Generate:
             endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent,
             session=session,
         )  # fmt: skip
-        client = ClientLeaving(receive)
+        client: Leaving = scope["extensions"][LEAVING]
         try:
             await self._serve(exchange, headers, client, receive, send)
         except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class Generate:
             self._telemetry.record(exchange, time.perf_counter())
 
     async def _serve(
-        self, exchange: Exchange, headers: RawHeaders, client: ClientLeaving, receive: Receive, send: Send
+        self, exchange: Exchange, headers: RawHeaders, client: Leaving, receive: Receive, send: Send
     ) -> None:
         try:
             exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
@@ -134,7 +134,7 @@ class Generate:
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
-    async def _send(self, exchange: Exchange, answer: Answer, client: ClientLeaving, send: Send) -> None:
+    async def _send(self, exchange: Exchange, answer: Answer, client: Leaving, send: Send) -> None:
         headers = _headers(exchange)
         if isinstance(answer, Whole):
             headers += _EVENTS if answer.stream else (_JSON,)
@@ -145,7 +145,7 @@ class Generate:
         else:
             await self._stream(answer, [*headers, *_EVENTS], client, send)
 
-    async def _stream(self, reader: Reader, headers: RawHeaders, client: ClientLeaving, send: Send) -> None:
+    async def _stream(self, reader: Reader, headers: RawHeaders, client: Leaving, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while data := await reader.next():

@@ -1,0 +1,225 @@
+"""One request and its answer, as an ASGI application has them.
+
+Theory of operation. The head of an answer is kept back until the first part of its body is there, as ASGI has it, and
+leaves with it in one write; so an answer that is there as a whole is one write, and so is each part of a stream. What
+has room to be sent is sent at once, and nothing is awaited for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, MutableMapping
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from router.errors import ApiError, internal_error
+
+log = logging.getLogger("uvicorn.error")
+
+Message = MutableMapping[str, Any]
+
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES: Final = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(600)]
+"""By status; an engine's may be one that nobody knows."""
+
+_CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
+"""What no value of a header may have in it (RFC 9110, section 5.5)."""
+
+_colon: Final = b": ".join
+_NO_BODY: Final = (204, 304)
+
+
+class Connection(Protocol):
+    """What a cycle needs of the connection that it is a part of. `sent` is done; to be awaited where nothing waits."""
+
+    transport: asyncio.Transport
+    sent: "asyncio.Future[None]"
+    is_full: bool
+
+    def defaults(self) -> tuple[bytes, bool]:
+        """The header lines that every answer has, and whether they say that the connection closes."""
+
+    async def drain(self) -> None:
+        """Returns once there is room to write."""
+
+    def resume_reading(self) -> None:
+        """More of the request is wanted."""
+
+    def answered(self, cycle: "Cycle") -> None:
+        """The answer is whole."""
+
+    def ended(self, cycle: "Cycle") -> None:
+        """The application has come to its end."""
+
+    def answer(self, error: ApiError) -> None:
+        """Answers in the application's place, and closes."""
+
+
+class Cycle(msgspec.Struct, eq=False):
+    """`receive` and `send` of one request, and the extension router.api.leaving.Leaving.
+
+    - Names of headers must be in lower case, as ASGI has them. A value with a control character in it is an error, and
+      so is a body of another length than its content-length.
+    - Without a content-length, the body is sent in chunks; to HTTP/1.0, which has none (RFC 9112, section 6.1), its end
+      is the connection's.
+    - An application that ends without an answer, or by raising, is logged, and answered for: 500.
+    """
+
+    connection: Connection
+    is_head: bool
+    takes_chunks: bool
+    keep_alive: bool
+    expects_continue: bool
+    more_body: bool = True  # of the request has to come
+    disconnected: bool = False
+    complete: bool = False
+    begun: bool = False  # some of the answer has been written
+    left: bool = False
+    task: "asyncio.Task[None] | None" = None
+    held: int = 0  # bytes of the request's body that nobody has taken
+    _parts: list[bytes] = []
+    _has_news: bool = False
+    _news: asyncio.Event | None = None
+    _watched: bool = False
+    _head: bytes | None = None
+    _in_chunks: bool = False
+    _missing: int | None = None  # bytes of the answer's body, where its length is known
+
+    # -- the request ------------------------------------------------------------------------------------------------
+
+    def take(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self._parts.append(body)
+        self.held += len(body)
+        self._tell()
+
+    def end(self) -> None:
+        """All of it has come."""
+        self.more_body = False
+        self._tell()
+
+    def _tell(self) -> None:
+        self._has_news = True
+        if self._news is not None:
+            self._news.set()
+
+    async def receive(self) -> Message:
+        connection = self.connection
+        if self.expects_continue:
+            self.expects_continue = False
+            if not self.begun and not connection.transport.is_closing():
+                connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._has_news or self.disconnected or self.complete):
+            connection.resume_reading()
+            self._news = self._news or asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        if self.disconnected or self.complete:
+            return {"type": "http.disconnect"}
+        body = b"".join(self._parts)
+        self._parts.clear()
+        self.held, self._has_news = 0, False
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    # -- the client leaves ------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The client has left, or gets no answer of the application's any more."""
+        self.disconnected = True
+        self._tell()
+        if self._watched:
+            self.watch()
+
+    def watch(self) -> None:
+        self._watched = True
+        if self.disconnected and not self.complete and self.task is not None:
+            self.left = True
+            self.task.cancel()
+
+    def stop(self) -> None:
+        self._watched = False
+
+    # -- the answer -------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if self.connection.is_full and not self.disconnected:
+            return self._send_later(message)
+        self._send(message)
+        return self.connection.sent
+
+    async def _send_later(self, message: Message) -> None:
+        await self.connection.drain()
+        self._send(message)
+
+    def _send(self, message: Message) -> None:
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if self._head is None:
+            if kind != "http.response.start":
+                raise RuntimeError(f"the answer begins with {kind}")
+            self._head = self._make_head(message["status"], message.get("headers", ()))
+            return
+        if kind != "http.response.body" or self.complete:
+            raise RuntimeError(f"{kind} has no place there")
+        more = message.get("more_body", False)
+        data = self._framed(message.get("body", b""), last=not more)
+        if not self.begun:
+            self.begun = True
+            data = self._head + data
+        if data:
+            self.connection.transport.write(data)
+        if not more:
+            self.complete = True
+            self._tell()
+            self.connection.answered(self)
+
+    def _make_head(self, status: int, headers: Any) -> bytes:
+        said = dict(headers)
+        lines = b"\r\n".join([*map(_colon, headers), b""])
+        if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers) or b"transfer-encoding" in said:
+            raise RuntimeError("a header that cannot be sent")
+        defaults, closes = self.connection.defaults()
+        if b"connection" in said:
+            closes |= b"close" in [token.strip() for token in said[b"connection"].lower().split(b",")]
+        if closes:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines += b"connection: close\r\n"
+        length = said.get(b"content-length")
+        if length is not None:
+            self._missing = int(length)
+        elif self.is_head or status in _NO_BODY:
+            self._missing = 0
+        elif self.takes_chunks:
+            self._in_chunks = True
+            lines += b"transfer-encoding: chunked\r\n"
+        return b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, lines)
+
+    def _framed(self, body: bytes, *, last: bool) -> bytes:
+        if self.is_head:
+            return b""
+        if self._in_chunks:
+            if not body:
+                return b"0\r\n\r\n" if last else b""
+            return (b"%x\r\n%b\r\n0\r\n\r\n" if last else b"%x\r\n%b\r\n") % (len(body), body)
+        if self._missing is not None:
+            self._missing -= len(body)
+            if self._missing < 0 or (last and self._missing):
+                raise RuntimeError("the body has another length than the head says")
+        return body
+
+    def ended(self, error: BaseException | None) -> None:
+        """The application has come to its end, or has raised."""
+        if error is not None:
+            log.error("Exception in ASGI application\n", exc_info=error)
+        elif not self.complete and not self.disconnected:
+            log.error("the application has ended, and its answer has not")
+        if not self.complete and not self.disconnected:
+            if self.begun:
+                self.connection.transport.close()
+            else:
+                self.disconnected = True
+                self.connection.answer(internal_error())
+        self.connection.ended(self)

@@ -1,0 +1,66 @@
+"""An application at work on one request: without a task, as long as it has to wait for nothing."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+Ended = Callable[[BaseException | None], None]
+
+
+class Running(Coroutine[Any, None, None]):
+    """A coroutine that is begun at once, and gets a task only if its first step does not end it.
+
+    - Where the first step ends it, nothing was scheduled: it has cost what a call costs.
+    - Within the first step there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there.
+      Who needs them waits for something first, be it `asyncio.sleep(0)`.
+    - `ended` is called exactly once, with what the coroutine raised, or None; nothing is raised to the task.
+    """
+
+    __slots__ = ("_coroutine", "_ended", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], ended: Ended) -> None:
+        self._coroutine = coroutine
+        self._ended = ended
+        self._waits_for: Any = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[None] | None":
+        """Makes the first step. Gives the task that makes the others, if there are any."""
+        try:
+            self._waits_for = self.__next__()
+        except StopIteration:
+            return None
+        return loop.create_task(self)
+
+    def __next__(self) -> Any:
+        waits_for = self._waits_for
+        if waits_for is not None:  # the task waits for what the first step waited for
+            self._waits_for = None
+            return waits_for
+        return self._step(self._coroutine.send, None)
+
+    def send(self, value: None) -> Any:
+        return self.__next__()
+
+    def throw(self, error: Any, *_: Any) -> Any:
+        self._waits_for = None
+        return self._step(self._coroutine.throw, error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return self
+
+    def _step(self, step: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return step(value)
+        except StopIteration:
+            self._ended(None)
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            # The last line of defence: the server says what went wrong, and ends the answer.
+            self._ended(error)
+            raise StopIteration from None
