@@ -11,8 +11,6 @@ from collections.abc import Awaitable, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from router.errors import ApiError, internal_error
 
 log = logging.getLogger("uvicorn.error")
@@ -28,6 +26,7 @@ _CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
 
 _colon: Final = b": ".join
 _NO_BODY: Final = (204, 304)
+_MAX_HELD: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
 
 
 class Connection(Protocol):
@@ -43,6 +42,9 @@ class Connection(Protocol):
     async def drain(self) -> None:
         """Returns once there is room to write."""
 
+    def pause_reading(self, cycle: "Cycle") -> None:
+        """More of the request is not wanted now."""
+
     def resume_reading(self) -> None:
         """More of the request is wanted."""
 
@@ -56,7 +58,7 @@ class Connection(Protocol):
         """Answers in the application's place, and closes."""
 
 
-class Cycle(msgspec.Struct, eq=False):
+class Cycle:
     """`receive` and `send` of one request, and the extension router.api.leaving.Leaving.
 
     - Names of headers must be in lower case, as ASGI has them. A value with a control character in it is an error, and
@@ -66,37 +68,46 @@ class Cycle(msgspec.Struct, eq=False):
     - An application that ends without an answer, or by raising, is logged, and answered for: 500.
     """
 
-    connection: Connection
-    is_head: bool
-    takes_chunks: bool
-    keep_alive: bool
-    expects_continue: bool
-    more_body: bool = True  # of the request has to come
-    disconnected: bool = False
-    complete: bool = False
-    begun: bool = False  # some of the answer has been written
-    left: bool = False
-    task: "asyncio.Task[None] | None" = None
-    held: int = 0  # bytes of the request's body that nobody has taken
-    _parts: list[bytes] = []
-    _has_news: bool = False
-    _news: asyncio.Event | None = None
-    _watched: bool = False
-    _head: bytes | None = None
-    _in_chunks: bool = False
-    _missing: int | None = None  # bytes of the answer's body, where its length is known
+    __slots__ = (
+        "_connection", "_expects_continue", "_has_news", "_head", "_held", "_in_chunks", "_is_head", "_missing",
+        "_more_body", "_news", "_parts", "_takes_chunks", "_watched", "begun", "complete", "disconnected", "keep_alive",
+        "left", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, is_head: bool, takes_chunks: bool, keep_alive: bool, expects_continue: bool
+    ) -> None:
+        self.keep_alive = keep_alive
+        self.complete = self.begun = False  # the answer: begun is what has been written of
+        self.disconnected = self.left = False
+        self.task: asyncio.Task[None] | None = None
+        self._connection = connection
+        self._is_head = is_head
+        self._takes_chunks = takes_chunks
+        self._expects_continue = expects_continue
+        self._more_body = True
+        self._parts: list[bytes] = []
+        self._held = 0  # bytes of the request's body that nobody has taken
+        self._has_news = self._watched = self._in_chunks = False
+        self._news: asyncio.Event | None = None
+        self._head: bytes | None = None
+        self._missing: int | None = None  # bytes of the answer's body, where its length is known
 
     # -- the request ------------------------------------------------------------------------------------------------
 
     def take(self, body: bytes) -> None:
         """A part of the body has come."""
+        if self.complete:
+            return
         self._parts.append(body)
-        self.held += len(body)
+        self._held += len(body)
+        if self._held > _MAX_HELD:
+            self._connection.pause_reading(self)
         self._tell()
 
     def end(self) -> None:
         """All of it has come."""
-        self.more_body = False
+        self._more_body = False
         self._tell()
 
     def _tell(self) -> None:
@@ -105,9 +116,9 @@ class Cycle(msgspec.Struct, eq=False):
             self._news.set()
 
     async def receive(self) -> Message:
-        connection = self.connection
-        if self.expects_continue:
-            self.expects_continue = False
+        connection = self._connection
+        if self._expects_continue:
+            self._expects_continue = False
             if not self.begun and not connection.transport.is_closing():
                 connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._has_news or self.disconnected or self.complete):
@@ -119,8 +130,8 @@ class Cycle(msgspec.Struct, eq=False):
             return {"type": "http.disconnect"}
         body = b"".join(self._parts)
         self._parts.clear()
-        self.held, self._has_news = 0, False
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        self._held, self._has_news = 0, False
+        return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     # -- the client leaves ------------------------------------------------------------------------------------------
 
@@ -143,24 +154,17 @@ class Cycle(msgspec.Struct, eq=False):
     # -- the answer -------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> Awaitable[None]:
-        if self.connection.is_full and not self.disconnected:
-            return self._send_later(message)
-        self._send(message)
-        return self.connection.sent
-
-    async def _send_later(self, message: Message) -> None:
-        await self.connection.drain()
-        self._send(message)
-
-    def _send(self, message: Message) -> None:
+        connection = self._connection
         if self.disconnected:
-            return
+            return connection.sent
+        if connection.is_full:
+            return self._send_later(message)
         kind = message["type"]
         if self._head is None:
             if kind != "http.response.start":
                 raise RuntimeError(f"the answer begins with {kind}")
             self._head = self._make_head(message["status"], message.get("headers", ()))
-            return
+            return connection.sent
         if kind != "http.response.body" or self.complete:
             raise RuntimeError(f"{kind} has no place there")
         more = message.get("more_body", False)
@@ -169,18 +173,24 @@ class Cycle(msgspec.Struct, eq=False):
             self.begun = True
             data = self._head + data
         if data:
-            self.connection.transport.write(data)
+            connection.transport.write(data)
         if not more:
             self.complete = True
-            self._tell()
-            self.connection.answered(self)
+            if self._news is not None:
+                self._news.set()
+            connection.answered(self)
+        return connection.sent
+
+    async def _send_later(self, message: Message) -> None:
+        await self._connection.drain()
+        await self.send(message)
 
     def _make_head(self, status: int, headers: Any) -> bytes:
         said = dict(headers)
         lines = b"\r\n".join([*map(_colon, headers), b""])
         if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers) or b"transfer-encoding" in said:
             raise RuntimeError("a header that cannot be sent")
-        defaults, closes = self.connection.defaults()
+        defaults, closes = self._connection.defaults()
         if b"connection" in said:
             closes |= b"close" in [token.strip() for token in said[b"connection"].lower().split(b",")]
         if closes:
@@ -190,15 +200,15 @@ class Cycle(msgspec.Struct, eq=False):
         length = said.get(b"content-length")
         if length is not None:
             self._missing = int(length)
-        elif self.is_head or status in _NO_BODY:
+        elif self._is_head or status in _NO_BODY:
             self._missing = 0
-        elif self.takes_chunks:
+        elif self._takes_chunks:
             self._in_chunks = True
             lines += b"transfer-encoding: chunked\r\n"
         return b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, lines)
 
     def _framed(self, body: bytes, *, last: bool) -> bytes:
-        if self.is_head:
+        if self._is_head:
             return b""
         if self._in_chunks:
             if not body:
@@ -218,8 +228,8 @@ class Cycle(msgspec.Struct, eq=False):
             log.error("the application has ended, and its answer has not")
         if not self.complete and not self.disconnected:
             if self.begun:
-                self.connection.transport.close()
+                self._connection.transport.close()
             else:
                 self.disconnected = True
-                self.connection.answer(internal_error())
-        self.connection.ended(self)
+                self._connection.answer(internal_error())
+        self._connection.ended(self)

@@ -86,7 +86,6 @@ class Generate:
                 client.stop()
                 await self._cut_off(exchange, send)
         finally:
-            client.stop()
             if exchange.permit is not None:
                 exchange.permit.close()
             self._telemetry.record(exchange, time.perf_counter())
@@ -114,7 +113,7 @@ class Generate:
             raise
         else:
             exchange.status = 200
-            await self._send(exchange, answer, client, send)
+            await self._send(exchange, answer, send)
 
     async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
         exchange.status = error.status
@@ -134,24 +133,22 @@ class Generate:
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
-    async def _send(self, exchange: Exchange, answer: Answer, client: Leaving, send: Send) -> None:
+    async def _send(self, exchange: Exchange, answer: Answer, send: Send) -> None:
         headers = _headers(exchange)
         if isinstance(answer, Whole):
             headers += _EVENTS if answer.stream else (_JSON,)
             headers.append((b"content-length", b"%d" % len(answer.body)))
-            client.stop()
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": answer.body})
         else:
-            await self._stream(answer, [*headers, *_EVENTS], client, send)
+            await self._stream(answer, [*headers, *_EVENTS], send)
 
-    async def _stream(self, reader: Reader, headers: RawHeaders, client: Leaving, send: Send) -> None:
+    async def _stream(self, reader: Reader, headers: RawHeaders, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while data := await reader.next():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            client.stop()
-            await send({"type": "http.response.body", "body": b""})
+            while not reader.over:
+                data = await reader.next()
+                await send({"type": "http.response.body", "body": data, "more_body": not reader.over})
         finally:
             reader.close()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 Ended = Callable[[BaseException | None], None]
 
@@ -25,25 +25,22 @@ class Running(Coroutine[Any, None, None]):
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[None] | None":
         """Makes the first step. Gives the task that makes the others, if there are any."""
-        try:
-            self._waits_for = self.__next__()
-        except StopIteration:
-            return None
-        return loop.create_task(self)
+        self._waits_for = waits_for = self._step(self._coroutine.send, None)
+        return None if waits_for is _END else loop.create_task(self)
 
     def __next__(self) -> Any:
         waits_for = self._waits_for
-        if waits_for is not None:  # the task waits for what the first step waited for
-            self._waits_for = None
-            return waits_for
-        return self._step(self._coroutine.send, None)
+        if waits_for is None:
+            return self._go_on(self._coroutine.send, None)
+        self._waits_for = None
+        return waits_for  # the task waits for what the first step waited for
 
     def send(self, value: None) -> Any:
         return self.__next__()
 
     def throw(self, error: Any, *_: Any) -> Any:
         self._waits_for = None
-        return self._step(self._coroutine.throw, error)
+        return self._go_on(self._coroutine.throw, error)
 
     def close(self) -> None:
         self._coroutine.close()
@@ -54,13 +51,22 @@ class Running(Coroutine[Any, None, None]):
     def __iter__(self) -> Any:
         return self
 
+    def _go_on(self, step: Callable[[Any], Any], value: Any) -> Any:
+        waits_for = self._step(step, value)
+        if waits_for is _END:
+            raise StopIteration
+        return waits_for
+
     def _step(self, step: Callable[[Any], Any], value: Any) -> Any:
+        failure: BaseException | None = None
         try:
             return step(value)
         except StopIteration:
-            self._ended(None)
-            raise
+            pass
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-            # The last line of defence: the server says what went wrong, and ends the answer.
-            self._ended(error)
-            raise StopIteration from None
+            failure = error  # the last line of defence: the server says what went wrong, and ends the answer
+        self._ended(failure)
+        return _END
+
+
+_END: Final = object()

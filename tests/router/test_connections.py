@@ -10,7 +10,7 @@ from redis_process import RedisServer
 from serving import Engines, MakeRouter, RouterServer, chat_body, configuration
 from sse_answers import DONE, ROLE, chunk
 
-from router.api.protocol import MAX_HEAD, MAX_HEADERS
+from router.api.arriving import MAX_HEAD, MAX_HEADERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

@@ -16,7 +16,7 @@ from served import ROUNDHOUSE, Served, http_client
 from serving import Engines, chat_body, configuration
 from waiting import eventually, free_port
 
-from router.api.protocol import MAX_HEAD
+from router.api.arriving import MAX_HEAD
 from router.server import forget_dead_workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

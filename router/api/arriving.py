@@ -1,0 +1,199 @@
+"""Requests as they arrive: from bytes to cycles, with a bound on all that a client may send.
+
+Theory of operation. httptools parses. A request has a bounded head, and a bound on what is neither head nor body
+(chunks' extensions, trailers); how large a body may be is the application's to say. A request is handed on with its
+head, and its body follows.
+"""
+
+from collections import deque
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
+
+from router.api.cycle import Connection, Cycle
+from router.api.leaving import LEAVING
+from router.errors import ApiError
+
+MAX_HEAD: Final = 64 * 1024
+"""Bytes of request line and headers; RFC 9110, section 5.4, leaves the limit to the server."""
+
+MAX_HEADERS: Final = 200
+"""Headers of a request, and trailers."""
+
+_PER_BYTE: Final = 8  # bytes that a chunked body may need for each of its own: one a chunk takes six
+_HOP: Final = (b"connection", b"upgrade", b"http2-settings")
+_PERSISTENCE: Final = (b"close", b"keep-alive")
+
+Queue = deque[tuple[Cycle, dict[str, Any]]]
+"""Requests that are to be answered, each with its ASGI scope."""
+
+
+class Parser(Protocol):
+    """What of httptools.HttpRequestParser is used here."""
+
+    def feed_data(self, data: bytes) -> None: ...
+    def get_method(self) -> bytes: ...
+    def get_http_version(self) -> str: ...
+    def should_keep_alive(self) -> bool: ...
+    def should_upgrade(self) -> bool: ...
+
+
+class Arriving:
+    """What comes over one connection.
+
+    - A head beyond MAX_HEAD or MAX_HEADERS is refused with 431; what is not HTTP, or has no one Host, with 400.
+    - Trailers are no headers: nobody looks at them.
+    - A request for another protocol (`Upgrade`) is one in this protocol; one for a tunnel is refused.
+    """
+
+    def __init__(self, connection: Connection, scope: dict[str, Any], state: dict[str, Any], queue: Queue) -> None:
+        """`scope` is what the requests have in common, `state` the application's; requests go into the `queue`."""
+        self.cycle: Cycle | None = None  # whose body is arriving
+        self.in_message = False
+        self.in_head = False
+        self.steps = 0  # how often a request has begun to arrive, or has arrived
+        self.stops = False  # what comes now is the last
+        self._connection = connection
+        self._scope = scope
+        self._state = state
+        self._queue = queue
+        self._parser: Parser
+        self._upgrades = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._hosts = 0
+        self._expects = False
+        self._target, self._place = b"", ("", b"", b"")  # of the last request; mostly, the next has the same
+        self._fed = 0  # bytes that are being parsed
+        self._head = 0  # bytes of a head that is not complete
+        self._rest = 0  # bytes that came after the head
+        self._body = 0  # those of them that are the body
+        self._listen()
+
+    def feed(self, data: bytes) -> None:
+        """Raises ApiError for what is refused; nothing must be fed after that."""
+        was_in_head = self.in_head
+        self._fed = len(data)
+        self._parse(data)
+        if not self.in_message:
+            return
+        if self.in_head:
+            self._head += len(data)
+        elif not was_in_head:
+            self._rest += len(data)
+        if self._head > MAX_HEAD or len(self._headers) > MAX_HEADERS:
+            raise _too_large()
+        if self._rest - self._body > MAX_HEAD + _PER_BYTE * self._body:
+            raise _invalid()
+
+    def _listen(self) -> None:
+        parser = httptools.HttpRequestParser(self)
+        # Else what a client sends after a request that is to be its last would be an error.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = parser
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._parser.get_method() == b"CONNECT":
+                raise _invalid() from None
+            self._stay(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # httptools wraps what its callbacks raise
+            raise (cause if isinstance(cause, ApiError) else _invalid()) from None
+
+    def _stay(self, rest: bytes) -> None:
+        """Takes a request for one without an upgrade, since its parser would take the body for the other protocol."""
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode("ascii")
+        said = b",".join(value for name, value in self._headers if name == b"connection").lower()
+        kept = [(name, value) for name, value in self._headers if name not in _HOP]
+        kept += [(b"connection", token.strip()) for token in said.split(b",") if token.strip() in _PERSISTENCE]
+        head = [b"%b %b HTTP/%b\r\n" % (method, self._url, version), *[b"%b: %b\r\n" % header for header in kept]]
+        self._upgrades = False
+        self._listen()
+        self._parse(b"".join([*head, b"\r\n", rest]))
+
+    # -- what the parser finds --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.in_message = self.in_head = True
+        self.steps += 1
+        self._head = self._rest = self._body = self._hosts = 0
+        self._expects = False
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect":
+            self._expects = value.lower() == b"100-continue"
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        parser, headers = self._parser, self._headers
+        if parser.should_upgrade():
+            self._upgrades = True
+            return
+        if len(headers) > MAX_HEADERS or (self._head + self._fed > MAX_HEAD and self._size() > MAX_HEAD):
+            raise _too_large()
+        self._head = 0
+        version = parser.get_http_version()
+        is_new = version == "1.1"
+        if self._hosts != 1 and (self._hosts or is_new):
+            raise _invalid()
+        method = parser.get_method()
+        keep_alive = is_new and not self.stops and parser.should_keep_alive()
+        self.cycle = cycle = Cycle(self._connection, method == b"HEAD", is_new, keep_alive, self._expects)
+        if self._url != self._target:
+            self._target, self._place = self._url, _find(self._url)
+        scope = self._scope.copy()
+        scope["http_version"], scope["method"] = version, method.decode("ascii")
+        scope["path"], scope["raw_path"], scope["query_string"] = self._place
+        scope["headers"] = headers
+        scope["state"] = self._state.copy()
+        scope["extensions"] = {LEAVING: cycle}
+        self._headers = []  # what comes now are trailers
+        self._queue.append((cycle, scope))
+
+    def _size(self) -> int:
+        return sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._url)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        if self.cycle is not None:
+            self.cycle.take(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
+        self.in_message = False
+        self.steps += 1
+        if self.cycle is not None:
+            self.cycle.end()
+            self.cycle = None
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        del self._parser  # it holds this, and would be held by it
+
+
+def _find(target: bytes) -> tuple[str, bytes, bytes]:
+    url = httptools.parse_url(target)
+    path = url.path.decode("ascii")
+    return unquote(path) if "%" in path else path, url.path, url.query or b""
+
+
+def _invalid() -> ApiError:
+    return ApiError(400, "The request is not valid HTTP.", code="invalid_http")
+
+
+def _too_large() -> ApiError:
+    return ApiError(431, "The headers are too large, or too many.", code="headers_too_large")
