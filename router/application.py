@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 from starlette.applications import Starlette
 
-from router.api.leaving import Receive
+from router.api.client import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.core.speculation import Experience
 from router.errors import ApiError

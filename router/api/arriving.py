@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 import httptools
 
+from router.api.client import CLIENT
 from router.api.cycle import Connection, Cycle
-from router.api.leaving import LEAVING
 from router.errors import ApiError
 
 MAX_HEAD: Final = 64 * 1024
@@ -159,7 +159,7 @@ class Arriving:
         scope["path"], scope["raw_path"], scope["query_string"] = self._place
         scope["headers"] = headers
         scope["state"] = self._state.copy()
-        scope["extensions"] = {LEAVING: cycle}
+        scope["extensions"] = {CLIENT: cycle}
         self._headers = []  # what comes now are trailers
         self._queue.append((cycle, scope))
 
@@ -169,7 +169,7 @@ class Arriving:
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
         if self.cycle is not None:
-            self.cycle.take(body)
+            self.cycle.arrives(body)
 
     def on_message_complete(self) -> None:
         if self._upgrades:
@@ -177,7 +177,7 @@ class Arriving:
         self.in_message = False
         self.steps += 1
         if self.cycle is not None:
-            self.cycle.end()
+            self.cycle.arrived()
             self.cycle = None
 
     def close(self) -> None:

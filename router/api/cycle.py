@@ -59,7 +59,7 @@ class Connection(Protocol):
 
 
 class Cycle:
-    """`receive` and `send` of one request, and the extension router.api.leaving.Leaving.
+    """`receive` and `send` of one request, and the extension router.api.client.Client.
 
     - Names of headers must be in lower case, as ASGI has them. A value with a control character in it is an error, and
       so is a body of another length than its content-length.
@@ -95,7 +95,7 @@ class Cycle:
 
     # -- the request ------------------------------------------------------------------------------------------------
 
-    def take(self, body: bytes) -> None:
+    def arrives(self, body: bytes) -> None:
         """A part of the body has come."""
         if self.complete:
             return
@@ -105,7 +105,7 @@ class Cycle:
             self._connection.pause_reading(self)
         self._tell()
 
-    def end(self) -> None:
+    def arrived(self) -> None:
         """All of it has come."""
         self._more_body = False
         self._tell()
@@ -180,6 +180,13 @@ class Cycle:
                 self._news.set()
             connection.answered(self)
         return connection.sent
+
+    def take(self, data: bytes) -> bool:
+        connection = self._connection
+        if connection.is_full or self.disconnected or self.complete or not self.begun:
+            return False
+        connection.transport.write(self._framed(data, last=False))
+        return True
 
     async def _send_later(self, message: Message) -> None:
         await self._connection.drain()

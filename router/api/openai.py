@@ -12,7 +12,7 @@ from random import getrandbits
 from typing import Any, Final
 
 from router.api.auth import Authenticator
-from router.api.leaving import LEAVING, Leaving, Receive
+from router.api.client import CLIENT, Client, Receive
 from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
@@ -73,7 +73,7 @@ class Generate:
             endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent,
             session=session,
         )  # fmt: skip
-        client: Leaving = scope["extensions"][LEAVING]
+        client: Client = scope["extensions"][CLIENT]
         try:
             await self._serve(exchange, headers, client, receive, send)
         except asyncio.CancelledError:
@@ -91,7 +91,7 @@ class Generate:
             self._telemetry.record(exchange, time.perf_counter())
 
     async def _serve(
-        self, exchange: Exchange, headers: RawHeaders, client: Leaving, receive: Receive, send: Send
+        self, exchange: Exchange, headers: RawHeaders, client: Client, receive: Receive, send: Send
     ) -> None:
         try:
             exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
@@ -113,7 +113,7 @@ class Generate:
             raise
         else:
             exchange.status = 200
-            await self._send(exchange, answer, send)
+            await self._send(exchange, answer, client, send)
 
     async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
         exchange.status = error.status
@@ -133,7 +133,7 @@ class Generate:
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
-    async def _send(self, exchange: Exchange, answer: Answer, send: Send) -> None:
+    async def _send(self, exchange: Exchange, answer: Answer, client: Client, send: Send) -> None:
         headers = _headers(exchange)
         if isinstance(answer, Whole):
             headers += _EVENTS if answer.stream else (_JSON,)
@@ -141,13 +141,13 @@ class Generate:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": answer.body})
         else:
-            await self._stream(answer, [*headers, *_EVENTS], send)
+            await self._stream(answer, [*headers, *_EVENTS], client, send)
 
-    async def _stream(self, reader: Reader, headers: RawHeaders, send: Send) -> None:
+    async def _stream(self, reader: Reader, headers: RawHeaders, client: Client, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not reader.over:
-                data = await reader.next()
+                data = await reader.next(client.take)
                 await send({"type": "http.response.body", "body": data, "more_body": not reader.over})
         finally:
             reader.close()

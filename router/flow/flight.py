@@ -178,9 +178,9 @@ class Reader:
 
     - `begin` waits for the first token, or for all of a JSON answer; it gives the answer if that is whole. Raises the
       ApiError that the flight ended with, or Again.
-    - `next` then gives what the client gets of a stream, and nothing at the end. A flight that fails after its first
-      token ends with one error event and no `[DONE]`. While it waits, what comes goes to `take` at once, without a turn
-      of the loop, until that says that it can have no more.
+    - `next` then gives what the client gets of a stream; with the last of it, it is `over`. A flight that fails after
+      its first token ends with one error event and no `[DONE]`. While it waits, what comes goes to `take` at once,
+      without a turn of the loop, until that says that it can have no more.
     - `close` must be called once nothing is wanted any more; with the last reader, the engine is freed.
     """
 
@@ -193,7 +193,7 @@ class Reader:
         self._leads = leads
         self._waiting: asyncio.Future[None] | None = None
         self._take: Take | None = None
-        self._over = False
+        self.over = False
 
     def hear(self, frames: bytes) -> None:
         """The flight has said this, its newest."""
@@ -254,16 +254,16 @@ class Reader:
 
     async def next(self, take: Take | None = None) -> bytes:
         flight = self._flight
-        while not self._over:
+        while not self.over:
             if self.left_behind:
-                self._over = True
+                self.over = True
                 return self._broken("slow-reader", "The answer broke off: it was not read fast enough.")
             if self.at < flight.said:
                 data = flight.frames_from(self.at)
                 self.at = flight.said
                 return data
             if flight.landing is not None:
-                self._over = True
+                self.over = True
                 return self._end(flight.landing)
             self._take = take
             try:
@@ -288,7 +288,7 @@ class Reader:
         exchange.prompt_tokens, exchange.completion_tokens = landing.prompt_tokens, landing.completion_tokens
 
     def close(self) -> None:
-        self._over = True
+        self.over = True
         self._flight.detach(self)
 
 
