@@ -136,7 +136,9 @@ class Cycle:
     # -- the client leaves ------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The client has left, or gets no answer of the application's any more."""
+        """The client has left, or gets no answer of the application's any more. It is told once."""
+        if self.disconnected:
+            return
         self.disconnected = True
         self._tell()
         if self._watched:
