@@ -1,0 +1,46 @@
+"""An entry as it was found at its key, and what has been worked out of it."""
+
+from router.core.key import Key
+from router.core.replay import replay
+from router.core.request import Request
+from router.core.types import Entry
+
+
+class Stored:
+    """What is found out of an entry stays with it for the next who asks, where there is room for that.
+
+    - `answers` is proven by the digest once; from then on by the request's form, byte for byte, which costs no hash.
+    - `replay` makes or joins a stream's events once for all who want the same.
+    """
+
+    __slots__ = ("_form", "_streams", "entry")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._form: bytes | None = None
+        self._streams: dict[bool, bytes] = {}
+
+    def answers(self, key: Key) -> bool:
+        """Whether the entry answers this very request: the hash in its key only finds it."""
+        if self._form == key.form:
+            return True
+        if self.entry.digest != key.digest:
+            return False
+        if self._form is None and self.may_keep(len(key.form)):
+            self._form = key.form
+        return True
+
+    def replay(self, request: Request) -> bytes | None:
+        """See router.core.replay."""
+        if not request.stream:
+            return self.entry.body
+        made = self._streams.get(request.include_usage)
+        if made is None:
+            made = replay(self.entry, request)
+            if made is not None and self.may_keep(len(made)):
+                self._streams[request.include_usage] = made
+        return made
+
+    def may_keep(self, size: int) -> bool:
+        """Whether so many bytes more may stay beside the entry; it is asked before they do."""
+        return False
