@@ -70,8 +70,8 @@ LINES: Final = [
     (
         answered(first_token=0.5),
         (
-            "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=MISS model=m "
-            "task=chat stream=yes engine=e prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
+            "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=MISS "
+            "model=m task=chat stream=yes engine=e prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
             "key=rh:1:acme:m:0:0:0"
         ),
     ),
