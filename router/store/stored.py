@@ -10,15 +10,15 @@ class Stored:
     """What is found out of an entry stays with it for the next who asks, where there is room for that.
 
     - `answers` is proven by the digest once; from then on by the request's form, byte for byte, which costs no hash.
-    - `replay` makes or joins a stream's events once for all who want the same.
+    - `replay` makes or joins a form of the answer once for all who want the same.
     """
 
-    __slots__ = ("_form", "_streams", "entry")
+    __slots__ = ("_answers", "_form", "entry")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self._form: bytes | None = None
-        self._streams: dict[bool, bytes] = {}
+        self._answers: dict[bool | None, bytes] = {}  # whether a stream has the usage; None for JSON
 
     def answers(self, key: Key) -> bool:
         """Whether the entry answers this very request: the hash in its key only finds it."""
@@ -32,14 +32,14 @@ class Stored:
 
     def replay(self, request: Request) -> bytes | None:
         """See router.core.replay."""
-        if not request.stream:
-            return self.entry.body
-        made = self._streams.get(request.include_usage)
-        if made is None:
-            made = replay(self.entry, request)
-            if made is not None and self.may_keep(len(made)):
-                self._streams[request.include_usage] = made
-        return made
+        form = request.include_usage if request.stream else None
+        answer = self._answers.get(form)
+        if answer is None:
+            entry = self.entry
+            answer = replay(entry, request)
+            if answer is not None and (answer is entry.body or answer is entry.frames or self.may_keep(len(answer))):
+                self._answers[form] = answer
+        return answer
 
     def may_keep(self, size: int) -> bool:
         """Whether so many bytes more may stay beside the entry; it is asked before they do."""

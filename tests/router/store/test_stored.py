@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.core.key import Key
@@ -26,13 +27,16 @@ def asking(**fields: Any) -> Request:
     return parse(Endpoint.CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
 
 
+STREAMED = msgspec.structs.replace(
+    ENTRY, body=None, frames=b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]}\n\n'
+)
 FORMS = [asking(), asking(stream=True), asking(stream=True, stream_options={"include_usage": True})]
 
 
-def held(limit: int) -> tuple[LocalCopy, Stored]:
+def held(limit: int, entry: Entry = ENTRY) -> tuple[LocalCopy, Stored]:
     copy = LocalCopy(limit, clock=lambda: 1000.0)
     copy.listening()
-    copy.fetching(KEY.text)(ENTRY)
+    copy.fetching(KEY.text)(entry)
     stored = copy.get(KEY.text)
     assert stored is not None
     return copy, stored
@@ -60,11 +64,13 @@ def test_an_entry_of_the_copy_that_was_proven_once_needs_no_digest() -> None:
     assert stored.answers(Undigested(KEY.text, KEY.form))
 
 
+@pytest.mark.parametrize("entry", [ENTRY, STREAMED], ids=["json", "streamed"])
 @pytest.mark.parametrize("asked", FORMS, ids=["json", "stream", "usage"])
-def test_what_is_given_again_is_what_was_given_first(asked: Request) -> None:
-    _, stored = held(100_000)
+def test_what_is_given_again_is_what_was_given_first(asked: Request, entry: Entry) -> None:
+    _, stored = held(100_000, entry)
     given = [stored.replay(one) for one in (asked, *FORMS, asked)]
-    assert given[0] == given[-1] == replay(ENTRY, asked)
+    assert given[0] == given[-1] == replay(entry, asked)
+    assert given[0] is not None
     assert stored.replay(asked) is given[0]
 
 
