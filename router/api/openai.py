@@ -173,17 +173,17 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
             raise BodyTooLargeError(limit)
     parts: list[bytes] = []
     size = 0
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        size += len(part)
         if size > limit:
             raise BodyTooLargeError(limit)
-        more = message.get("more_body", False)
-    return b"".join(parts)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:

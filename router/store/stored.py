@@ -17,7 +17,7 @@ class Stored:
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
-        self._form: bytes | None = None
+        self._form: tuple[str | bytes, ...] | None = None
         self._answers: dict[bool | None, bytes] = {}  # whether a stream has the usage; None for JSON
 
     def answers(self, key: Key) -> bool:
@@ -26,7 +26,7 @@ class Stored:
             return True
         if self.entry.digest != key.digest:
             return False
-        if self._form is None and self.may_keep(len(key.form)):
+        if self._form is None and self.may_keep(key.size):
             self._form = key.form
         return True
 

@@ -13,8 +13,8 @@ from router.core.types import Endpoint, Entry
 from router.store.local import LocalCopy
 from router.store.stored import Stored
 
-KEY = Key("rh:1:default:m:0:0:0", b"what was asked")
-OTHER = Key(KEY.text, b"what another asked")
+KEY = Key("rh:1:default:m:0:0:0", ("what was asked",))
+OTHER = Key(KEY.text, ("what another asked",))
 MESSAGE = {"role": "assistant", "content": "The sea."}
 ANSWER = {"id": "c", "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}], "usage": {"x": 1}}
 ENTRY = Entry(
@@ -81,7 +81,7 @@ def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
     assert made is not None
     stored.answers(KEY)
     stored.answers(KEY)
-    assert copy.size == before + len(made) + len(KEY.form)
+    assert copy.size == before + len(made) + KEY.size
     copy.changed([KEY.text])
     assert (copy.size, len(copy)) == (0, 0)
     stored.replay(FORMS[2])
