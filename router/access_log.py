@@ -160,19 +160,23 @@ class _Lines(logging.StreamHandler[TextIO]):
     def line(self, message: str) -> None:
         """Takes an access line; it is written in the next turn of the running loop, and has the time of that."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
+            asyncio.get_running_loop().call_soon(self._write)
         self._waiting.append(message)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.flush()
-        super().emit(record)
-
-    def flush(self) -> None:
+    def _write(self) -> None:
         if self._waiting:
             begin = self._begin(time.time())
             lines, self._waiting = self._waiting, []
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
                 self.stream.write(begin + f"\n{begin}".join(lines) + "\n")
+                self.stream.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write()
+        super().emit(record)
+
+    def flush(self) -> None:
+        self._write()
         super().flush()
 
 

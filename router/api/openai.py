@@ -232,10 +232,11 @@ def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
 def _headers(exchange: Exchange) -> RawHeaders:
     """What an answer says of how it came to be; all values come from the configuration, or have been checked."""
     headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
-    if exchange.cache is not None:
-        headers.append((b"x-cache", exchange.cache.encode("ascii")))
+    cache = exchange.cache
+    if cache is not None:
+        headers.append((b"x-cache", cache.encode("ascii")))
         headers.append((b"cache-status", _cache_status(exchange)))
-        if exchange.cache is not CacheStatus.BYPASS and exchange.key is not None:
+        if cache is not CacheStatus.BYPASS and exchange.key is not None:
             headers.append((b"x-cache-key", exchange.key.encode("ascii")))
         reason = exchange.bypass or exchange.reason
         if reason is not None:
