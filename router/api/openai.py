@@ -231,28 +231,28 @@ def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
 
 def _headers(exchange: Exchange) -> RawHeaders:
     """What an answer says of how it came to be; all values come from the configuration, or have been checked."""
-    headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
+    headers = [(b"x-request-id", exchange.request_id.encode())]
     cache = exchange.cache
     if cache is not None:
-        headers.append((b"x-cache", cache.encode("ascii")))
+        headers.append((b"x-cache", cache.encode()))
         headers.append((b"cache-status", _cache_status(exchange)))
         if cache is not CacheStatus.BYPASS and exchange.key is not None:
-            headers.append((b"x-cache-key", exchange.key.encode("ascii")))
+            headers.append((b"x-cache-key", exchange.key.encode()))
         reason = exchange.bypass or exchange.reason
         if reason is not None:
-            headers.append((b"x-cache-reason", reason.encode("ascii")))
+            headers.append((b"x-cache-reason", reason.encode()))
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
     if exchange.permit is not None:
         headers += limit_headers(exchange.permit.quota, exchange.permit.allowance)
     if exchange.task is not None:
-        headers.append((b"x-task", exchange.task.encode("ascii")))
+        headers.append((b"x-task", exchange.task.encode()))
     if exchange.engine is not None:
-        headers.append((b"x-engine", exchange.engine.encode("ascii")))
+        headers.append((b"x-engine", exchange.engine.encode()))
     if exchange.fallback is not None:
-        headers.append((b"x-fallback", exchange.fallback.encode("ascii")))
+        headers.append((b"x-fallback", exchange.fallback.encode()))
     if exchange.adjusted:
-        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode("ascii")))
+        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode()))
     return headers
 
 
@@ -265,5 +265,5 @@ def _cache_status(exchange: Exchange) -> bytes:
     if cache is CacheStatus.COALESCED:
         return b"roundhouse; fwd=miss; collapsed"
     if exchange.bypass is not None:
-        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode("ascii")
+        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode()
     return b"roundhouse; fwd=stale" if exchange.reason == "expired" else b"roundhouse; fwd=uri-miss"

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from router.core.names import entries_of
+from router.core.names import PREFIX
 from router.core.request import Request
 from router.core.scope import document_name, text_name
 from router.core.types import Endpoint
@@ -288,6 +288,6 @@ def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
     system_hash = xxhash.xxh3_64_hexdigest(system) if system else NOTHING
     rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING
     return Key(
-        f"{entries_of(tenant)}{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
+        f"{PREFIX}{tenant}:{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
         (tenant, model, system, rag, query),
     )

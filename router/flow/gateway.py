@@ -112,7 +112,9 @@ class Gateway:
         exchange.stream, exchange.model = asked.request.stream, asked.model.name
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
-        found = await self._look_up(exchange, asked) if exchange.bypass is None else None
+        found = None
+        if exchange.bypass is None:
+            found = self._find_here(exchange, asked) or await self._look_up(exchange, asked)
         if found is not None and self._is_good_enough(found, asked):
             return self._give(exchange, found, asked)
         exchange.task = asked.task
@@ -136,23 +138,26 @@ class Gateway:
 
     # -- what is stored ---------------------------------------------------------------------------------------------
 
+    def _find_here(self, exchange: Exchange, asked: Reading) -> Found | None:
+        stored = self._local.get(asked.key.text)
+        if stored is None:
+            return None
+        exchange.key = asked.key.text
+        return self._judge(asked, stored, local=True)
+
     async def _look_up(self, exchange: Exchange, asked: Reading) -> Found | None:
         key = asked.key.text
-        stored = self._local.get(key)
-        local = stored is not None
-        if stored is None:
-            if self._flights.find(asked.key) is not None:
-                # It is being generated here, so nobody has stored it.
-                exchange.key = key
-                return None
-            try:
-                entry = await self._store.get(key)
-            except RedisDownError:
-                exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
-                return None
-            stored = Stored(entry) if entry is not None else None
+        if self._flights.find(asked.key) is not None:
+            # It is being generated here, so nobody has stored it.
+            exchange.key = key
+            return None
+        try:
+            entry = await self._store.get(key)
+        except RedisDownError:
+            exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
+            return None
         exchange.key = key
-        return self._judge(asked, stored, local=local) if stored is not None else None
+        return self._judge(asked, Stored(entry), local=False) if entry is not None else None
 
     def _is_good_enough(self, found: Found, asked: Reading) -> bool:
         if found.use is Use.IF_ERROR:
@@ -161,7 +166,9 @@ class Gateway:
 
     def _judge(self, asked: Reading, stored: Stored, *, local: bool) -> Found:
         entry = stored.entry
-        age = max(0.0, time.time() - entry.created)
+        age = time.time() - entry.created
+        if age < 0:  # another machine's clock is ahead
+            age = 0.0
         use, body = Use.NONE, None
         if stored.answers(asked.key):
             use = usable(age, entry.ttl, asked.control, min(entry.stale, self._cache.stale_if_error))
@@ -225,7 +232,7 @@ class Gateway:
                 reader.close()
                 return Whole(whole, asked.request.stream)
             if share and exchange.bypass is None:
-                found = await self._look_up(exchange, asked)
+                found = self._find_here(exchange, asked) or await self._look_up(exchange, asked)
                 if found is not None and found.use is Use.FRESH:
                     return self._give(exchange, found, asked)
         raise AssertionError("a flight of one's own never asks to begin anew")
