@@ -1,15 +1,21 @@
 """An entry as it was found at its key, and what has been worked out of it."""
 
+from typing import Final
+
 from router.core.key import Key
 from router.core.replay import replay
 from router.core.request import Request
 from router.core.types import Entry
 
+MAX_FORM: Final = 4096
+"""Bytes of a request's form that stay beside an entry. A longer one is hashed each time, which costs less than the room
+that it would take from other entries."""
+
 
 class Stored:
     """What is found out of an entry stays with it for the next who asks, where there is room for that.
 
-    - `answers` is proven by the digest once; from then on by the request's form, byte for byte, which costs no hash.
+    - `answers` is proven by the digest; once that is done, by the request's form, byte for byte, which costs no hash.
     - `replay` makes or joins a form of the answer once for all who want the same.
     """
 
@@ -26,7 +32,7 @@ class Stored:
             return True
         if self.entry.digest != key.digest:
             return False
-        if self._form is None and self.may_keep(key.size):
+        if self._form is None and key.size <= MAX_FORM and self.may_keep(key.size):
             self._form = key.form
         return True
 

@@ -11,7 +11,7 @@ from router.core.replay import replay
 from router.core.request import Request, parse
 from router.core.types import Endpoint, Entry
 from router.store.local import LocalCopy
-from router.store.stored import Stored
+from router.store.stored import MAX_FORM, Stored
 
 KEY = Key("rh:1:default:m:0:0:0", ("what was asked",))
 OTHER = Key(KEY.text, ("what another asked",))
@@ -86,6 +86,14 @@ def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
     assert (copy.size, len(copy)) == (0, 0)
     stored.replay(FORMS[2])
     assert copy.size == 0, "it is no longer there"
+
+
+def test_a_long_request_is_hashed_each_time_and_takes_no_room() -> None:
+    long = Key(KEY.text, ("x" * (MAX_FORM + 1),))
+    copy, stored = held(100_000, msgspec.structs.replace(ENTRY, digest=long.digest))
+    before = copy.size
+    assert [stored.answers(key) for key in (long, KEY, long)] == [True, False, True]
+    assert copy.size == before
 
 
 def test_where_there_is_no_room_for_more_the_entry_alone_stays() -> None:
