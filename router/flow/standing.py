@@ -12,7 +12,7 @@ from router.core.breaker import State
 from router.core.retry import Budget, Turns, judge
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Engine
-from router.upstream.client import EngineError
+from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.dispatch")
 
