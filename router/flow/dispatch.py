@@ -3,7 +3,6 @@
 Nothing has been sent to the client before that, so until then another engine can take over, and nobody notices.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,22 +42,17 @@ class Generation:
     - Once `close` has been called, the engine is free and no longer counted as busy with this.
     """
 
-    __slots__ = (
-        "_between", "_first", "_last", "_loop", "_place", "_response", "_say", "_standing", "recorder",
-    )  # fmt: skip
+    __slots__ = ("_between", "_first", "_place", "_response", "_say", "_standing", "recorder")
 
     def __init__(
-        self, place: Place, response: EngineResponse, recorder: Recorder, standing: Standing, *,
-        between: float, last: float,
-    ) -> None:  # fmt: skip
-        """`between`: seconds from one chunk to the next; `last`: the instant until which all must have come."""
+        self, place: Place, response: EngineResponse, recorder: Recorder, standing: Standing, *, between: float
+    ) -> None:
+        """`between`: seconds from one chunk to the next."""
         self.recorder = recorder
         self._place = place
         self._response = response
         self._standing = standing
         self._between = between
-        self._last = last
-        self._loop = asyncio.get_running_loop()
         self._first: list[bytes] = []
         self._say: Callable[[bytes], None] = self._first.append
 
@@ -66,9 +60,9 @@ class Generation:
     def engine(self) -> Engine:
         return self._place.engine
 
-    async def begin(self, until: float) -> None:
-        """Waits for the first token, at most until that instant. Raises EngineError."""
-        if not await self._response.pour(self._begins, until):
+    async def begin(self) -> None:
+        """Waits for the first token. Raises EngineError."""
+        if not await self._response.pour(self._begins):
             raise broken_off()
 
     async def run(self, say: Callable[[bytes], None]) -> None:
@@ -77,7 +71,7 @@ class Generation:
             say(data)
         self._say = say
         try:
-            if not self._is_over() and not await self._response.pour(self._hears, self._limit()):
+            if not self._is_over() and not await self._response.pour(self._hears, self._between):
                 raise broken_off()
         except EngineError as error:
             self._standing.failed(self.engine, error)
@@ -100,7 +94,6 @@ class Generation:
         recorder = self.recorder
         if data := recorder.feed(chunk):
             self._say(data)
-        self._response.wait_until(self._limit())
         return (recorder.ended or recorder.failure is not None) and self._is_over()
 
     def _is_over(self) -> bool:
@@ -109,9 +102,6 @@ class Generation:
         if self.recorder.failure is not None:
             raise EngineError("error-frame", "the engine reported an error")
         return False
-
-    def _limit(self) -> float:
-        return min(self._loop.time() + self._between, self._last)
 
 
 class Dispatcher:
@@ -183,26 +173,20 @@ class Dispatcher:
     # -- one attempt ------------------------------------------------------------------------------------------------
 
     async def _begun(self, place: Place, work: Work, request: Request) -> Generation:
-        now = asyncio.get_running_loop().time()
-        last = now + self._total(request, place.engine)
-        until = min(now + self._patience.first_token, last)
-        response = await self._ask(place.engine, work, request, until)
+        patience = self._patience
+        response = await self._ask(place.engine, work, request, patience.first_token)
         recorder = recorder_for(request.endpoint, self._max_entry)
-        generation = Generation(
-            place, response, recorder, self._standing, between=self._patience.between_tokens, last=last
-        )
+        generation = Generation(place, response, recorder, self._standing, between=patience.between_tokens)
         try:
-            await generation.begin(until)
+            await generation.begin()
         except BaseException:
             generation.release()
             raise
         return generation
 
     async def _answered(self, place: Place, work: Work, request: Request) -> tuple[bytes, Recording | NotKept]:
-        # A JSON answer has a head only when it is whole, so that only the total can be its limit.
-        until = asyncio.get_running_loop().time() + self._total(request, place.engine)
-        with await self._ask(place.engine, work, request, until) as response:
-            body = await response.read(MAX_ANSWER, until)
+        with await self._ask(place.engine, work, request, None) as response:
+            body = await response.read(MAX_ANSWER)
         recording = record_body(request, body, self._max_entry)
         if recording is NotKept.ERROR:
             raise EngineError("malformed", "the engine's answer is not one")
@@ -210,21 +194,22 @@ class Dispatcher:
         place.close()
         return body, recording
 
-    def _total(self, request: Request, engine: Engine) -> float:
-        return self._patience.total(request.max_tokens, engine.max_model_len)
+    async def _ask(self, engine: Engine, work: Work, request: Request, patience: float | None) -> EngineResponse:
+        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's.
 
-    async def _ask(self, engine: Engine, work: Work, request: Request, until: float) -> EngineResponse:
-        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's."""
-        body = for_engine(request, engine.served_model)
+        `patience`: seconds for the head; None where the total is the only limit, as it is for a JSON answer, which has
+        a head only when it is whole.
+        """
+        total = self._patience.total(request.max_tokens, engine.max_model_len)
         response = await self._client.post(
-            engine, request.endpoint, body, request_id=work.request_id, traceparent=work.traceparent, until=until
-        )
+            engine, request.endpoint, for_engine(request, engine.served_model), request_id=work.request_id,
+            traceparent=work.traceparent, patience=total if patience is None else patience, total=total,
+        )  # fmt: skip
         if response.status == 200:
             return response
         with response:
             wait = read_retry_after(response.retry_after, time.time())
-            between = asyncio.get_running_loop().time() + self._patience.between_tokens
-            body = await response.read(_MAX_ERROR, min(between, until))
+            body = await response.read(_MAX_ERROR, self._patience.between_tokens)
         if (refusal := engine_refusal(response.status, body)) is not None:
             raise refusal
         raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}", wait)

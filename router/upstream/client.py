@@ -12,7 +12,7 @@ from router.upstream.transport import Transport
 class EngineClient:
     """Asks engines, through the transport that it is given. See EngineResponse.
 
-    `until` is an instant of the event loop's clock: until when the head of the answer must have come.
+    `patience`: seconds until the head of the answer must be there, and its body too, unless that is poured by and by.
     """
 
     def __init__(self, transport: Transport, *, connect_timeout: float) -> None:
@@ -21,18 +21,24 @@ class EngineClient:
         self._connect_timeout = connect_timeout
 
     def post(
-        self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None, until: float
-    ) -> Awaitable[EngineResponse]:
-        """Sends a request; gives the answer once its head is there. Raises EngineError."""
+        self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
+        patience: float, total: float,
+    ) -> Awaitable[EngineResponse]:  # fmt: skip
+        """Sends a request; gives the answer once its head is there. Raises EngineError.
+
+        `total`: seconds until the whole answer must be there in any case.
+        """
         page = engine.at(endpoint.value)
         trace = field("traceparent", traceparent) if traceparent is not None else b""
         message = b"%b%d\r\n%b%b\r\n%b" % (page.post, len(body), field("x-request-id", request_id), trace, body)
-        return self._transport.send(page.origin, message, until, self._connect_timeout)
+        return self._transport.send(page.origin, message, connect=self._connect_timeout, patience=patience, total=total)
 
-    def get(self, engine: Engine, path: str, *, until: float) -> Awaitable[EngineResponse]:
+    def get(self, engine: Engine, path: str, *, patience: float) -> Awaitable[EngineResponse]:
         """Asks for one of an engine's own pages, such as /health. Raises EngineError."""
         page = engine.at(path)
-        return self._transport.send(page.origin, page.get, until, self._connect_timeout)
+        return self._transport.send(
+            page.origin, page.get, connect=self._connect_timeout, patience=patience, total=patience
+        )
 
     async def aclose(self) -> None:
         await self._transport.aclose()

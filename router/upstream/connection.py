@@ -33,8 +33,8 @@ class Connection(asyncio.Protocol):
 
     - `ask` starts an exchange and waits for its head, `pour` for its body; `finish` ends it, telling whether the
       connection can carry another. Only one thing is waited for at a time.
-    - `until`: the instant of the loop's clock until which is waited. Who puts it off need not say so; it is never made
-      earlier while something is waited for.
+    - Nothing is waited for beyond the instant that `ask` names, until `pour` gives each piece a time of its own; and
+      beyond the last one, nothing at all. Instants are those of the loop's clock.
     - `usable` is false once either side has closed, and once bytes came that nobody asked for.
     - `stale`: the connection had served before, and died under this exchange before any byte of its response came.
     - Reading pauses while more than `high_water` bytes wait unread.
@@ -44,9 +44,11 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_busy",
         "_closed",
+        "_each",
         "_exchanges",
         "_failure",
         "_high_water",
+        "_last",
         "_loop",
         "_on_lost",
         "_paused",
@@ -55,11 +57,11 @@ class Connection(asyncio.Protocol):
         "_timer_at",
         "_transport",
         "_unread",
+        "_until",
         "_waiter",
         "enough",
         "origin",
         "reader",
-        "until",
     )
 
     def __init__(
@@ -74,7 +76,8 @@ class Connection(asyncio.Protocol):
         self.origin = origin
         self.reader = ResponseReader(max_head=max_head)
         self.enough = False  # the sink has what it wanted
-        self.until = 0.0
+        self._until = self._last = 0.0
+        self._each: float | None = None
         self._loop = loop
         self._high_water = high_water
         self._on_lost = on_lost
@@ -106,7 +109,7 @@ class Connection(asyncio.Protocol):
         """Whether there is a socket, which `on_lost` will be called for."""
         return self._transport is not None
 
-    def ask(self, message: bytes, until: float) -> Arrival:
+    def ask(self, message: bytes, until: float, last: float) -> Arrival:
         """Start an exchange: send the request and wait for the head of the response."""
         if self._transport is None or not self.usable:
             raise broken_off()
@@ -115,12 +118,14 @@ class Connection(asyncio.Protocol):
         self._exchanges += 1
         self._failure = None
         self._unread = 0
+        self._until, self._last = until, last
         self._transport.write(message)
-        return self._wait(until)
+        return self._wait()
 
-    def pour(self, sink: Sink, until: float) -> Arrival | None:
+    def pour(self, sink: Sink, each: float | None = None) -> Arrival | None:
         """Give the body to `sink` as it comes, until it has enough or that is all; None if this is so at once.
 
+        `each`: the seconds that each piece may take from now on.
         What the sink raises later is what the body fails of; what has gone wrong already is raised.
         """
         if self._waiter is not None:
@@ -134,12 +139,20 @@ class Connection(asyncio.Protocol):
             return None
         if self._failure is not None:
             raise self._failure
-        self._sink = sink
-        return self._wait(until)
+        self._sink, self._each = sink, each
+        if each is not None:
+            self._until = min(self._loop.time() + each, self._last)
+        return self._wait()
 
     def finish(self) -> bool:
         """End the exchange: whether the connection can carry another one."""
-        reusable = self.reader.reusable and self.usable
+        reusable = (
+            self.reader.reusable
+            and self._transport is not None
+            and not self._closed
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()  # else the server has answered before it was asked
+        )
         self.reader.chunks.clear()
         self._busy = False
         if self._waiter is not None:
@@ -171,6 +184,8 @@ class Connection(asyncio.Protocol):
         sink = self._sink
         if sink is not None:
             if reader.chunks:
+                if self._each is not None:
+                    self._until = min(self._loop.time() + self._each, self._last)
                 try:
                     self.enough = sink(reader.take())
                 except Exception as error:  # noqa: BLE001 - it goes to the one who waits
@@ -211,9 +226,8 @@ class Connection(asyncio.Protocol):
 
     # Inside.
 
-    def _wait(self, until: float) -> Arrival:
-        self.until = until
-        if self._timer is None or until < self._timer_at:
+    def _wait(self) -> Arrival:
+        if self._timer is None or self._until < self._timer_at:
             self._set_timer()
         self._waiter = arrival = self._loop.create_future()
         return arrival
@@ -236,14 +250,14 @@ class Connection(asyncio.Protocol):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = self.until
+        self._timer_at = self._until
         self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
-        if self.until - self._loop.time() > CLOCK_RESOLUTION:
+        if self._until - self._loop.time() > CLOCK_RESOLUTION:
             self._set_timer()
         else:
             self.abort(too_late())

@@ -129,12 +129,12 @@ class Probe:
     async def _ask(self, engine: Engine) -> None:
         up = False
         gauges = Gauges()
-        until = asyncio.get_running_loop().time() + self._timeout
+        begun = time.monotonic()
         try:
-            status, _ = await self._get(engine, "/health", until)
+            status, _ = await self._get(engine, "/health", self._timeout)
             up = status == 200
             if up:
-                _, page = await self._get(engine, "/metrics", until)
+                _, page = await self._get(engine, "/metrics", self._timeout - (time.monotonic() - begun))
                 gauges = read_gauges(page.decode("utf-8", "replace"))
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
@@ -147,14 +147,14 @@ class Probe:
 
     async def _ask_length(self, engine: Engine) -> None:
         try:
-            status, page = await self._get(engine, "/v1/models", asyncio.get_running_loop().time() + self._timeout)
+            status, page = await self._get(engine, "/v1/models", self._timeout)
         except EngineError as error:
             log.debug("engine %s does not tell its context: %s", engine.name, error)
         else:
             engine.max_model_len = read_length(page, engine.served_model) if status == 200 else None
             self._unheard.discard(engine.name)
 
-    async def _get(self, engine: Engine, path: str, until: float) -> tuple[int, bytes]:
+    async def _get(self, engine: Engine, path: str, patience: float) -> tuple[int, bytes]:
         """One of an engine's pages, whatever its status."""
-        with await self._client.get(engine, path, until=until) as response:
-            return response.status, await response.read(MAX_METRICS, until)
+        with await self._client.get(engine, path, patience=patience) as response:
+            return response.status, await response.read(MAX_METRICS)

@@ -1,6 +1,5 @@
 """An engine's answer, and the hold on the connection that brings it."""
 
-import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
@@ -21,10 +20,11 @@ class EngineResponse:
       complete, else it is closed at once, which tells the engine to stop.
     """
 
-    __slots__ = ("_connection", "_release", "status")
+    __slots__ = ("_complete", "_connection", "_release", "status")
 
     def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
         self.status = connection.reader.status
+        self._complete = False
         self._connection: Connection | None = connection
         self._release = release
 
@@ -33,15 +33,18 @@ class EngineResponse:
         found = self._held().reader.header(b"retry-after")
         return found.decode("latin-1") if found is not None else None
 
-    async def pour(self, sink: Sink, until: float) -> bool:
+    async def pour(self, sink: Sink, each: float | None = None) -> bool:
         """Gives `sink` all that comes of the body, piece by piece, in the moment at which it comes.
 
-        Returns True once the sink has enough, and False at the end of the body. Each piece may put `until` off; see
-        `wait_until`. What the sink raises ends this; so does EngineError.
+        `each`: seconds that each piece may take, if not all of it has to be there by the time that the head had.
+        Returns True once the sink has enough, and False at the end of the body. What the sink raises ends this; so
+        does EngineError.
         """
+        if self._complete:
+            return False
         connection = self._held()
         try:
-            arrival = connection.pour(sink, until)
+            arrival = connection.pour(sink, each)
             failure = await arrival if arrival is not None else None
         except BaseException:
             self.close()
@@ -49,15 +52,14 @@ class EngineResponse:
         if failure is not None:
             self.close()
             raise failure
-        return connection.enough
+        enough, reader = connection.enough, connection.reader
+        if reader.done and not reader.chunks:
+            self._complete = True
+            self.close()
+        return enough
 
-    def wait_until(self, until: float) -> None:
-        """What is poured may take until that instant of the loop's clock, from now on; never earlier than before."""
-        if self._connection is not None:
-            self._connection.until = until
-
-    async def read(self, limit: int, until: float) -> bytes:
-        """The whole body. Raises EngineError, also for one of more than `limit` bytes."""
+    async def read(self, limit: int, each: float | None = None) -> bytes:
+        """The whole body; `each` as for `pour`. Raises EngineError, also for one of more than `limit` bytes."""
         parts: list[bytes] = []
         left = limit
 
@@ -69,7 +71,7 @@ class EngineResponse:
             parts.append(part)
             return False
 
-        await self.pour(take, until)
+        await self.pour(take, each)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self, *, spent: bool = False) -> None:
@@ -79,7 +81,7 @@ class EngineResponse:
             return
         ending = None
         if spent and not connection.reader.done:
-            ending = connection.pour(lambda _: True, asyncio.get_running_loop().time() + LINGER)
+            ending = connection.pour(lambda _: True, LINGER)
         if ending is None:
             self._release(connection)
         else:

@@ -37,7 +37,7 @@ class Transport:
       connection; after a byte came it never is.
     - The connection that became idle last is used first, none is used after `idle_expiry` seconds, and at most
       `max_idle` are kept.
-    - Nothing is waited for beyond the instant that the caller names. There is no bound on connections and so no wait
+    - Nothing is waited for beyond the time that the caller names. There is no bound on connections and so no wait
       for one: admission bounds the work.
     - What goes wrong is an EngineError: `connect`, `timeout`, `reset` (the connection broke), `broken-off` (a response
       that is cut short, malformed, or with a head of more than `max_head` bytes); its cause tells more.
@@ -64,6 +64,8 @@ class Transport:
         self._high_water = high_water
         self._max_head = max_head
         self._ssl_context = ssl_context
+        # Asked for once: up to Python 3.11, get_running_loop makes a system call each time.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
         self._all_lost: asyncio.Event | None = None
@@ -76,17 +78,25 @@ class Transport:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def send(self, origin: Origin, message: bytes, until: float, connect_timeout: float) -> EngineResponse:
+    async def send(
+        self, origin: Origin, message: bytes, *, connect: float, patience: float, total: float
+    ) -> EngineResponse:
         """Send a request and wait for the head; whoever gets the response reads it to its end or closes it.
 
-        `until`: an instant of the loop's clock; `connect_timeout` in seconds. Raises EngineError.
+        In seconds from now: `patience` for the head, `total` for all of it; and `connect` for a connection. Raises
+        EngineError.
         """
-        connection = self._take_idle(origin)
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        now = loop.time()
+        until, last = now + patience, now + total
+        connection = self._take_idle(origin, now)
         while True:
             if connection is None:
-                connection = await self._connect(origin, until, connect_timeout)
+                connection = await self._connect(loop, origin, until, connect)
             try:
-                failure = await connection.ask(message, until)
+                failure = await connection.ask(message, until, last)
             except BaseException:
                 self._release(connection)
                 raise
@@ -117,10 +127,7 @@ class Transport:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _take_idle(self, origin: Origin) -> Connection | None:
-        if not len(self._idle):
-            return None
-        now = asyncio.get_running_loop().time()
+    def _take_idle(self, origin: Origin, now: float) -> Connection | None:
         while (connection := self._idle.take(origin, now)) is not None:
             if connection.usable:
                 self._busy.add(connection)
@@ -128,18 +135,19 @@ class Transport:
             connection.abort()
         return None
 
-    async def _connect(self, origin: Origin, until: float, connect_timeout: float) -> Connection:
+    async def _connect(
+        self, loop: asyncio.AbstractEventLoop, origin: Origin, until: float, seconds: float
+    ) -> Connection:
         if self._closing:
             raise RuntimeError("the transport is closed")
         scheme, host, port = origin
-        loop = asyncio.get_running_loop()
+        context = self._secure() if scheme == "https" else None
         connection = Connection(
             origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._forget
         )
         self._busy.add(connection)
-        patience = loop.time() + connect_timeout
+        patience = loop.time() + seconds
         try:
-            context = self._secure() if scheme == "https" else None
             async with asyncio.timeout_at(min(patience, until)):
                 await loop.create_connection(
                     lambda: connection, host, port, ssl=context, server_hostname=host if context is not None else None
@@ -164,10 +172,9 @@ class Transport:
     def _release(self, connection: Connection) -> None:
         """The one way in which an exchange lets go of its connection."""
         self._busy.discard(connection)
-        if not connection.finish() or self._closing:
+        if not connection.finish() or self._closing or (loop := self._loop) is None:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
         for surplus in self._idle.put(connection.origin, connection, loop.time()):
             surplus.abort()
         if self._sweeper is None:
