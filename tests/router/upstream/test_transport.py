@@ -3,9 +3,10 @@
 import asyncio
 import gzip
 import socket
+from unittest.mock import patch
 
 import pytest
-from transport_rig import OK, STREAM, Pieces, answer, exchange, fails, on_both_loops, rig, send
+from transport_rig import LONG, OK, STREAM, Pieces, answer, exchange, fails, on_both_loops, rig, send
 
 PIECE = 256 * 1024  # what either event loop reads at once
 
@@ -96,6 +97,43 @@ async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
         assert (transport.in_use, transport.idle) == (0, 0)
         with pytest.raises(RuntimeError, match="closed"):
             await anext(Pieces(response))
+
+
+@on_both_loops
+async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        response = await asked
+        assert await anext(Pieces(response)) == b"a"
+        response.close(spent=True)
+        assert (transport.in_use, transport.idle) == (1, 0)
+        peer.say(b"0\r\n\r\n")
+        while transport.in_use:
+            await asyncio.sleep(0)
+        assert transport.idle == 1
+
+
+@pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
+def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | None) -> None:
+    async def story() -> None:
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(STREAM + b"1\r\na\r\n")
+            response = await asked
+            assert await anext(Pieces(response)) == b"a"
+            with patch("router.upstream.response.LINGER", LONG if more else 0.02):
+                response.close(spent=True)
+            if more:
+                peer.say(more)
+            assert await peer.left()
+            assert (transport.in_use, transport.idle) == (0, 0)
+
+    asyncio.run(story())
 
 
 @on_both_loops
