@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from math import ceil
+from operator import attrgetter
 from typing import Final, TypeVar
 
 from router.core.error_shapes import engine_refusal
@@ -123,13 +124,15 @@ class Dispatcher:
         self._standing = standing
         self._max_entry = max_entry
 
-    async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
+    def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Awaitable[Generation]:
         """A generation whose first token is there. Raises ApiError."""
-        return await self._first_that(self._begun, work, request, engines)
+        return self._first_that(self._begun, work, request, engines)
 
-    async def whole(self, work: Work, request: Request, engines: Sequence[Engine]) -> tuple[bytes, Recording | NotKept]:
+    def whole(
+        self, work: Work, request: Request, engines: Sequence[Engine]
+    ) -> Awaitable[tuple[bytes, Recording | NotKept]]:
         """A JSON answer, and what is to be kept of it. Raises ApiError."""
-        return await self._first_that(self._answered, work, request, engines)
+        return self._first_that(self._answered, work, request, engines)
 
     # -- whose turn it is -------------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class Dispatcher:
         last: EngineError | None = None
         no_room: NoRoomError | None = None
         self._standing.asked()
-        for _, group in groupby(engines, key=lambda engine: engine.model):
+        for _, group in groupby(engines, key=attrgetter("model")):
             turns = self._standing.turns(list(group))
             while open_ := await turns.next():
                 try:

@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, message: bytes, until: float, last: float) -> Arrival:
         """Start an exchange: send the request and wait for the head of the response."""
-        if self._transport is None or not self.usable:
+        if self._transport is None or self._closed:
             raise broken_off()
         self.reader.begin()
         self._busy = True

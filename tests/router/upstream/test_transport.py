@@ -110,10 +110,12 @@ async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_
         assert await anext(Pieces(response)) == b"a"
         response.close(spent=True)
         assert (transport.in_use, transport.idle) == (1, 0)
+        (connection,) = transport._busy
+        ending = connection._waiter
+        assert ending is not None
         peer.say(b"0\r\n\r\n")
-        while transport.in_use:
-            await asyncio.sleep(0)
-        assert transport.idle == 1
+        await ending
+        assert (transport.in_use, transport.idle) == (0, 1)
 
 
 @pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
