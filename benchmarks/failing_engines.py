@@ -32,7 +32,6 @@ import httpx
 import uvloop
 
 from engines.redis_server import find_program, redis_argv
-from router.upstream.transport import Transport
 
 ENGINES = 4
 KILLED = 0.1  # how many of the faults are a SIGKILL
@@ -113,7 +112,8 @@ class Clients:
         self.fallbacks = 0
         self._routers = routers
         self._numbers = iter(range(requests))
-        self._http = httpx.AsyncClient(transport=Transport(max_idle=4096), timeout=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(limits=limits, timeout=None)
 
     async def ask(self) -> None:
         for number in self._numbers:

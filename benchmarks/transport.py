@@ -3,7 +3,7 @@
     python benchmarks/transport.py [--events 66] [--only ours]
 
 The server is a bare asyncio protocol in a process of its own. CPU is the time of this process alone, user and system,
-so it holds all that a client does: request, httpx, transport, event loop and the kernel's share. Wall is what the
+so it holds all that a client does: request, transport, event loop and the kernel's share. Wall is what the
 client of one exchange waits. Outside are the server and the set-up of the client; the opening of connections is inside,
 once each, since it is part of a burst. It takes less than a minute, most of it in httpx's own transport.
 
@@ -24,6 +24,7 @@ from typing import cast
 import httpx
 import uvloop
 
+from router.upstream.page import Page
 from router.upstream.transport import Transport
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 1740 + b'"}]}'
@@ -95,16 +96,18 @@ def through(client: httpx.AsyncClient) -> Exchange:
 
 
 def straight(transport: Transport) -> Exchange:
-    timeout = {"connect": 5.0, "read": 15.0, "write": 15.0, "pool": None}
-
     async def exchange(url: str) -> int:
-        request = httpx.Request("POST", url, content=REQUEST, extensions={"timeout": timeout})
-        response = await transport.handle_async_request(request)
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        try:
-            return await drain(response.stream)
-        finally:
-            await response.stream.aclose()
+        page, received = Page(url), 0
+
+        def count(piece: bytes) -> bool:
+            nonlocal received
+            received += len(piece)
+            return False
+
+        message = b"%b%d\r\n\r\n%b" % (page.post, len(REQUEST), REQUEST)
+        with await transport.send(page.origin, message, connect=5.0, patience=15.0, total=60.0) as response:
+            await response.pour(count, 15.0)
+        return received
 
     return exchange
 
@@ -142,14 +145,10 @@ async def compare(base: str, events: int, only: str) -> None:
         return through(client), client.aclose
 
     def ours() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
-        client = httpx.AsyncClient(timeout=60.0, transport=Transport())
-        return through(client), client.aclose
-
-    def bare() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
         transport = Transport()
         return straight(transport), transport.aclose
 
-    cases = [("httpx", default), ("ours in httpx", ours), ("ours", bare)]
+    cases = [("httpx", default), ("ours", ours)]
     print(f"{'':16}{'concurrent':>12}{'json CPU':>12}{'stream CPU':>12}{'json wall':>12}{'stream wall':>12}   ms")
     for concurrency in CONCURRENCY:
         spacing = max(1000, concurrency * 1_000_000 // EVENTS_A_SECOND)
@@ -168,7 +167,7 @@ async def compare(base: str, events: int, only: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=66, help="events a stream")
-    parser.add_argument("--only", default="", help="one of: httpx, ours in httpx, ours")
+    parser.add_argument("--only", default="", help="one of: httpx, ours")
     options = parser.parse_args()
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)

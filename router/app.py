@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
@@ -64,7 +63,7 @@ PATIENCE: Final = 5.0
 def build(
     settings: Settings,
     *,
-    transport: httpx.AsyncBaseTransport | None = None,
+    transport: Transport | None = None,
     multiprocess: str | None = None,
     random: Callable[[], float] = random.random,
 ) -> Application:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import httpx
 from starlette.applications import Starlette
 
 from router.api.client import Receive
@@ -27,6 +26,7 @@ from router.store.finding import Client
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog
 from router.upstream.probe import Probe
+from router.upstream.transport import Transport
 
 ALLOW_POST: Final = [(b"allow", b"POST")]
 
@@ -44,7 +44,7 @@ class Lasting:
     def __init__(
         self,
         telemetry: Telemetry,
-        transport: httpx.AsyncBaseTransport,
+        transport: Transport,
         experience: Experience,
         random: Callable[[], float],
     ) -> None:

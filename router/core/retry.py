@@ -1,9 +1,10 @@
 """Who is asked again, when, and how often: decisions about attempts that failed before the first token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
 from math import exp
-from typing import Final
+from operator import itemgetter
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -58,28 +59,31 @@ def judge(reason: str, retry_after: float | None) -> Failed:
             return Failed()
 
 
-class Turn(msgspec.Struct, frozen=True):
+T = TypeVar("T")
+
+
+class Turn(msgspec.Struct, Generic[T], frozen=True):
     """Whose turn it is: any of these engines, the best first, once so many seconds have been waited."""
 
-    engines: tuple[str, ...]
+    engines: tuple[T, ...]
     wait: float
 
 
-class Turns:
+class Turns(Generic[T]):
     """The turns of one model's engines at one request: each once, then those that may be asked again, with waits.
 
     After each `next`, `took` says which one had its turn, whether it was asked or left out; and `failed`, that it
     failed.
     """
 
-    def __init__(self, engines: Sequence[str]) -> None:
+    def __init__(self, engines: Iterable[T]) -> None:
         self._fresh = list(engines)
-        self._again: list[tuple[float, str]] = []
+        self._again: list[tuple[float, T]] = []
         self._attempts = 0
         self._timeouts = 0
         self._waits = 0
 
-    def next(self, now: float, random: float) -> Turn | None:
+    def next(self, now: float, random: float) -> Turn[T] | None:
         """`now` in seconds of one clock; `random`: 0 to 1. None: it is over."""
         if self._attempts >= MOST_ATTEMPTS or self._timeouts >= MOST_TIMEOUTS:
             return None
@@ -87,19 +91,19 @@ class Turns:
             return Turn(tuple(self._fresh), 0.0)
         if not self._again:
             return None
-        first, engine = min(self._again)
+        first, engine = min(self._again, key=itemgetter(0))
         # Obeyed first and spread out then, lest all that were sent away come back together.
         wait = max(0.0, first - now) + backoff(self._waits, random)
         return Turn((engine,), wait) if wait <= LONGEST_WAIT else None
 
-    def took(self, engine: str) -> None:
+    def took(self, engine: T) -> None:
         if engine in self._fresh:
             self._fresh.remove(engine)
         else:
-            self._again = [(at, name) for at, name in self._again if name != engine]
+            self._again = [(at, other) for at, other in self._again if other != engine]
             self._waits += 1
 
-    def failed(self, engine: str, reason: str, retry_after: float | None, now: float) -> None:
+    def failed(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
         failed = judge(reason, retry_after)
         self._attempts += failed.cost
         self._timeouts += reason == "timeout"

@@ -6,6 +6,7 @@ engine of the model, and where whose turn it is can be decided (router.core.fair
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -33,16 +34,17 @@ class NoRoomError(ApiError):
 class Place:
     """A place at an engine, until it is closed; closing it twice does nothing."""
 
-    __slots__ = ("_close", "engine")
+    __slots__ = ("_admission", "engine", "tenant")
 
-    def __init__(self, engine: Engine, close: Callable[[], None]) -> None:
+    def __init__(self, admission: "Admission", engine: Engine, tenant: str) -> None:
         self.engine = engine
-        self._close: Callable[[], None] | None = close
+        self.tenant = tenant
+        self._admission: Admission | None = admission
 
     def close(self) -> None:
-        close, self._close = self._close, None
-        if close is not None:
-            close()
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            admission.left(self)
 
     def __enter__(self) -> Self:
         return self
@@ -68,13 +70,17 @@ class Admission:
 
     def __init__(
         self, catalog: Catalog, *, takes_work: Callable[[Engine], bool], patience: float,
-        queued: Callable[[str, int], None],
+        queued: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`takes_work` tells whether an engine is well; `queued` is told how many wait for a model, at each change."""
+        """`takes_work` tells whether an engine is well; `queued` is told how many wait for a model, at each change.
+
+        `clock` in seconds.
+        """
         self._takes_work = takes_work
         self._catalog = catalog
         self._patience = patience
         self._queued = queued
+        self._clock = clock
         self._models = {model.name: _Model(model.name, catalog.serving(model.name)) for model in catalog.models}
         for name in self._models:
             queued(name, 0)
@@ -87,13 +93,25 @@ class Admission:
         The engines are all of one model, and there is at least one. Those that are not well count only where none is.
         """
         model = self._models[engines[0].model]
-        for engine in [engine for engine in engines if self._takes_work(engine)] or engines:
+        well = [engine for engine in engines if self._takes_work(engine)] if len(engines) > 1 else None
+        for engine in well or engines:
             self._offer(engine)  # who waits for it, and has not heard yet that it is back, comes first
             if engine.has_room:
                 engine.in_flight += 1
                 model.queue.began(tenant)
-                return self._place(engine, model, tenant)
+                return Place(self, engine, tenant)
         return await self._wait(tenant, engines, model)
+
+    def left(self, place: Place) -> None:
+        """A place is free again."""
+        engine = place.engine
+        model = self._models[engine.model]
+        engine.in_flight -= 1
+        model.queue.ended(place.tenant)
+        model.finished.append(self._clock())
+        self._offer(engine)
+        if engine.freed is not None:  # by another configuration's admission, once that has taken over
+            engine.freed(engine)
 
     def look_again(self) -> None:
         """Engines may have come back: lets begin who waits for one."""
@@ -103,7 +121,9 @@ class Admission:
     def _offer(self, engine: Engine) -> None:
         model = self._models[engine.model]
         before = len(model.queue)
-        while before and engine.has_room and self._takes_work(engine):
+        if not before:
+            return
+        while engine.has_room and self._takes_work(engine):
             waiter = model.queue.pop(lambda waiter: waiter.wants(engine))
             if waiter is None:
                 break
@@ -111,17 +131,6 @@ class Admission:
             waiter.place.set_result(engine)
         if len(model.queue) != before:
             self._queued(model.name, len(model.queue))
-
-    def _place(self, engine: Engine, model: "_Model", tenant: str) -> Place:
-        def close() -> None:
-            engine.in_flight -= 1
-            model.queue.ended(tenant)
-            model.finished.append(asyncio.get_running_loop().time())
-            self._offer(engine)
-            if engine.freed is not None:  # by another configuration's admission, once that has taken over
-                engine.freed(engine)
-
-        return Place(engine, close)
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
@@ -136,7 +145,7 @@ class Admission:
             raise
         finally:
             late.cancel()
-        return self._place(engine, model, tenant)
+        return Place(self, engine, tenant)
 
     def _line_up(self, tenant: str, waiter: "_Waiter", model: "_Model") -> None:
         gave_way = model.queue.push(tenant, waiter)
@@ -153,7 +162,7 @@ class Admission:
             model.queue.remove(tenant, waiter)
             self._queued(model.name, len(model.queue))
         elif waiter.place.exception() is None:
-            self._place(waiter.place.result(), model, tenant).close()
+            Place(self, waiter.place.result(), tenant).close()
 
     def _too_late(self, tenant: str, waiter: "_Waiter", model: "_Model") -> None:
         if waiter.place.done():
@@ -179,7 +188,7 @@ class Admission:
         )  # fmt: skip
 
     def _advice(self, model: "_Model") -> int:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         return seconds_until_room(len(model.queue), model.finished, now, unknown=self._patience)
 
 

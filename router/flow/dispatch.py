@@ -3,12 +3,12 @@
 Nothing has been sent to the client before that, so until then another engine can take over, and nobody notices.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from math import ceil
+from operator import attrgetter
 from typing import Final, TypeVar
 
 from router.core.error_shapes import engine_refusal
@@ -19,11 +19,12 @@ from router.core.request import Request, for_engine
 from router.core.retry import read_retry_after
 from router.errors import UPSTREAM, ApiError, unavailable
 from router.flow.admission import Admission, NoRoomError, Place
-from router.flow.deadline import Deadline
 from router.flow.exchange import Work
-from router.flow.standing import Pass, Standing
+from router.flow.standing import Standing
 from router.upstream.catalog import Engine
-from router.upstream.client import EngineClient, EngineError, EngineResponse
+from router.upstream.client import EngineClient
+from router.upstream.failure import EngineError, broken_off
+from router.upstream.response import EngineResponse
 
 log = logging.getLogger("roundhouse.dispatch")
 
@@ -38,74 +39,70 @@ _MAX_ERROR: Final = 64 << 10
 class Generation:
     """An engine at work on a request, of which the first token is there; it is the client's turn to take it.
 
-    - `first`: what the engine has said so far, as it may go on.
-    - `next` gives what comes, and nothing at the end; `recorder` then says what it was.
-    - Once `aclose` has been called, the engine is free and no longer counted as busy with this.
+    - `run` says what comes, from the first on, until the engine has said all; `recorder` then says what it was.
+    - Once `close` has been called, the engine is free and no longer counted as busy with this.
     """
 
-    __slots__ = ("_deadline", "_patience", "_place", "_response", "_standing", "first", "recorder")
+    __slots__ = ("_between", "_first", "_place", "_response", "_say", "_standing", "recorder")
 
     def __init__(
-        self,
-        place: Place,
-        response: EngineResponse,
-        recorder: Recorder,
-        deadline: Deadline,
-        patience: Patience,
-        standing: Standing,
+        self, place: Place, response: EngineResponse, recorder: Recorder, standing: Standing, *, between: float
     ) -> None:
+        """`between`: seconds from one chunk to the next."""
         self.recorder = recorder
-        self.first = b""
         self._place = place
         self._response = response
-        self._deadline = deadline
-        self._patience = patience
         self._standing = standing
+        self._between = between
+        self._first: list[bytes] = []
+        self._say: Callable[[bytes], None] = self._first.append
 
     @property
     def engine(self) -> Engine:
         return self._place.engine
 
-    async def begin(self, until: float) -> None:
-        """Waits for the first token, at most until that instant. Raises EngineError."""
-        loop = asyncio.get_running_loop()
-        while not (self.recorder.started or self.recorder.ended):  # an answer of no tokens is an answer
-            self.first += await self._take(until - loop.time())
+    async def begin(self) -> None:
+        """Waits for the first token. Raises EngineError."""
+        if not await self._response.pour(self._begins):
+            raise broken_off()
 
-    async def next(self) -> bytes:
-        """Whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""
-        while not self.recorder.ended:
-            try:
-                data = await self._take(self._patience.between_tokens)
-            except EngineError as error:
-                self._standing.failed(self.engine, error)
-                raise
-            if data:
-                return data
+    async def run(self, say: Callable[[bytes], None]) -> None:
+        """Says whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""
+        for data in self._first:
+            say(data)
+        self._say = say
+        try:
+            if not self._is_over() and not await self._response.pour(self._hears, self._between):
+                raise broken_off()
+        except EngineError as error:
+            self._standing.failed(self.engine, error)
+            raise
         self._standing.succeeded(self.engine)
-        return b""
 
-    async def _take(self, seconds: float) -> bytes:
-        recorder = self.recorder
-        if recorder.failure is None:
-            try:
-                chunk = await self._deadline.wait(self._response.next(), seconds)
-            except TimeoutError:
-                raise EngineError("timeout", "the engine took too long") from None
-            if not chunk:
-                raise EngineError("broken-off", "the engine broke its answer off")
-            data = recorder.feed(chunk)
-            if data or recorder.failure is None:
-                return data
-        raise EngineError("error-frame", "the engine reported an error")
-
-    async def aclose(self) -> None:
+    def close(self) -> None:
         self._place.close()
-        await self.release()
+        self.release()
 
-    async def release(self) -> None:
-        self._deadline.close()
-        await self._response.aclose()
+    def release(self) -> None:
+        self._response.close(spent=self.recorder.ended)
+
+    def _begins(self, chunk: bytes) -> bool:
+        if data := self.recorder.feed(chunk):
+            self._say(data)
+        return self.recorder.started or self._is_over()  # an answer of no tokens is an answer
+
+    def _hears(self, chunk: bytes) -> bool:
+        recorder = self.recorder
+        if data := recorder.feed(chunk):
+            self._say(data)
+        return (recorder.ended or recorder.failure is not None) and self._is_over()
+
+    def _is_over(self) -> bool:
+        if self.recorder.ended:
+            return True
+        if self.recorder.failure is not None:
+            raise EngineError("error-frame", "the engine reported an error")
+        return False
 
 
 class Dispatcher:
@@ -127,59 +124,27 @@ class Dispatcher:
         self._standing = standing
         self._max_entry = max_entry
 
-    async def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Generation:
+    def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Awaitable[Generation]:
         """A generation whose first token is there. Raises ApiError."""
+        return self._first_that(self._begun, work, request, engines)
 
-        async def attempt(place: Place) -> Generation:
-            engine = place.engine
-            deadline = Deadline(total=self._total(request, engine))
-            until = asyncio.get_running_loop().time() + self._patience.first_token
-            response = await self._ask(work, request, engine, deadline)
-            recorder = recorder_for(request.endpoint, self._max_entry)
-            generation = Generation(place, response, recorder, deadline, self._patience, self._standing)
-            try:
-                await generation.begin(until)
-            except BaseException:
-                await generation.release()
-                raise
-            return generation
-
-        return await self._first_that(attempt, work, engines)
-
-    async def whole(self, work: Work, request: Request, engines: Sequence[Engine]) -> tuple[bytes, Recording | NotKept]:
+    def whole(
+        self, work: Work, request: Request, engines: Sequence[Engine]
+    ) -> Awaitable[tuple[bytes, Recording | NotKept]]:
         """A JSON answer, and what is to be kept of it. Raises ApiError."""
-
-        async def attempt(place: Place) -> tuple[bytes, Recording | NotKept]:
-            engine = place.engine
-            deadline = Deadline(total=self._total(request, engine))
-            response = await self._ask(work, request, engine, deadline)
-            async with response:
-                try:
-                    body = await deadline.wait(response.read(MAX_ANSWER), self._total(request, engine))
-                except TimeoutError:
-                    raise EngineError("timeout", "the engine took too long") from None
-                finally:
-                    deadline.close()
-            recording = record_body(request, body, self._max_entry)
-            if recording is NotKept.ERROR:
-                raise EngineError("malformed", "the engine's answer is not one")
-            self._standing.succeeded(engine)
-            place.close()
-            return body, recording
-
-        return await self._first_that(attempt, work, engines)
-
-    def _total(self, request: Request, engine: Engine) -> float:
-        return self._patience.total(request.max_tokens, engine.max_model_len)
+        return self._first_that(self._answered, work, request, engines)
 
     # -- whose turn it is -------------------------------------------------------------------------------------------
 
-    async def _first_that(self, attempt: Callable[[Place], Awaitable[T]], work: Work, engines: Sequence[Engine]) -> T:
+    async def _first_that(
+        self, attempt: Callable[[Place, Work, Request], Awaitable[T]], work: Work, request: Request,
+        engines: Sequence[Engine],
+    ) -> T:  # fmt: skip
         """What the first attempt gives that does not fail; the place is its own then."""
         last: EngineError | None = None
         no_room: NoRoomError | None = None
         self._standing.asked()
-        for _, group in groupby(engines, key=lambda engine: engine.model):
+        for _, group in groupby(engines, key=attrgetter("model")):
             turns = self._standing.turns(list(group))
             while open_ := await turns.next():
                 try:
@@ -192,7 +157,11 @@ class Dispatcher:
                 try:
                     pass_ = await self._standing.admit(engine, after=last)
                     if pass_ is not None:
-                        return await self._try(attempt, work, place, pass_)
+                        work.engine = engine.name
+                        work.fallback = engine.model if engine.model != work.model else None
+                        work.dispatched = work.dispatched or time.perf_counter()
+                        with pass_:
+                            return await attempt(place, work, request)
                 except EngineError as error:
                     last = error
                     turns.failed(engine, error)
@@ -204,45 +173,49 @@ class Dispatcher:
                 place.close()
         raise no_room or _told(last, engines, self._standing)
 
-    @staticmethod
-    async def _try(attempt: Callable[[Place], Awaitable[T]], work: Work, place: Place, pass_: Pass) -> T:
-        """One attempt."""
-        engine = place.engine
-        work.engine = engine.name
-        work.fallback = engine.model if engine.model != work.model else None
-        work.dispatched = work.dispatched or time.perf_counter()
-        with pass_:
-            return await attempt(place)
-
     # -- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _ask(self, work: Work, request: Request, engine: Engine, deadline: Deadline) -> EngineResponse:
-        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's."""
-        # A JSON answer has a head only when it is whole, so that only the total can be its limit.
-        seconds = self._patience.first_token if request.stream else self._total(request, engine)
-        headers = {"x-request-id": work.request_id}
-        if work.traceparent is not None:
-            headers["traceparent"] = work.traceparent
+    async def _begun(self, place: Place, work: Work, request: Request) -> Generation:
+        patience = self._patience
+        response = await self._ask(place.engine, work, request, patience.first_token)
+        recorder = recorder_for(request.endpoint, self._max_entry)
+        generation = Generation(place, response, recorder, self._standing, between=patience.between_tokens)
         try:
-            response = await deadline.wait(
-                self._client.post(engine, request.endpoint, for_engine(request, engine.served_model), headers), seconds
-            )
-            if response.status == 200:
-                return response
-            async with response:
-                body = await deadline.wait(response.read(_MAX_ERROR), self._patience.between_tokens)
-        except TimeoutError:
-            raise EngineError("timeout", "the engine took too long") from None
-        finally:
-            # Whoever waits for the rest of a good answer sets the timer anew.
-            deadline.close()
+            await generation.begin()
+        except BaseException:
+            generation.release()
+            raise
+        return generation
+
+    async def _answered(self, place: Place, work: Work, request: Request) -> tuple[bytes, Recording | NotKept]:
+        with await self._ask(place.engine, work, request, None) as response:
+            body = await response.read(MAX_ANSWER)
+        recording = record_body(request, body, self._max_entry)
+        if recording is NotKept.ERROR:
+            raise EngineError("malformed", "the engine's answer is not one")
+        self._standing.succeeded(place.engine)
+        place.close()
+        return body, recording
+
+    async def _ask(self, engine: Engine, work: Work, request: Request, patience: float | None) -> EngineResponse:
+        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's.
+
+        `patience`: seconds for the head; None where the total is the only limit, as it is for a JSON answer, which has
+        a head only when it is whole.
+        """
+        total = self._patience.total(request.max_tokens, engine.max_model_len)
+        response = await self._client.post(
+            engine, request.endpoint, for_engine(request, engine.served_model), request_id=work.request_id,
+            traceparent=work.traceparent, patience=total if patience is None else patience, total=total,
+        )  # fmt: skip
+        if response.status == 200:
+            return response
+        with response:
+            wait = read_retry_after(response.retry_after, time.time())
+            body = await response.read(_MAX_ERROR, self._patience.between_tokens)
         if (refusal := engine_refusal(response.status, body)) is not None:
             raise refusal
-        raise EngineError(
-            f"status-{response.status}",
-            f"the engine answered with status {response.status}",
-            read_retry_after(response.retry_after, time.time()),
-        )
+        raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}", wait)
 
 
 def _told(error: EngineError | None, engines: Sequence[Engine], standing: Standing) -> ApiError:

@@ -27,7 +27,7 @@ from router.shared.line import RedisDownError
 from router.shared.purges import Mark
 from router.store.redis import WriteResult
 from router.upstream.catalog import Engine
-from router.upstream.client import EngineError
+from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.flights")
 
@@ -157,17 +157,14 @@ class Flights:
         generation = await self._dispatcher.stream(flight.work, flight.request, engines)
         recorder = generation.recorder
         try:
-            if generation.first:
-                flight.say(generation.first)
-            while data := await generation.next():
-                flight.say(data)
+            await generation.run(flight.say)
         except EngineError as error:
             flight.work.attempts.append((generation.engine.name, error.reason))
             broken = ApiError(502, f"The answer broke off: {error}.", kind=UPSTREAM, code="engine_failed")
             not_kept = NotKept.ERROR if error.reason == "error-frame" else NotKept.INCOMPLETE
             return Landing(whole=False, error=broken, reason=error.reason, begun=True), not_kept
         finally:
-            await generation.aclose()
+            generation.close()
         recording = recorder.recording(flight.request)
         return Landing(
             whole=True,

@@ -12,7 +12,7 @@ from router.core.breaker import State
 from router.core.retry import Budget, Turns, judge
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Engine
-from router.upstream.client import EngineError
+from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.dispatch")
 
@@ -47,8 +47,10 @@ class Standing:
 
         A half-open one comes first: somebody has to find out. Should it fail, another one takes over.
         """
-        now = self._clock()
-        return EngineTurns(self, sorted(engines, key=lambda engine: self._rank(engine, now)), self._clock, self._dice)
+        if len(engines) > 1:
+            now = self._clock()
+            engines = sorted(engines, key=lambda engine: self._rank(engine, now))
+        return EngineTurns(self, engines, self._clock, self._dice)
 
     def is_shut(self, engine: Engine) -> bool:
         return self.breakers.state(engine.name) is State.OPEN
@@ -93,8 +95,7 @@ class EngineTurns:
         self, standing: Standing, engines: Sequence[Engine], clock: Callable[[], float], dice: Callable[[], float]
     ) -> None:
         self._standing = standing
-        self._engines = {engine.name: engine for engine in engines}
-        self._turns = Turns([engine.name for engine in engines])
+        self._turns = Turns(engines)
         self._clock = clock
         self._dice = dice
 
@@ -102,9 +103,9 @@ class EngineTurns:
         """The engines of which one may be asked now, the best first; none, if it is over."""
         while (turn := self._turns.next(self._clock(), self._dice())) is not None:
             open_ = []
-            for engine in [self._engines[name] for name in turn.engines]:
+            for engine in turn.engines:
                 if self._standing.is_shut(engine):
-                    self._turns.took(engine.name)
+                    self._turns.took(engine)
                 else:
                     open_.append(engine)
             if open_:
@@ -114,10 +115,10 @@ class EngineTurns:
         return ()
 
     def took(self, engine: Engine) -> None:
-        self._turns.took(engine.name)
+        self._turns.took(engine)
 
     def failed(self, engine: Engine, error: EngineError) -> None:
-        self._turns.failed(engine.name, error.reason, error.retry_after, self._clock())
+        self._turns.failed(engine, error.reason, error.retry_after, self._clock())
 
 
 class Pass:

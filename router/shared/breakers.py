@@ -88,7 +88,9 @@ class Breakers:
         self._turn(engine, self._get(engine).failed(self._clock(), self._limits, probe=probe))
 
     def succeeded(self, engine: str, *, probe: bool = False) -> None:
-        self._turn(engine, self._get(engine).succeeded(probe=probe))
+        breaker = self._breakers.get(engine)
+        if breaker is not None:  # to one that nothing is known of, it is no news
+            self._turn(engine, breaker.succeeded(probe=probe))
 
     def revived(self, engine: str) -> None:
         self._turn(engine, self._get(engine).revived(self._clock()))

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-import httpx
 import msgspec
 
 from router.core.routing import EngineView
 from router.core.speculation import Counts
 from router.core.types import AUTO, EngineTask, Task
 from router.errors import unknown_model
+from router.upstream.page import Page
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -94,7 +94,7 @@ class Engine:
         self.model = model
         self.task: EngineTask = task
         self.url = url
-        self._pages: dict[str, httpx.URL] = {}
+        self._pages: dict[str, Page] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
@@ -104,11 +104,11 @@ class Engine:
         self.drained = False
         self.gauges = Gauges()
 
-    def at(self, path: str) -> httpx.URL:
-        """The address of one of the engine's pages; there are few of them, and each is parsed once."""
+    def at(self, path: str) -> Page:
+        """One of the engine's pages; there are few of them, and each is made ready once."""
         page = self._pages.get(path)
         if page is None:
-            page = self._pages[path] = httpx.URL(self.url + path)
+            page = self._pages[path] = Page(self.url + path)
         return page
 
     @property

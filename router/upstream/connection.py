@@ -1,37 +1,40 @@
 """One connection to an engine: an asyncio protocol that carries one exchange after the other.
 
 Everything that happens on the socket ends in `data_received`, `eof_received` or `connection_lost`. They feed the
-reader, note a failure if there is one, and wake whoever waits. Who waits looks at the reader, then at the failure, and
-waits again:
+reader, hand on what it gives, and note a failure if there is one. Who asks waits twice at most: for the head, and for
+the end of the body, or for as much of it as its sink wants. The pieces in between cost no future and wake no task: the
+sink is called as they come.
 
-    while not (something to take):
-        connection.check()          raises what went wrong, as an httpx error that carries the request
-        await connection.more()     bytes came, or the end, or a failure
-
-A connection has one read timer at most, and it is late on purpose: a wait only notes its deadline, and the timer, when
-it fires, sets itself again for what is left. So a stream of a thousand chunks costs no timer but the one that was
-running anyway.
+A connection has one timer at most, and it is late on purpose: a wait only notes until when, and the timer, when it
+fires, sets itself again for what is left, be it of a later exchange. So a stream of a thousand chunks, and a connection
+that carries a thousand answers, cost no timer but the one that was running anyway.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
-import httpx
-
+from router.upstream.failure import EngineError, broken_off, reset, too_late
 from router.upstream.http1 import ResponseReader
+from router.upstream.page import Origin
 
-Origin: TypeAlias = tuple[str, str, int]
-"""Scheme, host and port."""
+Sink: TypeAlias = Callable[[bytes], bool]
+"""Takes a piece of a body, which is never empty, and tells whether that was enough."""
 
-CLOCK_RESOLUTION = 0.001
+Arrival: TypeAlias = asyncio.Future[Exception | None]
+"""Done when what was waited for has come, or has failed, with what it failed of."""
+
+CLOCK_RESOLUTION: Final = 0.001
 """Seconds; uvloop's clock counts milliseconds, so its timers fire up to one early."""
 
 
 class Connection(asyncio.Protocol):
     """A socket to an origin.
 
-    - `begin` starts an exchange and `finish` ends it, telling whether the connection can carry another.
+    - `ask` starts an exchange and waits for its head, `pour` for its body; `finish` ends it, telling whether the
+      connection can carry another. Only one thing is waited for at a time.
+    - Nothing is waited for beyond the instant that `ask` names, until `pour` gives each piece a time of its own; and
+      beyond the last one, nothing at all. Instants are those of the loop's clock.
     - `usable` is false once either side has closed, and once bytes came that nobody asked for.
     - `stale`: the connection had served before, and died under this exchange before any byte of its response came.
     - Reading pauses while more than `high_water` bytes wait unread.
@@ -39,25 +42,26 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_busy",
         "_closed",
-        "_deadline",
-        "_drained",
+        "_each",
         "_exchanges",
         "_failure",
         "_high_water",
+        "_last",
         "_loop",
         "_on_lost",
         "_paused",
-        "_read_timeout",
-        "_request",
+        "_sink",
         "_timer",
         "_timer_at",
         "_transport",
         "_unread",
+        "_until",
         "_waiter",
+        "enough",
         "origin",
         "reader",
-        "sent",
     )
 
     def __init__(
@@ -71,21 +75,21 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.origin = origin
         self.reader = ResponseReader(max_head=max_head)
-        self.sent = False  # the whole request is written
+        self.enough = False  # the sink has what it wanted
+        self._until = self._last = 0.0
+        self._each: float | None = None
         self._loop = loop
         self._high_water = high_water
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._closed = False
+        self._busy = False  # an exchange is under way
         self._exchanges = 0
-        self._request: httpx.Request | None = None
-        self._failure: tuple[type[httpx.TransportError], str, BaseException | None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None  # there while the socket takes no more
-        self._unread = 0  # bytes that came since the reader was last emptied
+        self._failure: EngineError | None = None
+        self._waiter: Arrival | None = None
+        self._sink: Sink | None = None
+        self._unread = 0  # bytes that came while there was no sink for them
         self._paused = False
-        self._read_timeout: float | None = None
-        self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -97,78 +101,70 @@ class Connection(asyncio.Protocol):
 
     @property
     def stale(self) -> bool:
-        return self._closed and self._exchanges > 1 and self.reader.untouched
+        failure = self._failure
+        return failure is not None and failure.reason != "timeout" and self._exchanges > 1 and self.reader.untouched
 
     @property
     def is_open(self) -> bool:
         """Whether there is a socket, which `on_lost` will be called for."""
         return self._transport is not None
 
-    def begin(self, request: httpx.Request, read_timeout: float | None) -> None:
-        """Start an exchange; `read_timeout` in seconds."""
-        self.reader.begin(bodiless=request.method == "HEAD")
-        self.sent = False
-        self._request = request
-        self._read_timeout = read_timeout
+    def ask(self, message: bytes, until: float, last: float) -> Arrival:
+        """Start an exchange: send the request and wait for the head of the response."""
+        if self._transport is None or self._closed:
+            raise broken_off()
+        self.reader.begin()
+        self._busy = True
         self._exchanges += 1
+        self._failure = None
         self._unread = 0
-        if not self.usable:
-            self.abort(httpx.RemoteProtocolError, "the server closed the connection before the request was sent")
+        self._until, self._last = until, last
+        self._transport.write(message)
+        return self._wait()
 
-    def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._closed:
-            self._transport.write(data)
+    def pour(self, sink: Sink, each: float | None = None) -> Arrival | None:
+        """Give the body to `sink` as it comes, until it has enough or that is all; None if this is so at once.
 
-    async def drain(self, seconds: float | None) -> None:
-        """Wait until the socket takes more; `httpx.WriteTimeout` after so many seconds."""
-        if self._drained is None:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.shield(self._drained)
-        except TimeoutError as error:
-            raise httpx.WriteTimeout(f"nothing could be sent for {seconds} s", request=self._request) from error
-
-    def more(self) -> asyncio.Future[None]:
-        """A future that is done when something has come: bytes, the end, or a failure."""
+        `each`: the seconds that each piece may take from now on.
+        What the sink raises later is what the body fails of; what has gone wrong already is raised.
+        """
         if self._waiter is not None:
             raise RuntimeError("another task is already reading this response")
-        waiter = self._waiter = self._loop.create_future()
-        if self._read_timeout is not None:
-            self._deadline = self._loop.time() + self._read_timeout
-            if self._timer is None or self._deadline < self._timer_at:
-                self._set_timer()
-        return waiter
-
-    def check(self) -> None:
-        """Raise what has gone wrong with this exchange, if something has."""
-        if self._failure is not None:
-            kind, message, cause = self._failure
-            raise kind(message, request=self._request) from cause
-
-    def take(self) -> bytes:
-        """The body that waits, as one object; reading goes on if it had paused."""
+        reader = self.reader
+        self.enough = bool(reader.chunks) and sink(reader.take())
         self._unread = 0
         if self._paused:
             self._resume()
-        return self.reader.take()
+        if self.enough or reader.done:
+            return None
+        if self._failure is not None:
+            raise self._failure
+        self._sink, self._each = sink, each
+        if each is not None:
+            self._until = min(self._loop.time() + each, self._last)
+        return self._wait()
 
     def finish(self) -> bool:
         """End the exchange: whether the connection can carry another one."""
-        reusable = self.sent and self.reader.reusable and self.usable
+        reusable = (
+            self.reader.reusable
+            and self._transport is not None
+            and not self._closed
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()  # else the server has answered before it was asked
+        )
         self.reader.chunks.clear()
-        self._request = self._failure = None
-        self._wake()
+        self._busy = False
+        if self._waiter is not None:
+            self._wake(RuntimeError("the response was closed"))
         if self._paused and reusable:
             self._resume()
         return reusable
 
-    def abort(
-        self, kind: type[httpx.TransportError] = httpx.ReadError, message: str = "the connection was closed"
-    ) -> None:
-        """Close the socket now; an exchange in progress fails with this error, unless it has failed already."""
+    def abort(self, failure: EngineError | None = None) -> None:
+        """Close the socket now; an exchange in progress fails, with this unless it has failed already."""
         self._closed = True
-        self._fail(kind, message)
+        self._fail(failure or reset())
         if self._transport is not None:
             self._transport.abort()
 
@@ -180,63 +176,71 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._request is None:  # an answer to no question must never become one to the next
+        if not self._busy:  # an answer to no question must never become one to the next
             self.abort()
             return
         reader = self.reader
         reader.feed(data)
+        sink = self._sink
+        if sink is not None:
+            if reader.chunks:
+                if self._each is not None:
+                    self._until = min(self._loop.time() + self._each, self._last)
+                try:
+                    self.enough = sink(reader.take())
+                except Exception as error:  # noqa: BLE001 - it goes to the one who waits
+                    self._wake(error)
+                    return
+            if self.enough or reader.done:
+                self._wake(None)
+        else:
+            self._unread += len(data)
+            if reader.head and self._waiter is not None:
+                self._wake(None)
+            if self._unread > self._high_water and not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
         if reader.malformed is not None:
-            self.abort(httpx.RemoteProtocolError, f"malformed response: {reader.malformed}")
-            return
-        self._unread += len(data)
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
-        elif self._unread > self._high_water and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+            failure = broken_off()
+            failure.__cause__ = ValueError(reader.malformed)
+            self.abort(failure)
 
     def eof_received(self) -> None:
         self._closed = True  # returning None has the loop close the socket
-        if not self.reader.end():
-            self._fail(httpx.RemoteProtocolError, "the server closed the connection before the response was complete")
-        self._wake()
+        if self.reader.end():
+            self._wake(None)
+        else:
+            self._fail(broken_off())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._transport = None
-        if exc is not None:
-            self._fail(httpx.ReadError, str(exc) or type(exc).__name__, exc)
-        else:
-            self._fail(httpx.RemoteProtocolError, "the connection was lost before the response was complete")
+        failure = broken_off() if exc is None else reset()
+        failure.__cause__ = exc
+        self._fail(failure)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.reader.close()
-        self.resume_writing()
         self._on_lost(self)
-
-    def pause_writing(self) -> None:
-        self._drained = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        if self._drained is not None:
-            self._drained.set_result(None)
-            self._drained = None
 
     # Inside.
 
-    def _fail(self, kind: type[httpx.TransportError], message: str, cause: BaseException | None = None) -> None:
-        if self._request is not None and self._failure is None and not self.reader.done:
-            self._failure = (kind, message, cause)
-        self._wake()
+    def _wait(self) -> Arrival:
+        if self._timer is None or self._until < self._timer_at:
+            self._set_timer()
+        self._waiter = arrival = self._loop.create_future()
+        return arrival
 
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def _wake(self, failure: Exception | None) -> None:
+        arrival, self._waiter, self._sink = self._waiter, None, None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(failure)
+
+    def _fail(self, failure: EngineError) -> None:
+        if self._busy and self._failure is None and not self.reader.done:
+            self._failure = failure
+            self._wake(failure)
 
     def _resume(self) -> None:
         self._paused = False
@@ -246,14 +250,14 @@ class Connection(asyncio.Protocol):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = self._deadline
+        self._timer_at = self._until
         self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
-        if self._deadline - self._loop.time() > CLOCK_RESOLUTION:
+        if self._until - self._loop.time() > CLOCK_RESOLUTION:
             self._set_timer()
         else:
-            self.abort(httpx.ReadTimeout, f"no bytes for {self._read_timeout} s")
+            self.abort(too_late())

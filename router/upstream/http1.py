@@ -1,88 +1,36 @@
-"""HTTP/1.1 as a client speaks it, without I/O: a request to bytes, and bytes to a response (RFC 9112).
+"""HTTP/1.1 responses as a client reads them, without I/O: bytes to a response (RFC 9112).
 
 The reader wraps `httptools.HttpResponseParser` (llhttp), which calls back into it. What runs for every chunk of a
-stream is kept out of Python: `on_body` is the `append` of a list, and the borders of chunks have no callback at all.
+stream, and for every header, is kept out of Python: `on_body` is the `append` of a list, `on_header` the `__setitem__`
+of a dictionary, and the borders of chunks have no callback at all.
 
 What llhttp leaves to its user is settled here:
 
 - interim (1xx) responses come as messages of their own; they are dropped
-- a response to HEAD announces a body that never comes; it ends with its head, and its parser cannot be used again
 - a body without a length ends with the connection, which only `end()` can tell
 - what follows a complete response was not asked for; it is noted in `reusable`, and never read as a response
 - nothing limits a head; `max_head` does, the same wherever the input is cut
 """
 
-import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Mapping
 
 import httptools
-import httpx
-
-CHUNKED: Final = -1
-"""The length of a body that is sent in chunks."""
-
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_HEAD = re.compile(
-    _TOKEN + rb" [!-~\x80-\xff]+ HTTP/1\.1\r\n"  # the request line
-    rb"(?:" + _TOKEN + rb":[^\r\n\0]*\r\n)*\r\n"  # field lines
-)
-
-
-def encode_head(method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, int]:
-    """The head of a request, and the length in bytes of the body that it announces, or `CHUNKED`.
-
-    Names and values are sent as they are. Raises `httpx.LocalProtocolError` for those that would not be read back as
-    the same fields (a line break, a NUL, a name that is no token), and for a body announced twice (RFC 9112, 6.3).
-    """
-    head = b"\r\n".join(
-        [b"%b %b HTTP/1.1" % (method.encode("ascii", "replace"), target), *map(b": ".join, headers), b"", b""]
-    )
-    # A value with a whole field line in it passes the pattern, and is given away by its line break.
-    if _HEAD.fullmatch(head) is None or head.count(b"\n") != len(headers) + 2:
-        raise httpx.LocalProtocolError("a method, target or header that HTTP/1.1 cannot carry")
-
-    lengths = [value for name, value in headers if len(name) == 14 and name.lower() == b"content-length"]
-    codings = [value for name, value in headers if len(name) == 17 and name.lower() == b"transfer-encoding"]
-    if not codings and not lengths:
-        return head, 0
-    if codings and not lengths and codings[0].lower() == b"chunked" and len(codings) == 1:
-        return head, CHUNKED
-    if lengths and not codings and lengths[0].isdigit() and len(lengths) == 1:
-        return head, int(lengths[0])
-    raise httpx.LocalProtocolError("the headers do not say in one way how long the body is")
-
-
-def encode_chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body; `data` is not empty, since an empty chunk ends the body (RFC 9112 section 7.1)."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-LAST_CHUNK: Final = b"0\r\n\r\n"
-
-
-def encode_body(body: bytes, length: int) -> bytes:
-    """A body that is in memory, framed as its head announced it; `httpx.LocalProtocolError` if it is not that long."""
-    if length == CHUNKED:
-        return encode_chunk(body) + LAST_CHUNK if body else LAST_CHUNK
-    if length != len(body):
-        raise httpx.LocalProtocolError(f"a body of {len(body)} bytes, of which the headers announce {length}")
-    return body
 
 
 class ResponseReader:
     """Reads the responses of one connection, one after the other, from bytes cut anywhere.
 
     - `begin()` makes ready for the response to the next request, `feed()` takes bytes, `end()` says that none follow.
-    - `head` turns true once `status`, `headers` and `http_version` are those of the final response.
+    - `head` turns true once `status` and `headers` are those of the final response; of a header that came twice, the
+      last counts.
     - `chunks` holds body that nobody has taken; `take()` gives it as one bytes object.
     - `done` turns true when the response is complete; `malformed` then or before says why it can never be.
     - `reusable`: the response is complete, the server keeps the connection, and nothing came that was not asked for.
     """
 
     __slots__ = (
-        "_bodiless",
         "_excess",
+        "_fields",
         "_keep_alive",
         "_max_head",
         "_parser",
@@ -91,9 +39,9 @@ class ResponseReader:
         "done",
         "head",
         "headers",
-        "http_version",
         "malformed",
         "on_body",
+        "on_header",
         "status",
         "untouched",
     )
@@ -102,12 +50,13 @@ class ResponseReader:
         self._max_head = max_head
         self.chunks: list[bytes] = []
         self.on_body = self.chunks.append
+        self._fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
+        self.on_header = self._fields.__setitem__
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self.begin(bodiless=False)
+        self.begin()
 
-    def begin(self, *, bodiless: bool) -> None:
-        """Make ready for a response, which is `bodiless` when it answers HEAD."""
-        self._bodiless = bodiless
+    def begin(self) -> None:
+        """Make ready for a response."""
         self._excess = False  # bytes came after the end of the response
         self._keep_alive = False
         self._progressless = 0  # bytes that have come since the last that ended a head or brought body
@@ -115,9 +64,9 @@ class ResponseReader:
         self.head = False
         self.done = False
         self.status = 0
-        self.http_version = b""
-        self.headers: list[tuple[bytes, bytes]] = []
+        self.headers: Mapping[bytes, bytes] = {}
         self.malformed: str | None = None
+        self._fields.clear()
         self.chunks.clear()
 
     def feed(self, data: bytes) -> None:
@@ -142,7 +91,7 @@ class ResponseReader:
 
     def end(self) -> bool:
         """No more bytes will come: whether the response is complete with that."""
-        if self.head and not self.done and self.malformed is None and _ends_with_connection(self.headers):
+        if self.head and not self.done and self.malformed is None and self._ends_with_connection():
             self.done = True
         return self.done
 
@@ -152,6 +101,10 @@ class ResponseReader:
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         return data
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a header, whose name is given in lower case."""
+        return {key.lower(): value for key, value in self.headers.items()}.get(name)
 
     def close(self) -> None:
         """Let go of the parser, which refers back to this reader; what was read stays."""
@@ -168,15 +121,19 @@ class ResponseReader:
         self._parse(data[:room])
         if self.head:
             self._progressless = 0
-            if self._bodiless:
-                self.chunks.clear()  # a body to HEAD is no part of the response
-                return b""
         elif self._progressless >= self._max_head and self.malformed is None:
             self.malformed = f"a head of more than {self._max_head} bytes"
         rest = data[room:]
         if self.done and rest:
             self._excess = True
         return rest if self.head and not self.done else b""
+
+    def _ends_with_connection(self) -> bool:
+        """Whether a response with these headers has no length of its own (RFC 9112 section 6.3, point 8)."""
+        coding = self.header(b"transfer-encoding")
+        if coding is not None:
+            return not coding.strip().lower().endswith(b"chunked")
+        return self.header(b"content-length") is None
 
     def _parse(self, data: bytes) -> None:
         if self._parser is None or self.malformed is not None:
@@ -198,33 +155,17 @@ class ResponseReader:
             # The parser has to stop here: else the body of what nobody asked for would be taken for more of this one.
             raise httptools.HttpParserError("a response that was not asked for")
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.head:  # else a trailer
-            self.headers.append((name, value))
-
     def on_headers_complete(self) -> None:
         if self.head or self._parser is None:
             return
         status = self._parser.get_status_code()
-        if status < 200:
-            self.headers.clear()
-            return
-        self.status = status
-        self.http_version = b"HTTP/" + self._parser.get_http_version().encode()
-        self.head = True
-        if self._bodiless:
-            self.done = True  # and never `_keep_alive`, as the parser waits for a body
+        if status >= 200:
+            self.status = status
+            self.headers = self._fields.copy()
+            self.head = True
+        self._fields.clear()
 
     def on_message_complete(self) -> None:
         if self.head and not self.done and self._parser is not None:
             self.done = True
             self._keep_alive = self._parser.should_keep_alive()
-
-
-def _ends_with_connection(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a response with these headers has no length of its own (RFC 9112 section 6.3, point 8)."""
-    fields = {name.lower(): value for name, value in headers}
-    coding = fields.get(b"transfer-encoding")
-    if coding is not None:
-        return not coding.strip().lower().endswith(b"chunked")
-    return b"content-length" not in fields

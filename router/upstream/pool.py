@@ -49,7 +49,8 @@ class IdlePool(Generic[K, T]):
         """Add an item that has just become idle, and return those that are over the bound, oldest first."""
         self._since[item] = (key, now)
         self._by_key.setdefault(key, {})[item] = None
-        return self._pop_oldest(len(self._since) - self._max_idle)
+        surplus = len(self._since) - self._max_idle
+        return self._pop_oldest(surplus) if surplus > 0 else []
 
     def discard(self, item: T) -> None:
         """Forget an item, if it is there: it was closed from the other side."""

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.speculation import Counts
 from router.upstream.catalog import Catalog, Engine, Gauges
-from router.upstream.client import EngineClient, EngineError
+from router.upstream.client import EngineClient
+from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -128,16 +129,14 @@ class Probe:
     async def _ask(self, engine: Engine) -> None:
         up = False
         gauges = Gauges()
+        begun = time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout):
-                async with await self._client.get(engine, "/health") as health:
-                    await health.read(MAX_METRICS)
-                    up = health.status == 200
-                if up:
-                    async with await self._client.get(engine, "/metrics") as metrics:
-                        page = await metrics.read(MAX_METRICS)
-                        gauges = read_gauges(page.decode("utf-8", "replace"))
-        except (EngineError, TimeoutError, ValueError) as error:
+            status, _ = await self._get(engine, "/health", self._timeout)
+            up = status == 200
+            if up:
+                _, page = await self._get(engine, "/metrics", self._timeout - (time.monotonic() - begun))
+                gauges = read_gauges(page.decode("utf-8", "replace"))
+        except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
         if not up:
             self._unheard.add(engine.name)  # whatever comes up there may be another than before
@@ -148,10 +147,14 @@ class Probe:
 
     async def _ask_length(self, engine: Engine) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                async with await self._client.get(engine, "/v1/models") as models:
-                    page = await models.read(MAX_METRICS)
-                    engine.max_model_len = read_length(page, engine.served_model) if models.status == 200 else None
-                    self._unheard.discard(engine.name)
-        except (EngineError, TimeoutError) as error:
+            status, page = await self._get(engine, "/v1/models", self._timeout)
+        except EngineError as error:
             log.debug("engine %s does not tell its context: %s", engine.name, error)
+        else:
+            engine.max_model_len = read_length(page, engine.served_model) if status == 200 else None
+            self._unheard.discard(engine.name)
+
+    async def _get(self, engine: Engine, path: str, patience: float) -> tuple[int, bytes]:
+        """One of an engine's pages, whatever its status."""
+        with await self._client.get(engine, path, patience=patience) as response:
+            return response.status, await response.read(MAX_METRICS)

@@ -1,50 +1,47 @@
-"""The road from the router to its engines: an httpx transport for thousands of streams at once.
+"""The road from the router to its engines, for thousands of streams at once.
 
-httpx's own pool walks over all its connections at every request, so that it grows slower with concurrency. Here a
-request costs one look into a dictionary and one write, and a chunk of a stream one future.
-
-    http1       bytes to a response, a request to bytes
+    page        what of a request is known before there is one
+    http1       bytes to a response
     connection  a socket that carries one exchange after the other
     pool        which idle connection serves next
-    bodies      what a request sends and a response brings, as streams
+    response    an answer, and the hold on its connection
     transport   this: the story of an exchange, and who holds which connection
+    client      what is asked of an engine
+
+A request costs one look into a dictionary, one write and one future; a chunk of its answer none of these.
 """
 
 import asyncio
 import ssl
-from types import MappingProxyType
-from typing import Final
+from typing import Self
 
 import httpx
 
-from router.upstream.bodies import RequestBody, ResponseStream, encode_request
-from router.upstream.connection import Connection, Origin
+from router.upstream.connection import Connection
+from router.upstream.failure import too_late, unreachable
+from router.upstream.page import Origin
 from router.upstream.pool import IdlePool
+from router.upstream.response import EngineResponse
 
-DEFAULT_PORTS: Final = MappingProxyType({"http": 80, "https": 443})
 
+class Transport:
+    """Carries requests over HTTP/1.1, each on a connection of its own while it lasts.
 
-class Transport(httpx.AsyncBaseTransport):
-    """Carries httpx requests over HTTP/1.1, each on a connection of its own while it lasts.
-
-    - A request whose body is in memory is one write; any other body is sent as it comes, framed as its headers say.
-    - Headers go out as they are given, and none that could be read as something else than the fields they are.
-    - The stream of a response yields what has arrived since the last read as one bytes object, undecoded.
+    - A request is one write.
+    - A response gives what has arrived as one bytes object, undecoded, and at once.
     - A response that is read to its end gives its connection back; one that is closed early, or whose reader is
       cancelled, closes it at once, so that the engine sees the client leave.
     - Reading from an engine pauses while more than `high_water` bytes wait unread, and goes on when they are taken.
     - A connection that the server closed while idle is not used.
-    - If a reused connection dies before any byte of the response came, a request whose body is in memory is sent once
-      more, on a fresh connection; after a byte came it never is.
+    - If a reused connection dies before any byte of the response came, the request is sent once more, on a fresh
+      connection; after a byte came it never is.
     - The connection that became idle last is used first, none is used after `idle_expiry` seconds, and at most
       `max_idle` are kept.
-    - `request.extensions["timeout"]` limits, in seconds, `connect`, `read` (no byte while somebody waits for one) and
-      `write` (a streamed body of which the server takes nothing). There is no bound on connections and so no wait for
-      one: `pool` never passes, and admission bounds the work.
-    - Errors are httpx's and carry the request: ConnectError, ConnectTimeout, ReadTimeout, WriteTimeout, ReadError
-      (reset), RemoteProtocolError (a response that is cut short, malformed, or with a head of more than `max_head`
-      bytes), LocalProtocolError (a request that cannot be sent as it is), UnsupportedProtocol.
-    - Interim responses are skipped, HEAD, 204 and 304 have no body, a body without a length ends with the connection,
+    - Nothing is waited for beyond the time that the caller names. There is no bound on connections and so no wait
+      for one: admission bounds the work.
+    - What goes wrong is an EngineError: `connect`, `timeout`, `reset` (the connection broke), `broken-off` (a response
+      that is cut short, malformed, or with a head of more than `max_head` bytes); its cause tells more.
+    - Interim responses are skipped, 204 and 304 have no body, a body without a length ends with the connection,
       trailers are dropped, and a connection on which more comes than was asked for is closed.
     - `in_use` counts connections that carry an exchange or are being opened for one, `idle` those that wait for one.
 
@@ -67,6 +64,8 @@ class Transport(httpx.AsyncBaseTransport):
         self._high_water = high_water
         self._max_head = max_head
         self._ssl_context = ssl_context
+        # Asked for once: up to Python 3.11, get_running_loop makes a system call each time.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._closing = False
         self._all_lost: asyncio.Event | None = None
@@ -79,67 +78,56 @@ class Transport(httpx.AsyncBaseTransport):
     def idle(self) -> int:
         return len(self._idle)
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send the request and wait for the head; whoever gets the response reads it to its end or closes it."""
-        if self._closing:
-            raise RuntimeError("the transport is closed")
-        origin = _origin(request)
-        message, body = encode_request(request)
-        connection = self._take_idle(origin)
-        if connection is None:
-            connection = await self._connect(request, origin)
-        try:
-            return await self._exchange(connection, request, message, body)
-        except (httpx.ReadError, httpx.RemoteProtocolError):
-            if not connection.stale or body is not None or self._closing:
+    async def send(
+        self, origin: Origin, message: bytes, *, connect: float, patience: float, total: float
+    ) -> EngineResponse:
+        """Send a request and wait for the head; whoever gets the response reads it to its end or closes it.
+
+        In seconds from now: `patience` for the head, `total` for all of it; and `connect` for a connection. Raises
+        EngineError.
+        """
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        now = loop.time()
+        until, last = now + patience, now + total
+        connection = self._take_idle(origin, now)
+        while True:
+            if connection is None:
+                connection = await self._connect(loop, origin, until, connect)
+            try:
+                failure = await connection.ask(message, until, last)
+            except BaseException:
+                self._release(connection)
                 raise
-        # The server closed it while the request was under way (RFC 9112 section 9.3.1).
-        connection = await self._connect(request, origin)
-        return await self._exchange(connection, request, message, body)
+            if failure is None:
+                return EngineResponse(connection, self._release)
+            self._release(connection)
+            # The server may have closed it while the request was under way (RFC 9112 section 9.3.1).
+            if not connection.stale or self._closing:
+                raise failure
+            connection = None
 
     async def aclose(self) -> None:
-        """Close all connections and wait until they are; exchanges under way fail with `httpx.ReadError`."""
+        """Close all connections and wait until they are; exchanges under way fail with EngineError, `reset`."""
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         self._idle.clear()
         for connection in self._busy | self._open:
-            connection.abort(httpx.ReadError, "the transport was closed")
+            connection.abort()
         if self._open:
             self._all_lost = self._all_lost or asyncio.Event()
             await self._all_lost.wait()
 
-    async def _exchange(
-        self, connection: Connection, request: httpx.Request, message: bytes, body: RequestBody | None
-    ) -> httpx.Response:
-        timeouts = request.extensions.get("timeout") or {}
-        reader = connection.reader
-        try:
-            connection.begin(request, timeouts.get("read"))
-            connection.write(message)
-            if body is None:
-                connection.sent = True
-            else:
-                connection.sent = await body.send(connection)
-            while not reader.head:
-                connection.check()
-                await connection.more()
-        except BaseException:
-            self._release(connection)
-            raise
-        return httpx.Response(
-            reader.status,
-            headers=reader.headers,
-            stream=ResponseStream(connection, self._release),
-            request=request,
-            extensions={"http_version": reader.http_version},
-        )
+    async def __aenter__(self) -> Self:
+        return self
 
-    def _take_idle(self, origin: Origin) -> Connection | None:
-        if not len(self._idle):
-            return None
-        now = asyncio.get_running_loop().time()
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _take_idle(self, origin: Origin, now: float) -> Connection | None:
         while (connection := self._idle.take(origin, now)) is not None:
             if connection.usable:
                 self._busy.add(connection)
@@ -147,29 +135,30 @@ class Transport(httpx.AsyncBaseTransport):
             connection.abort()
         return None
 
-    async def _connect(self, request: httpx.Request, origin: Origin) -> Connection:
+    async def _connect(
+        self, loop: asyncio.AbstractEventLoop, origin: Origin, until: float, seconds: float
+    ) -> Connection:
+        if self._closing:
+            raise RuntimeError("the transport is closed")
         scheme, host, port = origin
-        timeout = (request.extensions.get("timeout") or {}).get("connect")
-        loop = asyncio.get_running_loop()
+        context = self._secure() if scheme == "https" else None
         connection = Connection(
             origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._forget
         )
         self._busy.add(connection)
+        patience = loop.time() + seconds
         try:
-            context = self._secure() if scheme == "https" else None
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(min(patience, until)):
                 await loop.create_connection(
                     lambda: connection, host, port, ssl=context, server_hostname=host if context is not None else None
                 )
         except BaseException as error:
             self._release(connection)
-            if isinstance(error, TimeoutError):
-                raise httpx.ConnectTimeout(
-                    f"no connection to {host}:{port} within {timeout} s", request=request
-                ) from error
+            if isinstance(error, TimeoutError) and until < patience:
+                raise too_late() from error
             # Beside what sockets and TLS raise: a port over 65535, and a host name that IDNA refuses.
             if isinstance(error, OSError | OverflowError | UnicodeError):
-                raise httpx.ConnectError(f"no connection to {host}:{port}: {error}", request=request) from error
+                raise unreachable() from error
             raise
         if connection.is_open:
             self._open.add(connection)
@@ -183,13 +172,13 @@ class Transport(httpx.AsyncBaseTransport):
     def _release(self, connection: Connection) -> None:
         """The one way in which an exchange lets go of its connection."""
         self._busy.discard(connection)
-        if not connection.finish() or self._closing:
+        if not connection.finish() or self._closing or (loop := self._loop) is None:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
         for surplus in self._idle.put(connection.origin, connection, loop.time()):
             surplus.abort()
-        self._schedule_sweep(loop)
+        if self._sweeper is None:
+            self._schedule_sweep(loop)
 
     def _forget(self, connection: Connection) -> None:
         self._idle.discard(connection)
@@ -199,7 +188,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         expiry = self._idle.next_expiry()
-        if self._sweeper is None and expiry is not None:
+        if expiry is not None:
             self._sweeper = loop.call_at(expiry, self._sweep, loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -207,11 +196,3 @@ class Transport(httpx.AsyncBaseTransport):
         for connection in self._idle.expire(loop.time()):
             connection.abort()
         self._schedule_sweep(loop)
-
-
-def _origin(request: httpx.Request) -> Origin:
-    url = request.url
-    scheme = url.scheme
-    if scheme not in DEFAULT_PORTS:
-        raise httpx.UnsupportedProtocol(f"not an HTTP URL: {url}", request=request)
-    return scheme, url.raw_host.decode("ascii"), url.port or DEFAULT_PORTS[scheme]

@@ -17,7 +17,7 @@ from router.core.names import RESERVED
 _NEVER_ASKED: Final = 1_000_000  # the number of a question that no client comes to
 _FIELDS: Final = {
     "digest", "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms",
-    "question", "params", "body",
+    "question", "params",
 }  # fmt: skip
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "generation_ms")
 
@@ -126,8 +126,13 @@ async def _entries(house: House, clients: Clients, client: Any) -> int:
 
 
 def _purged(clients: Clients, fields: dict[bytes, bytes]) -> list[str]:
-    body = msgspec.json.decode(fields[b"body"])
-    return clients.purger.flaws_of_entry(Origin.of(body["id"]), body["created"])
+    (answer, *_) = _said({name.decode(): value for name, value in fields.items()})
+    return clients.purger.flaws_of_entry(Origin.of(answer["id"]), answer["created"])
+
+
+def _said(told: dict[str, bytes]) -> list[Any]:
+    """What an entry holds: the answer as JSON, or its events. Raises KeyError where it has neither."""
+    return [msgspec.json.decode(said) for said in ([told["body"]] if "body" in told else frames_of(told["frames"]))]
 
 
 def flaws(key: str, fields: dict[bytes, bytes], left: int) -> list[str]:
@@ -142,8 +147,8 @@ def flaws(key: str, fields: dict[bytes, bytes], left: int) -> list[str]:
 def _flaws(key: str, told: dict[str, bytes], left: int) -> list[str]:
     if missing := _FIELDS - told.keys():
         return [f"it has no {', '.join(sorted(missing))}"]
-    body = msgspec.json.decode(told["body"])
-    origin = Origin.of(body["id"])
+    said = _said(told)
+    origin = Origin.of(said[0]["id"])
     due = expected_key(origin.tenant, origin.question)
     lives = float(told["ttl"])
     beyond = STALE if origin.lives == TENANTS[origin.tenant] else 0
@@ -159,12 +164,14 @@ def _flaws(key: str, told: dict[str, bytes], left: int) -> list[str]:
         "its counts are none": all(int(told[name]) >= 0 for name in _COUNTS) and float(told["created"]) > 0,
     }
     flaws = [flaw for flaw, well in checks.items() if not well]
-    flaws += flaws_of_body(origin, body, kept=True)
-    if "frames" in told:
-        events = [msgspec.json.decode(frame) for frame in frames_of(told["frames"])]
-        flaws += flaws_of_events(origin, events, usage=False, kept=True)
-        if not told["frames"].endswith(b"\n\n") or events[0]["id"] != body["id"]:
-            flaws.append(f"its frames are not those of its body: {told['frames'][-300:]!r}")
+    if "body" in told:
+        flaws += flaws_of_body(origin, said[0], kept=True)
+        if "frames" in told:
+            flaws.append("it has two forms, of which nobody wants both")
+    else:
+        flaws += flaws_of_events(origin, said, usage=False, kept=True)
+        if not told["frames"].endswith(b"\n\n"):
+            flaws.append(f"its frames have no end: {told['frames'][-300:]!r}")
         if not msgspec.json.decode(told["usage_frame"].removeprefix(b"data: "))["usage"]:
             flaws.append(f"its usage is none: {told['usage_frame']!r}")
     return flaws

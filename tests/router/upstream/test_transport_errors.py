@@ -1,4 +1,4 @@
-"""The promises of the transport about failure: which error, that it carries the request, that nothing stays in use."""
+"""The promises of the transport about failure: which error, what it was caused by, that nothing stays in use."""
 
 import asyncio
 import shutil
@@ -8,78 +8,102 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import httpx
 import pytest
-from transport_rig import OK, STREAM, answer, chunks, on_both_loops, post, rig, serving
+import uvloop
+from transport_rig import OK, STREAM, Pieces, answer, fails, on_both_loops, rig, send, serving
 
 from router.upstream.connection import Connection
+from router.upstream.failure import EngineError
 from router.upstream.transport import Transport
 
 
 @on_both_loops
-async def test_a_refused_connection_is_a_connect_error() -> None:
+async def test_a_refused_connection_is_told_as_such() -> None:
     with socket.socket() as bound:  # bound, and not listening: nobody else gets the port
         bound.bind(("127.0.0.1", 0))
-        request = httpx.Request("GET", f"http://127.0.0.1:{bound.getsockname()[1]}/")
         async with Transport() as transport:
-            with pytest.raises(httpx.ConnectError) as caught:
-                await transport.handle_async_request(request)
-            assert caught.value.request is request
+            with fails("connect", cause="Errno"):
+                await send(transport, f"http://127.0.0.1:{bound.getsockname()[1]}/")
             assert transport.in_use == 0
 
 
 @pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/", "http://127.0.0.1:99999/"])
-async def test_an_address_that_leads_nowhere_is_a_connect_error(url: str) -> None:
+async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None:
     async with Transport() as transport:
-        with pytest.raises(httpx.ConnectError):
-            await transport.handle_async_request(httpx.Request("GET", url))
+        with fails("connect"):
+            await send(transport, url)
         assert transport.in_use == 0
 
 
-async def test_another_scheme_is_unsupported() -> None:
-    async with Transport() as transport:
-        with pytest.raises(httpx.UnsupportedProtocol):
-            await transport.handle_async_request(httpx.Request("GET", "ftp://127.0.0.1/"))
+@pytest.mark.parametrize(("connect", "patience", "reason"), [(0.05, 60, "connect"), (60, 0.05, "timeout")])
+def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: float, reason: str) -> None:
+    @on_both_loops
+    async def story() -> None:
+        async with rig(ssl_context=ssl.create_default_context()) as (transport, server):
+            # The server does not speak TLS, so that the handshake never ends.
+            with fails(reason):
+                await send(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
+            assert await (await server.peer()).reader.read() != b""  # and then our end was closed
+
+    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        story(loop_factory=loop)
 
 
 @on_both_loops
-async def test_a_connection_that_takes_too_long_is_a_connect_timeout() -> None:
+async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
     async with rig() as (transport, server):
-        # The server does not speak TLS, so that the handshake never ends.
-        url = server.url.replace("http:", "https:")
-        request = httpx.Request("GET", url, extensions={"timeout": {"connect": 0.05}})
-        with pytest.raises(httpx.ConnectTimeout) as caught:
-            await transport.handle_async_request(request)
-        assert caught.value.request is request
-        assert await (await server.peer()).reader.read() != b""  # and then our end was closed
-
-
-@on_both_loops
-async def test_a_head_that_does_not_come_is_a_read_timeout_and_frees_the_engine() -> None:
-    async with rig() as (transport, server):
-        request = post(server, read=0.05)
-        asked = asyncio.create_task(transport.handle_async_request(request))
+        asked = asyncio.create_task(send(transport, server.url, patience=0.05))
         peer = await server.peer()
         await peer.request()
-        with pytest.raises(httpx.ReadTimeout) as caught:
+        with fails("timeout"):
             await asked
-        assert caught.value.request is request
         assert await peer.left()
 
 
 @on_both_loops
-async def test_a_chunk_that_does_not_come_is_a_read_timeout_and_frees_the_engine() -> None:
+async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
     async with rig() as (transport, server):
-        asked = asyncio.create_task(transport.handle_async_request(post(server, read=0.05)))
+        asked = asyncio.create_task(send(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.say(STREAM + b"1\r\na\r\n")
-        stream = chunks(await asked)
+        stream = Pieces(await asked, each=0.05)
         assert await anext(stream) == b"a"
-        with pytest.raises(httpx.ReadTimeout):
+        with fails("timeout"):
             await anext(stream)
-        with pytest.raises(httpx.StreamClosed):
+        with pytest.raises(RuntimeError, match="closed"):
             await anext(stream)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine() -> None:
+    def sink(piece: bytes) -> bool:
+        raise KeyError(piece)
+
+    for first in (b"1\r\na\r\n", b""):  # it is there already, or comes later
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(STREAM + first)
+            poured = asyncio.create_task((await asked).pour(sink))
+            await asyncio.sleep(0)
+            peer.say(b"1\r\nb\r\n")
+            with pytest.raises(KeyError):
+                await poured
+            assert await peer.left()
+
+
+@on_both_loops
+async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"3\r\nabc\r\n")
+        with fails("too-large"):
+            await (await asked).read(2)
         assert await peer.left()
 
 
@@ -106,8 +130,8 @@ class Clock:
         callback()  # type: ignore[operator]
 
 
-def reading(clock: Clock, read_timeout: float) -> Connection:
-    """A connection with an exchange that waits for its head, on a socket that is not there."""
+def asking(clock: Clock, patience: float, total: float = 1000.0) -> tuple[Connection, asyncio.Future[Exception | None]]:
+    """A connection on which an exchange has begun, and the wait for its head, on a socket that is not there."""
     connection = Connection(
         ("http", "h", 80),
         clock,  # type: ignore[arg-type]
@@ -115,136 +139,180 @@ def reading(clock: Clock, read_timeout: float) -> Connection:
         max_head=1000,
         on_lost=lambda _: None,
     )
-    connection.connection_made(asyncio.Transport())
-    connection._transport = None  # what is not there cannot be closed either
-    connection._request = httpx.Request("GET", "http://h/")
-    connection._read_timeout = read_timeout
-    return connection
+    connection.connection_made(Nowhere())
+    return connection, connection.ask(b"", clock.now + patience, clock.now + total)
 
 
-async def test_bytes_put_the_read_timeout_off_and_no_timer_is_set_for_them() -> None:
+class Nowhere(asyncio.Transport):
+    """A socket that is not there."""
+
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def waits(arrival: "asyncio.Future[Exception | None] | None") -> bool:
+    return arrival is not None and not arrival.done()
+
+
+def is_too_late(arrival: "asyncio.Future[Exception | None] | None") -> bool:
+    failure = arrival.result() if arrival is not None else None
+    return isinstance(failure, EngineError) and failure.reason == "timeout"
+
+
+async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None:
     clock = Clock()
-    connection = reading(clock, 10.0)
+    connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False, 10.0)
     for second in range(1, 10):
-        waits = connection.more()
         clock.now = float(second)
         connection.data_received(b"1\r\na\r\n")
-        assert waits.done()
-    connection.more()
     assert [when for when, _ in clock.timers] == [10.0]
     clock.fire()
-    connection.check()  # nine seconds since the last byte are not ten
+    assert waits(poured)  # one second since the last piece is not ten
     assert [when for when, _ in clock.timers] == [10.0, 19.0]
     clock.fire()
-    with pytest.raises(httpx.ReadTimeout):
-        connection.check()
+    assert is_too_late(poured)
 
 
-async def test_bytes_that_bring_no_body_put_the_read_timeout_off_too() -> None:
+async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
     clock = Clock()
-    connection = reading(clock, 10.0)
-    waits = connection.more()
+    connection, _ = asking(clock, 10.0, total=12.0)
+    connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False, 10.0)
     clock.now = 9.0
-    connection.data_received(b"HTTP/1.1 2")
-    assert waits.done()  # so that the reader looks, and waits again
-    connection.more()
+    connection.data_received(b"1\r\na\r\n")
     clock.now = 10.0
     clock.fire()
-    connection.check()
+    assert [when for when, _ in clock.timers] == [10.0, 12.0]
+    clock.fire()
+    assert is_too_late(poured)
 
 
-async def test_no_read_timeout_passes_while_nobody_waits() -> None:
+async def test_bytes_that_do_not_end_the_head_do_not_put_its_time_off() -> None:
     clock = Clock()
-    connection = reading(clock, 10.0)
-    connection.more()
+    connection, asked = asking(clock, 10.0)
+    clock.now = 9.0
+    connection.data_received(b"HTTP/1.1 2")
+    clock.fire()
+    assert is_too_late(asked)
+
+
+async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_of_their_own() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False)
+    clock.now = 9.0
+    connection.data_received(b"1\r\na\r\n")
+    clock.fire()
+    assert is_too_late(poured)
+
+
+async def test_no_time_is_too_long_while_nobody_waits() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
     clock.fire()
-    connection.check()
     clock.now = 100.0
-    waits = connection.more()
+    poured = connection.pour(lambda _: False, 10.0)
     assert [when for when, _ in clock.timers] == [10.0, 110.0]
+    assert waits(poured)
     clock.fire()
-    assert waits.done()
-    with pytest.raises(httpx.ReadTimeout):
-        connection.check()
+    assert is_too_late(poured)
 
 
-async def test_a_shorter_timeout_does_not_wait_for_the_timer_of_a_longer_one() -> None:
+async def test_a_shorter_time_does_not_wait_for_the_timer_of_a_longer_one() -> None:
     clock = Clock()
-    connection = reading(clock, 60.0)
-    connection.more()
+    connection, _ = asking(clock, 60.0)
     connection.data_received(STREAM)
-    connection._read_timeout = 1.0
-    connection.more()
+    connection.pour(lambda _: False, 1.0)
     assert [when for when, _ in clock.timers] == [60.0, 1.0]
 
 
-async def test_without_a_read_timeout_there_is_no_timer() -> None:
+async def test_one_timer_does_for_one_exchange_after_the_other() -> None:
     clock = Clock()
-    connection = reading(clock, 0.0)
-    connection._read_timeout = None
-    connection.more()
-    assert clock.timers == []
+    connection, _ = asking(clock, 60.0)
+    for second in range(1, 60):
+        connection.data_received(OK)
+        assert connection.pour(lambda _: False) is None
+        assert connection.finish()
+        clock.now = float(second)
+        asked = connection.ask(b"", clock.now + 60.0, 1000.0)
+    clock.now = 60.0
+    clock.fire()
+    assert [when for when, _ in clock.timers] == [60.0, 119.0]
+    assert waits(asked)
+
+
+async def test_a_lost_connection_leaves_no_timer_behind() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    timer = connection._timer
+    assert timer is not None
+    connection.connection_lost(None)
+    assert timer.cancelled()
 
 
 @on_both_loops
-async def test_a_reset_in_mid_body_is_a_read_error_after_what_came_before_it() -> None:
+async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -> None:
     async with rig() as (transport, server):
-        request = post(server)
-        asked = asyncio.create_task(transport.handle_async_request(request))
+        asked = asyncio.create_task(send(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.say(STREAM + b"1\r\na\r\n")
-        stream = chunks(await asked)
+        stream = Pieces(await asked)
         assert await anext(stream) == b"a"
         peer.reset()
-        with pytest.raises(httpx.ReadError) as caught:
+        with fails("reset", cause="reset"):
             await anext(stream)
-        assert caught.value.request is request
-        assert isinstance(caught.value.__cause__, OSError)
 
 
 @on_both_loops
-async def test_a_body_that_is_cut_short_is_a_remote_protocol_error_after_what_came_before_it() -> None:
+async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it() -> None:
     for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
         async with rig() as (transport, server):
-            request = post(server)
-            asked = asyncio.create_task(transport.handle_async_request(request))
+            asked = asyncio.create_task(send(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.say(reply)
             peer.close()
-            stream = chunks(await asked)
+            stream = Pieces(await asked)
             assert await anext(stream) == b"ab"
-            with pytest.raises(httpx.RemoteProtocolError) as caught:
+            with fails("broken-off"):
                 await anext(stream)
-            assert caught.value.request is request
 
 
 @on_both_loops
-async def test_a_malformed_response_is_a_remote_protocol_error_and_its_connection_is_closed() -> None:
+async def test_a_malformed_response_is_broken_off_and_its_connection_is_closed() -> None:
     for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
         async with rig() as (transport, server):
-            request = post(server)
-            asked = asyncio.create_task(transport.handle_async_request(request))
+            asked = asyncio.create_task(send(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.say(reply)
-            with pytest.raises(httpx.RemoteProtocolError) as caught:
+            with fails("broken-off"):
                 await asked
-            assert caught.value.request is request
             assert await peer.left()
 
 
 @on_both_loops
 async def test_a_head_that_is_too_large_is_refused() -> None:
     async with rig(max_head=1024) as (transport, server):
-        asked = asyncio.create_task(transport.handle_async_request(post(server)))
+        asked = asyncio.create_task(send(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.say(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
-        with pytest.raises(httpx.RemoteProtocolError, match="head of more than 1024 bytes"):
+        with fails("broken-off", cause="head of more than 1024 bytes"):
             await asked
 
 
@@ -252,7 +320,7 @@ async def test_a_head_that_is_too_large_is_refused() -> None:
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     for version in (b"1.0", b"1.1"):
         async with rig() as (transport, server):
-            asked = asyncio.create_task(answer(transport, post(server)))
+            asked = asyncio.create_task(answer(transport, server))
             peer = await server.peer()
             await peer.request()
             peer.say(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
@@ -281,7 +349,7 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
         ours = ssl.create_default_context(cafile=str(path))
     async with serving(theirs) as server, Transport(ssl_context=ours) as transport, Transport() as distrustful:
         for _ in range(2):
-            asked = asyncio.create_task(answer(transport, post(server)))
+            asked = asyncio.create_task(answer(transport, server))
             if server.accepted == 0:
                 peer = await server.peer()
             await peer.request()
@@ -289,15 +357,14 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
             assert await asked == b"ok"
         assert (server.accepted, transport.idle) == (1, 1)
 
-        asked = asyncio.create_task(answer(transport, post(server)))
+        asked = asyncio.create_task(answer(transport, server))
         await peer.request()
         peer.say(STREAM + b"4\r\nab")
         peer.writer.transport.abort()
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+        with pytest.raises(EngineError) as caught:
             await asked
+        assert caught.value.reason in ("broken-off", "reset")
 
-        request = post(server)
-        with pytest.raises(httpx.ConnectError) as caught:
-            await distrustful.handle_async_request(request)
-        assert caught.value.request is request
+        with fails("connect", cause="certificate"):
+            await send(distrustful, server.url)
         assert distrustful.in_use == 0

@@ -1,117 +1,127 @@
-"""The promises of the transport about what it sends."""
+"""The promises of the client and its transport about what they send."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from unittest.mock import patch
 
-import httpx
 import pytest
-from transport_rig import OK, answer, on_both_loops, post, rig
+from transport_rig import LONG, OK, answer, fails, on_both_loops, rig, send
 
+from router.core.types import Endpoint
+from router.upstream.catalog import Engine
+from router.upstream.client import EngineClient
 from router.upstream.connection import Connection
+from router.upstream.page import Page
+
+LARGE = bytes(64 * 1024 * 1024)  # more than sockets hold
 
 
 @on_both_loops
-async def test_a_request_whose_body_is_in_memory_is_one_write() -> None:
+async def test_a_request_is_one_write() -> None:
     async with rig() as (transport, server):
-        with patch.object(Connection, "write", autospec=True, side_effect=Connection.write) as write:
-            asked = asyncio.create_task(answer(transport, post(server, b'{"stream": true}')))
+        with patch.object(Connection, "ask", autospec=True, side_effect=Connection.ask) as ask:
+            asked = asyncio.create_task(answer(transport, server, b'{"stream": true}'))
             peer = await server.peer()
             request = await peer.request()
             peer.say(OK)
             assert await asked == b"ok"
-        assert [call.args[1] for call in write.call_args_list] == [request]
-        assert request.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:")
+        assert [call.args[1] for call in ask.call_args_list] == [request]
+        assert request.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:")
         assert request.endswith(b'\r\n\r\n{"stream": true}')
 
 
 @on_both_loops
-async def test_headers_go_out_as_they_are_given() -> None:
+async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of_the_request() -> None:
     async with rig() as (transport, server):
-        request = post(server)
-        request.headers = httpx.Headers([*request.headers.raw, (b"X-Odd-CASE", b"a  b"), (b"x-latin", b"\xe9")])
-        asked = asyncio.create_task(answer(transport, request))
+        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        client = EngineClient(transport, connect_timeout=LONG)
+        peer = None
+        for trace in (None, "00-abc-def-01"):
+            asked = asyncio.ensure_future(
+                client.post(
+                    engine, Endpoint.COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, patience=LONG,
+                    total=LONG,
+                )
+            )  # fmt: skip
+            peer = peer or await server.peer()
+            head, _, body = (await peer.request()).partition(b"\r\n\r\n")
+            peer.say(OK)
+            with await asked as response:
+                assert (response.status, await response.read(100)) == (200, b"ok")
+            line, *fields = head.decode().split("\r\n")
+            assert line == "POST /v1/completions HTTP/1.1"
+            assert dict(field.split(": ") for field in fields) == {
+                "host": server.base.removeprefix("http://"),
+                "accept-encoding": "identity",
+                "content-type": "application/json",
+                "content-length": "7",
+                "x-request-id": "id-1",
+                **({} if trace is None else {"traceparent": trace}),
+            }
+            assert body == b'{"a":1}'
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_an_engines_own_pages_are_asked_for_without_a_body() -> None:
+    async with rig() as (transport, server):
+        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        asked = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", patience=9))
         peer = await server.peer()
-        sent = await peer.request()
+        host = server.base.removeprefix("http://").encode()
+        assert await peer.request() == b"GET /health HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n\r\n" % host
         peer.say(OK)
-        await asked
-        assert b"\r\nX-Odd-CASE: a  b\r\nx-latin: \xe9\r\n" in sent
+        assert await (await asked).read(100) == b"ok"
 
 
 @on_both_loops
 async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent() -> None:
     async with rig() as (transport, server):
-        request = post(server)
-        request.headers = httpx.Headers([(b"x-a", b"b\r\nx-evil: c")])
-        with pytest.raises(httpx.LocalProtocolError) as caught:
-            await transport.handle_async_request(request)
-        assert caught.value.request is request
+        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        client = EngineClient(transport, connect_timeout=LONG)
+        for value in ("a\r\nevil: 1", "a\nevil: 1", "a\rb", "a\0b", "\r\n", "\N{SNOWMAN}"):
+            for ids in ({"request_id": value, "traceparent": None}, {"request_id": "x", "traceparent": value}):
+                with pytest.raises(ValueError, match=r"cannot carry|codec"):
+                    await client.post(engine, Endpoint.CHAT, b"{}", **ids, patience=LONG, total=LONG)
         assert server.accepted == 0
 
 
 @on_both_loops
-async def test_a_streamed_body_is_sent_in_chunks_or_by_its_length_as_the_headers_say() -> None:
-    async def parts() -> AsyncIterator[bytes]:
-        for part in (b"ab", b"", b"c"):
-            yield part
-
+async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_connection_is_not_used_again() -> None:
     async with rig() as (transport, server):
-        for headers, sent in (({}, b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"), ({"Content-Length": "3"}, b"abc")):
-            request = httpx.Request("POST", server.url, content=parts(), headers=headers)
-            asked = asyncio.create_task(answer(transport, request))
-            if server.accepted == 0:
-                peer = await server.peer()
-            await peer.reader.readuntil(b"\r\n\r\n")
-            assert await peer.reader.readexactly(len(sent)) == sent
-            peer.say(OK)
-            assert await asked == b"ok"
-        assert server.accepted == 1
-
-
-@on_both_loops
-async def test_a_streamed_body_that_is_not_as_long_as_announced_is_refused() -> None:
-    async def parts() -> AsyncIterator[bytes]:
-        yield b"abc"
-
-    async with rig() as (transport, server):
-        for announced in ("2", "4"):
-            request = httpx.Request("POST", server.url, content=parts(), headers={"Content-Length": announced})
-            with pytest.raises(httpx.LocalProtocolError) as caught:
-                await transport.handle_async_request(request)
-            assert caught.value.request is request
-            assert transport.in_use == 0
-
-
-@on_both_loops
-async def test_an_answer_that_comes_before_the_body_was_sent_stops_it_and_the_connection_is_not_used_again() -> None:
-    answered = asyncio.Event()
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield b"a"
-        await answered.wait()
-        while True:
-            yield bytes(65536)
-
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(transport.handle_async_request(httpx.Request("POST", server.url, content=parts())))
+        asked = asyncio.create_task(send(transport, server.url, LARGE))
         peer = await server.peer()
-        await peer.reader.readuntil(b"\r\na\r\n")
+        await peer.reader.readuntil(b"\r\n\r\n")
         peer.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-        answered.set()
         response = await asked
-        assert response.status_code == 413
-        await response.aread()
+        assert response.status == 413
+        assert await response.read(100) == b""
         assert (transport.in_use, transport.idle) == (0, 0)
 
 
 @on_both_loops
-async def test_a_body_that_the_server_does_not_take_is_a_write_timeout() -> None:
-    async def parts() -> AsyncIterator[bytes]:
-        while True:
-            yield bytes(1024 * 1024)
-
+async def test_a_body_that_the_server_does_not_take_is_a_timeout() -> None:
     async with rig() as (transport, server):
-        request = httpx.Request("POST", server.url, content=parts(), extensions={"timeout": {"write": 0.05}})
-        with pytest.raises(httpx.WriteTimeout) as caught:
-            await transport.handle_async_request(request)
-        assert caught.value.request is request
+        with fails("timeout"):
+            await send(transport, server.url, LARGE, patience=0.05)
+
+
+@pytest.mark.parametrize(
+    ("address", "origin", "line", "host"),
+    [
+        ("http://a/x", ("http", "a", 80), b"POST /x HTTP/1.1", b"a"),
+        ("https://a:8443/x/y?z=1", ("https", "a", 8443), b"POST /x/y?z=1 HTTP/1.1", b"a:8443"),
+        ("http://[::1]:80/x", ("http", "::1", 80), b"POST /x HTTP/1.1", b"[::1]"),
+        ("http://b\u00fccher.example/\u00fc x", ("http", "xn--bcher-kva.example", 80), b"POST /%C3%BC%20x HTTP/1.1",
+         b"xn--bcher-kva.example"),
+    ],
+)  # fmt: skip
+def test_a_page_is_what_its_address_says(address: str, origin: tuple[str, str, int], line: bytes, host: bytes) -> None:
+    page = Page(address)
+    assert page.origin == origin
+    assert page.post.startswith(line + b"\r\nhost: " + host + b"\r\n")
+
+
+@pytest.mark.parametrize("address", ["ftp://127.0.0.1/", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""])
+def test_what_is_no_address_of_an_http_server_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="no address"):
+        Page(address)

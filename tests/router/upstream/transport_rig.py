@@ -4,14 +4,16 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import httpx
 import pytest
 import uvloop
 
+from router.upstream.failure import EngineError
+from router.upstream.page import Page
+from router.upstream.response import EngineResponse
 from router.upstream.transport import Transport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -79,9 +81,14 @@ class Server:
 
     def __init__(self) -> None:
         self.accepted = 0
-        self.url = ""
+        self.base = ""
         self.writers: list[asyncio.StreamWriter] = []
         self._peers: asyncio.Queue[Peer] = asyncio.Queue()
+
+    @property
+    def url(self) -> str:
+        """One of its pages."""
+        return self.base + "/v1/chat/completions"
 
     async def peer(self) -> Peer:
         """The next connection."""
@@ -98,7 +105,7 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[Server
     server = Server()
     listener = await asyncio.start_server(server.on_connection, "127.0.0.1", 0, ssl=context, limit=2**20)
     port = listener.sockets[0].getsockname()[1]
-    server.url = f"{'https' if context else 'http'}://127.0.0.1:{port}/v1/chat/completions"
+    server.base = f"{'https' if context else 'http'}://127.0.0.1:{port}"
     try:
         yield server
     finally:
@@ -120,26 +127,59 @@ async def rig(**options: Any) -> AsyncIterator[tuple[Transport, Server]]:
         assert transport.in_use == 0
 
 
-def post(server: Server, body: bytes = b"{}", *, read: float | None = None) -> httpx.Request:
-    timeout = {"connect": 5.0, "read": read, "write": 5.0, "pool": None}
-    return httpx.Request("POST", server.url, content=body, extensions={"timeout": timeout})
+LONG = 3600.0
+"""Seconds that no test waits for."""
 
 
-async def answer(transport: Transport, request: httpx.Request) -> bytes:
+async def send(
+    transport: Transport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
+) -> EngineResponse:
+    """A response of which the head has come."""
+    page = Page(url)
+    message = b"%b%d\r\n\r\n%b" % (page.post, len(body), body)
+    return await transport.send(page.origin, message, connect=connect, patience=patience, total=LONG)
+
+
+async def answer(transport: Transport, server: Server, body: bytes = b"{}") -> bytes:
     """The whole body of the response."""
-    response = await transport.handle_async_request(request)
-    return await response.aread()
+    return await (await send(transport, server.url, body)).read(1 << 30)
 
 
-def chunks(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The stream of a response, to be read step by step."""
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    return aiter(response.stream)
+class Pieces:
+    """The body of a response, to be read step by step; `each` is the seconds for a step."""
+
+    def __init__(self, response: EngineResponse, each: float | None = None) -> None:
+        self._response = response
+        self._each = each
+
+    def __aiter__(self) -> "Pieces":
+        return self
+
+    async def __anext__(self) -> bytes:
+        pieces: list[bytes] = []
+
+        def one(piece: bytes) -> bool:
+            pieces.append(piece)
+            return True
+
+        if not await self._response.pour(one, self._each):
+            raise StopAsyncIteration
+        (piece,) = pieces
+        return piece
+
+
+@contextmanager
+def fails(reason: str, *, cause: str = "") -> Iterator[None]:
+    """With an EngineError for this reason, of which the cause says this."""
+    with pytest.raises(EngineError) as caught:
+        yield
+    assert caught.value.reason == reason
+    assert cause in str(caught.value.__cause__)
 
 
 async def exchange(transport: Transport, server: Server, reply: bytes = OK) -> Peer:
     """One whole exchange on a new connection, which the server's end is returned of."""
-    asked = asyncio.create_task(answer(transport, post(server)))
+    asked = asyncio.create_task(answer(transport, server))
     peer = await server.peer()
     await peer.request()
     peer.say(reply)
