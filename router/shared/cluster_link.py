@@ -20,7 +20,8 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
-from router.shared.link import Command, Later, LinkError, ServerLink
+from router.shared.link import Command, LinkError, is_later
+from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
 from router.shared.tasks import end
 
@@ -87,13 +88,16 @@ class ClusterLink:
     def topology(self) -> object:
         return frozenset(self._nodes)
 
-    async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+    def execute(self, commands: Sequence[Command], timeout: float) -> "asyncio.Future[list[Any]]":
+        return asyncio.get_running_loop().create_task(self._execute(commands, timeout))
+
+    async def _execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
         until = asyncio.get_running_loop().time() + timeout
         await self._find_servers(timeout)
         replies: list[Any] = [None] * len(commands)
         sendings = [_Sending(place, command, slot_of(command)) for place, command in enumerate(commands)]
-        await self._send_all([one for one in sendings if not isinstance(one.command, Later)], replies, until)
-        await self._send_all([one for one in sendings if isinstance(one.command, Later)], replies, until)
+        await self._send_all([one for one in sendings if not is_later(one.command)], replies, until)
+        await self._send_all([one for one in sendings if is_later(one.command)], replies, until)
         if self._stale or not self._all_up():
             self._mend()
         if not self._any_up():

@@ -21,7 +21,7 @@ import msgspec
 
 from router.core.names import claim_of, flight_of
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, later
+from router.shared.link import Command, Word, later
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
@@ -300,7 +300,8 @@ class _Broadcast:
         frames, self._size = b"".join(self._unsent), 0
         self._unsent.clear()
         self._number += 1
-        record: Command = ("XADD", self._stream, "MINID", f"{self._first_kept(len(frames))}-0", f"{self._number}-0")
+        first = f"{self._first_kept(len(frames))}-0"
+        record: tuple[Word, ...] = ("XADD", self._stream, "MINID", first, f"{self._number}-0")
         record += ("engine", self._source.engine or "", "frames", frames)
         if self._source.fallback is not None:
             record += ("fallback", self._source.fallback)
