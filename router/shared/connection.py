@@ -14,7 +14,7 @@ import hiredis
 import msgspec
 import redis.exceptions
 
-from router.shared.link import FAULTS, Command, LinkError, pack
+from router.shared.link import FAULTS, Command, LinkError, Packed, pack
 from router.shared.refusals import refusal
 
 CLIENT_NAME: Final = "roundhouse"
@@ -68,9 +68,9 @@ class Connection(asyncio.Protocol):
         self._fault: Exception | None = None
         self._retired = False
 
-    def send(self, commands: Sequence[Command], timeout: float) -> "asyncio.Future[list[Any]]":
+    def send(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
         """The replies to some commands, at least one. `timeout` in seconds. Only for a connection that is `ready`."""
-        packed = b"".join([command if isinstance(command, bytes) else pack(command) for command in commands])
+        packed = b"".join([command if isinstance(command, Packed) else pack(command) for command in commands])
         self.ready = False
         self._wanted = len(commands)
         batch = self._batch = self._loop.create_future()

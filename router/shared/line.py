@@ -15,7 +15,7 @@ import logging
 from typing import Any, Final
 
 from router.core.names import PURGES
-from router.shared.link import Command, Link, LinkError
+from router.shared.link import Command, Link, LinkError, Packed
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
@@ -79,7 +79,7 @@ class Line:
         self._up.clear()  # what comes now must not connect anew
         await self._link.aclose()
 
-    def ask(self, *commands: Command, size: int = 0) -> "asyncio.Future[Replies]":
+    def ask(self, *commands: Command | Packed, size: int = 0) -> "asyncio.Future[Replies]":
         """Sends commands of one key each; their replies. `size`: how many bytes they have, where that is many.
 
         Raises RedisDownError, also through what it returns.
@@ -187,4 +187,4 @@ class Line:
             raise LinkError(str(reply))
 
 
-_Asked = tuple[tuple[Command, ...], int, "asyncio.Future[Replies]"]
+_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies]"]

@@ -9,20 +9,11 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 Word = bytes | str | int | float
-Command = tuple[Word, ...] | bytes
-"""A command's name and its arguments, or all of it as it goes over the wire."""
-
-pack: Final[Callable[[tuple[Word, ...]], bytes]] = hiredis.pack_command  # type: ignore[assignment]
-"""How a command goes over the wire."""
+Command = tuple[Word, ...]
+"""A command's name and its arguments."""
 
 
-class Later(tuple[Word, ...]):
-    """See `later`."""
-
-    __slots__ = ()
-
-
-class LaterPacked(bytes):
+class Later(Command):
     """See `later`."""
 
     __slots__ = ()
@@ -33,12 +24,27 @@ def later(command: Command) -> Command:
 
     It may then come after others of the same key.
     """
-    return LaterPacked(command) if isinstance(command, bytes) else Later(command)
+    return Later(command)
 
 
-def is_later(command: Command) -> bool:
-    """Whether `later` has made it."""
-    return isinstance(command, Later | LaterPacked)
+class Packed(bytes):
+    """A command as it goes over the wire: for what is sent often and is nearly always the same."""
+
+    __slots__ = ()
+
+
+pack: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
+"""How a command goes over the wire."""
+
+
+def form(*words: Word | None) -> bytes:
+    """A command over the wire, to be filled with %: with the length, and then the bytes, of each word that is None."""
+    parts = [b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in words]
+    return b"*%d\r\n" % len(words) + b"".join(parts)
+
+
+def _word(word: Word) -> bytes:
+    return pack((word,)).partition(b"\r\n")[2]
 
 
 FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
@@ -70,7 +76,7 @@ class Link(Protocol):
     def topology(self) -> object:
         """Compares equal as long as the same servers hold the keys."""
 
-    def execute(self, commands: Sequence[Command], timeout: float) -> "asyncio.Future[list[Any]]": ...
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]": ...
 
     async def listeners(self) -> list[AbstractConnection]:
         """Connections of their own to every server that holds keys, for whoever wants to be told of changes.

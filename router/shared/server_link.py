@@ -11,7 +11,7 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.shared.connection import Connection, Login, Place, connect
-from router.shared.link import FAULTS, Command, LinkError
+from router.shared.link import FAULTS, Command, LinkError, Packed
 
 
 class ServerLink:
@@ -27,13 +27,13 @@ class ServerLink:
     def topology(self) -> object:
         return None
 
-    def execute(self, commands: Sequence[Command], timeout: float) -> "asyncio.Future[list[Any]]":
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
         connection = self._connection
         if connection is not None and connection.ready:
             return connection.send(commands, timeout)
         return asyncio.get_running_loop().create_task(self._execute_anew(commands, timeout))
 
-    async def _execute_anew(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+    async def _execute_anew(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
         self._drop()
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout

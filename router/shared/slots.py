@@ -11,7 +11,7 @@ import hiredis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from router.core.redis_address import Host
-from router.shared.link import Command
+from router.shared.link import Command, Packed
 
 _SCRIPTS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
 _SECOND: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")
@@ -22,9 +22,9 @@ SlotMap = list[Host | None]
 """The primary of each slot; None where there is none."""
 
 
-def slot_of(command: Command) -> int | None:
+def slot_of(command: Command | Packed) -> int | None:
     """The slot of a command's key; None for one without a key, which any server can do."""
-    words = _unpacked(command) if isinstance(command, bytes) else command
+    words = _unpacked(command) if isinstance(command, Packed) else command
     name = _word(words[0])
     if name in _KEYLESS:
         return None
@@ -40,7 +40,7 @@ def slot_of(command: Command) -> int | None:
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 
-def _unpacked(command: bytes) -> Sequence[bytes]:
+def _unpacked(command: Packed) -> Sequence[bytes]:
     reader = hiredis.Reader()  # a command goes over the wire as a list of its words, as a reply may
     reader.feed(command)
     words: Sequence[bytes] = reader.gets()
