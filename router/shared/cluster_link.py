@@ -20,7 +20,7 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
-from router.shared.link import Command, Later, LinkError, Packed
+from router.shared.link import Command, Later, LinkError, Packed, PackedLater
 from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
 from router.shared.tasks import end
@@ -96,8 +96,10 @@ class ClusterLink:
         await self._find_servers(timeout)
         replies: list[Any] = [None] * len(commands)
         sendings = [_Sending(place, command, slot_of(command)) for place, command in enumerate(commands)]
-        await self._send_all([one for one in sendings if not isinstance(one.command, Later)], replies, until)
-        await self._send_all([one for one in sendings if isinstance(one.command, Later)], replies, until)
+        await self._send_all(
+            [one for one in sendings if not isinstance(one.command, Later | PackedLater)], replies, until
+        )
+        await self._send_all([one for one in sendings if isinstance(one.command, Later | PackedLater)], replies, until)
         if self._stale or not self._all_up():
             self._mend()
         if not self._any_up():

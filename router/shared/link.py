@@ -13,24 +13,30 @@ Command = tuple[Word, ...]
 """A command's name and its arguments."""
 
 
+class Packed(bytes):
+    """A command as it goes over the wire: for what is sent often and is nearly always the same; see `form`."""
+
+    __slots__ = ()
+
+
 class Later(Command):
     """See `later`."""
 
     __slots__ = ()
 
 
-def later(command: Command) -> Command:
+class PackedLater(Packed):
+    """See `later`."""
+
+    __slots__ = ()
+
+
+def later(command: Command | Packed) -> Command | Packed:
     """The same command, to be done when all those given before it have been, whichever servers these belong to.
 
     It may then come after others of the same key.
     """
-    return Later(command)
-
-
-class Packed(bytes):
-    """A command as it goes over the wire: for what is sent often and is nearly always the same."""
-
-    __slots__ = ()
+    return PackedLater(command) if isinstance(command, Packed) else Later(command)
 
 
 pack: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
@@ -38,9 +44,16 @@ pack: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[a
 
 
 def form(*words: Word | None) -> bytes:
-    """A command over the wire, to be filled with %: with the length, and then the bytes, of each word that is None."""
-    parts = [b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in words]
-    return b"*%d\r\n" % len(words) + b"".join(parts)
+    """A command over the wire, to be filled with %: with the length, and then the bytes, of each word that is None.
+
+    Filling it takes a third of what packing takes.
+    """
+    return b"*%d\r\n" % len(words) + part(*words)
+
+
+def part(*words: Word | None) -> bytes:
+    """Some words of such a command; what begins with `*%d` and goes on with parts is filled with their number first."""
+    return b"".join([b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in words])
 
 
 def _word(word: Word) -> bytes:

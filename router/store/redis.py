@@ -9,7 +9,7 @@ import redis.exceptions
 
 from router.core.types import Entry
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, LinkError, Packed, form, later
+from router.shared.link import LinkError, Packed, form, later, part
 from router.shared.purges import BEGINNING, Mark, Purges
 from router.store.fields import FIELDS, entry_of, to_fields
 from router.store.local import LocalCopy
@@ -29,6 +29,9 @@ _WRITE: Final = (
     "redis.call('SET', KEYS[1], '') redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], unpack(ARGV, 2)) "
     "return redis.call('PEXPIRE', KEYS[1], ARGV[1])"
 )
+_PUT: Final = b"*%d\r\n" + part("EVAL", _WRITE, 1, None, None)
+_PUT_WORDS: Final = 5
+_FIELDS: Final = {name: part(name, None) for name in FIELDS}
 
 
 class EntryStore:
@@ -107,6 +110,10 @@ class EntryStore:
         return "failed" if unsure else "purged"
 
 
-def _writing(key: str, entry: Entry) -> Command:
-    lifetime = max(1, int((entry.ttl + entry.stale) * 1000))
-    return ("EVAL", _WRITE, 1, key, lifetime, *[word for field in to_fields(entry).items() for word in field])
+def _writing(key: str, entry: Entry) -> Packed:
+    fields = to_fields(entry)
+    at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
+    words: list[Any] = [_PUT_WORDS + 2 * len(fields), len(at), at, len(lifetime), lifetime]
+    for value in fields.values():
+        words += (len(value), value)
+    return Packed(b"".join([_PUT, *[_FIELDS[name] for name in fields]]) % tuple(words))
