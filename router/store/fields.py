@@ -26,9 +26,9 @@ def to_fields(entry: Entry) -> dict[str, bytes]:
         "task": entry.task.encode(),
         "created": repr(entry.created).encode(),
         "ttl": repr(entry.ttl).encode(),
-        "prompt_tokens": b"%d" % entry.prompt_tokens,
-        "completion_tokens": b"%d" % entry.completion_tokens,
-        "generation_ms": b"%d" % entry.generation_ms,
+        "prompt_tokens": str(entry.prompt_tokens).encode(),
+        "completion_tokens": str(entry.completion_tokens).encode(),
+        "generation_ms": str(entry.generation_ms).encode(),
         "stale": repr(entry.stale).encode(),
     }
     if entry.body is not None:
