@@ -1,4 +1,5 @@
-"""200 identical requests at once over two routers: how often is an engine asked? And what does a frozen Redis cost?
+"""200 identical requests at once over two routers: how often is an engine asked, and what do they cost the routers?
+And what does a frozen Redis cost?
 
     PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/identical_requests.py
 
@@ -20,6 +21,7 @@ from redis_process import RedisServer
 from served import Served
 from serving import LLAMA, chat_body, configuration
 from simulated import SimulatedEngine
+from stand import cpu_seconds
 
 REQUESTS = 200
 
@@ -40,6 +42,17 @@ async def identical(http: httpx.AsyncClient, urls: list[str], engine: SimulatedE
     generations = (await engine.stats())["started"] - before
     await engine.clear()
     return {"requests": REQUESTS, "generations": generations, **Counter(cache for cache, _ in answers)}
+
+
+async def cost(http: httpx.AsyncClient, routers: list[Served], engine: SimulatedEngine, prompt: str) -> float:
+    """CPU time of both routers, in milliseconds, for as many requests for the same at once."""
+    pids = [router.process.pid for router in routers]
+    await engine.faults({"fault": "ttft", "ms": 300})
+    before = sum(map(cpu_seconds, pids))
+    await asyncio.gather(*[ask(http, routers[n % 2].url, prompt) for n in range(REQUESTS)])
+    took = sum(map(cpu_seconds, pids)) - before
+    await engine.clear()
+    return round(took * 1000, 1)
 
 
 async def frozen(http: httpx.AsyncClient, url: str, redis: RedisServer) -> dict[str, object]:
@@ -69,6 +82,9 @@ async def main() -> None:
                     await router.ready()
                 urls = [router.url for router in routers]
                 print(json.dumps({"identical": await identical(http, urls, engine)}))
+                for prompt in ("Warm?", "The moon?", "The sun?"):
+                    costs = [await cost(http, routers, engine, prompt) for _ in range(3)]
+                    print(json.dumps({"cpu_ms": {"identical at once": costs[0], "as many hits": min(costs[1:])}}))
                 print(json.dumps({"frozen_redis": await frozen(http, urls[0], redis)}))
             finally:
                 for router in routers:

@@ -13,8 +13,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from router.core.choices import body_from_events
-from router.core.compaction import compacted
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
@@ -39,7 +37,7 @@ class NotKept(StrEnum):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer in the form it came in; the other form where there is one. See types.Entry."""
+    """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
 
     body: bytes | None
     frames: bytes | None
@@ -97,8 +95,29 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+class _ChoiceOutcome(msgspec.Struct):
+    index: int
+    finish_reason: Any = None
+
+
+class _Outcome(msgspec.Struct):
+    """What of an event tells how the answer ended."""
+
+    choices: list[_ChoiceOutcome] = msgspec.field(default_factory=list)
+
+
 _event = msgspec.json.Decoder(_Event).decode
-_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_outcomes = msgspec.json.Decoder(list[_Outcome]).decode
+
+
+def _outcomes(frames: bytes) -> list[_Outcome]:
+    """How the choices of a stream ended. Raises what decoding raises, also where any event is no JSON."""
+    try:
+        # All events at once, as they are when they have one line each, which is `data`.
+        return _decode_outcomes(b"[%b]" % frames[len(b"data: ") : -2].replace(b"\n\ndata: ", b","))
+    except msgspec.DecodeError:
+        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
+        return _decode_outcomes(b"[%b]" % b",".join(payloads))
 
 
 def _may_matter(frames: bytes) -> bool:
@@ -192,22 +211,18 @@ class StreamRecorder:
         if self._size > self._limit:
             return NotKept.TOO_LARGE
         frames = b"".join(self._kept)
-        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
         try:
-            events = _events(b"[%b]" % b",".join(compacted(request.endpoint, payloads)))
-            usage = msgspec.json.decode(payload(self._usage_frame) or b"") if self._usage_frame else None
-            choices = [choice for event in events for choice in event.get("choices", ())]
-            finished = {choice["index"]: choice["finish_reason"] for choice in choices if choice.get("finish_reason")}
-            count = len({choice["index"] for choice in choices})
-            bad = _verdict(request, list(finished.values()), count, said=any(map(_says_something, choices)))
-            body = body_from_events(request.endpoint, events, usage) if bad is None else None
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
+            choices = [choice for outcome in _outcomes(frames) for choice in outcome.choices]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
+        finished = {choice.index: choice.finish_reason for choice in choices if choice.finish_reason}
+        count = len({choice.index for choice in choices})
+        bad = _verdict(request, list(finished.values()), count, said=self.started)
         if bad is not None:
             return bad
         used = self.usage or Usage()
         return Recording(
-            body=body,
+            body=None,  # whoever wants it can have it made of the frames, which few do
             frames=frames,
             usage_frame=self._usage_frame,
             prompt_tokens=used.prompt_tokens,

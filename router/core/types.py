@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True):
     """A whole, well-ended answer, as it is kept.
 
     - `digest`: hex SHA-256 of the canonical request that it answers.
-    - `body`: the answer as JSON; None where a stream held what JSON has no place for.
+    - `body`: the answer as JSON; None where it was streamed, and replay has to make it of the frames.
     - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON. The streams
       of /v1/responses and /v1/messages have neither of the two, and are whole here.
     - `usage_frame`: the event that told the usage; None where there was none.

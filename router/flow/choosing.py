@@ -87,8 +87,10 @@ class Chooser:
         self, engines: Sequence[Engine], asked: Reading, length: Length, affinity: str | None, *, explores: bool
     ) -> Sequence[Engine]:
         """The engines of one model, the best first."""
+        if len(engines) == 1:
+            return [engine for engine in engines if not engine.drained]
         task, families = asked.task, {engine.family for engine in engines}
-        slow = self._experience.slow(families, task, self._clock())
+        slow = self._experience.slow(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
         views = plan(
             task, [engine.view(slow=engine.family in slow) for engine in engines], length=length, affinity=affinity
         )

@@ -25,6 +25,9 @@ from router.shared.purges import Mark
 
 LOST: Final = "lost"
 
+Take = Callable[[bytes], bool]
+"""Takes frames for a client, if it can at this moment."""
+
 MAX_LAG: Final = 4 << 20
 """Bytes by which a reader may be behind, once a flight has grown beyond its limit."""
 
@@ -129,10 +132,10 @@ class Flight:
         self._events += frames.count(b"data:")
         if self.told is not None:
             self.told(frames)
+        for reader in self.readers:
+            reader.hear(frames)
         if self._held > self._limit:
             self._let_go()
-        for reader in self.readers:
-            reader.wake()
 
     def land(self, landing: Landing) -> None:
         """It is over."""
@@ -176,7 +179,8 @@ class Reader:
     - `begin` waits for the first token, or for all of a JSON answer; it gives the answer if that is whole. Raises the
       ApiError that the flight ended with, or Again.
     - `next` then gives what the client gets of a stream, and nothing at the end. A flight that fails after its first
-      token ends with one error event and no `[DONE]`.
+      token ends with one error event and no `[DONE]`. While it waits, what comes goes to `take` at once, without a turn
+      of the loop, until that says that it can have no more.
     - `close` must be called once nothing is wanted any more; with the last reader, the engine is freed.
     """
 
@@ -188,7 +192,16 @@ class Reader:
         self._exchange = exchange
         self._leads = leads
         self._waiting: asyncio.Future[None] | None = None
+        self._take: Take | None = None
         self._over = False
+
+    def hear(self, frames: bytes) -> None:
+        """The flight has said this, its newest."""
+        take = self._take
+        if take is not None and self.at == self._flight.said - 1 and take(frames):
+            self.at += 1
+        else:
+            self.wake()
 
     def wake(self) -> None:
         """There is something new."""
@@ -239,7 +252,7 @@ class Reader:
             return landing.body
         return replay(landing.recording, self._request) if landing.recording is not None else None
 
-    async def next(self) -> bytes:
+    async def next(self, take: Take | None = None) -> bytes:
         flight = self._flight
         while not self._over:
             if self.left_behind:
@@ -252,7 +265,11 @@ class Reader:
             if flight.landing is not None:
                 self._over = True
                 return self._end(flight.landing)
-            await self._news()
+            self._take = take
+            try:
+                await self._news()
+            finally:
+                self._take = None
         return b""
 
     def _end(self, landing: Landing) -> bytes:

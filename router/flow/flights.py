@@ -94,7 +94,7 @@ class Flights:
             self._open[key.digest] = flight
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep, seen))
         # A task that is cancelled before its first step never comes to its own end.
-        flight.task.add_done_callback(lambda _: self._end(flight, lost()))
+        flight.task.add_done_callback(lambda _: self._end(flight, None))
         return flight
 
     async def aclose(self) -> None:
@@ -110,7 +110,7 @@ class Flights:
     async def _fly(
         self, flight: Flight, engines: Callable[[], Sequence[Engine]], keep: Keep | None, seen: float | None
     ) -> None:
-        landing = lost()
+        landing = None
         try:
             claim = await self._claim(flight, seen)
             if claim is None:
@@ -206,9 +206,10 @@ class Flights:
             log.debug("a flight of another process is lost: %r", error)
         return lost()
 
-    def _end(self, flight: Flight, landing: Landing) -> None:
+    def _end(self, flight: Flight, landing: Landing | None) -> None:
         if self._all.pop(flight.id, None) is None:
             return
+        landing = landing or lost()
         self._wanted.pop(flight.id, None)
         if flight.told is not None:
             assert self._shared is not None

@@ -4,6 +4,7 @@ import json
 from typing import Any, Final
 
 from making import chat, chunk, completion, entry, piece, recorded, stream, whole
+from msgspec.structs import replace
 
 from router.core.choices import frames_from_body
 from router.core.recorders import record_body
@@ -29,10 +30,14 @@ CALLS: Final = [
 ]
 
 
+def in_json(recording: Recording, asked: Request = CHAT) -> Any:
+    """What a recording says, as whoever asks the same without a stream gets it."""
+    return json.loads(replay(recording, replace(asked, stream=False)) or b"null")
+
+
 def as_json(*events: Any, asked: Request = STREAM) -> Any:
     """The JSON answer that a stream's entry gives; None where it has none."""
-    body = replay(entry(whole(recorded(stream(*events)), asked)), CHAT)
-    return None if body is None else json.loads(body)
+    return in_json(whole(recorded(stream(*events)), asked))
 
 
 def events_of(sent: bytes | None) -> list[Any]:
@@ -72,4 +77,4 @@ def there_and_back(body: Any, asked: Request = CHAT) -> Any:
     if asked.endpoint is Endpoint.CHAT:
         streaming = chat(stream=True, n=asked.fields.get("n", 1))
     sent = frames_from_body(asked.endpoint, json.dumps(body).encode(), include_usage=True)
-    return json.loads(whole(recorded(sent), streaming).body or b"null")
+    return in_json(whole(recorded(sent), streaming), streaming)

@@ -23,6 +23,7 @@ from making import (
     stream,
     whole,
 )
+from replaying import in_json
 
 from router.core import recording as module
 from router.core.recorders import record_body
@@ -152,7 +153,7 @@ def test_text_that_looks_like_an_end_passes_unchanged(text: str) -> None:
     sent = b"".join(map(frame, events))
     recorder, passed = cut(sent + DONE, [len(frame(ROLE)), len(sent) - 5])
     assert passed == sent
-    body = json.loads(whole(recorder, CHAT).body or b"")
+    body = in_json(whole(recorder, CHAT))
     assert body["choices"][0]["message"]["content"] == f"{text}b{text}"
 
 
@@ -240,7 +241,7 @@ def test_a_whole_stream_is_kept_as_it_came_and_as_json() -> None:
     assert recording.frames == b"".join(map(frame, HELLO))
     assert recording.usage_frame == frame(USAGE)
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
-    assert json.loads(recording.body or b"")["choices"][0]["message"]["content"] == "Hello"
+    assert in_json(recording)["choices"][0]["message"]["content"] == "Hello"
 
 
 FINISH: Final = chunk(piece(finish="stop"))

@@ -180,7 +180,7 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
 
 
 async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:
-    await answered(client, BODY, body=None, frames=b"data: {}\n\n")
+    await answered(client, BODY, body=None, frames=b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\n')
     assert (await explain(BODY)).state == "no-such-form"
     assert (await explain({**BODY, "stream": True})).result == "HIT"
 

@@ -1,0 +1,102 @@
+"""An engine that costs next to nothing: a bare protocol that answers every chat with the same words.
+
+    python benchmarks/bare_engine.py PORT [--interval 5]
+
+A chat that asks for a stream gets 66 events (the role, 64 pieces of text, `[DONE]`), each in a write of its own and
+`--interval` milliseconds apart; all others get 1.2 KB of JSON. Whatever else is asked gets an empty page.
+"""
+
+import argparse
+import asyncio
+import json
+from typing import Final, cast
+
+import uvloop
+
+PIECES: Final = [f" answer piece {number:03d} ok" for number in range(64)]
+CHUNK: Final = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "bare"}
+USAGE: Final = {"prompt_tokens": 400, "total_tokens": 464, "completion_tokens": 64}
+
+
+def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    data = json.dumps({**CHUNK, "choices": [choice]}, separators=(",", ":")).encode()
+    return _framed(b"data: %b\n\n" % data)
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+EVENTS: Final = [
+    _event({"role": "assistant", "content": ""}),
+    *[_event({"content": piece}, "stop" if piece is PIECES[-1] else None) for piece in PIECES],
+    _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+]
+STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def _json_answer() -> bytes:
+    message = {"role": "assistant", "content": "".join(PIECES)}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+    body = {**CHUNK, "object": "chat.completion", "choices": [choice], "usage": USAGE}
+    return _whole(json.dumps(body).encode())
+
+
+def _whole(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+JSON: Final = _json_answer()
+EMPTY: Final = _whole(b"")
+
+
+class BareEngine(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def __init__(self, interval: float) -> None:
+        """`interval` in seconds."""
+        self._interval = interval
+        self._received = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        if not end:
+            return
+        length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+        if len(body) < int(length or 0):
+            return
+        self._received = b""
+        if not body:
+            self._transport.write(EMPTY)
+        elif b'"stream":true' in body or b'"stream": true' in body:
+            self._transport.write(STREAM_HEAD)
+            self._say(0)
+        else:
+            self._transport.write(JSON)
+
+    def _say(self, number: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(EVENTS[number])
+        if number + 1 < len(EVENTS):
+            asyncio.get_running_loop().call_later(self._interval, self._say, number + 1)
+
+
+async def serve(port: int, interval: float) -> None:
+    server = await asyncio.get_running_loop().create_server(
+        lambda: BareEngine(interval), "127.0.0.1", port, backlog=4096
+    )
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--interval", type=float, default=0.0, help="milliseconds between two events")
+    arguments = parser.parse_args()
+    uvloop.run(serve(arguments.port, arguments.interval / 1000))

@@ -1,0 +1,125 @@
+"""A load on a router: so many connections, each of which asks one thing after the other."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, cast
+
+SYSTEM: Final = "You answer briefly, in plain words, and say so when you do not know. " * 22
+"""About 1.5 KB, as system prompts are."""
+
+
+def bodies(*, stream: bool, different: int | None = None, name: str = "") -> Iterator[bytes]:
+    """Chats without end: all different, or so many different ones in turn; those of another `name` differ from all."""
+    number = 0
+    while True:
+        asked = f"{name} question {number if different is None else number % different}: " + "what is the sea? " * 16
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        fields = {"model": "bare", "messages": messages, "temperature": 0, "max_tokens": 64}
+        yield json.dumps({**fields, "stream": True} if stream else fields).encode()
+        number += 1
+
+
+class Load(NamedTuple):
+    """What came of it: times in seconds, and how often each X-Cache came."""
+
+    first: list[float]
+    whole: list[float]
+    caches: Counter[str]
+
+    def first_ms(self, share: float) -> float:
+        """Milliseconds to the first event, or to the answer if that is JSON; `share` 0.5 is the median."""
+        return round(sorted(self.first)[min(len(self.first) - 1, int(share * len(self.first)))] * 1000, 2)
+
+
+async def load(port: int, asked: Iterator[bytes], *, connections: int, requests: int) -> Load:
+    """Asks that many things in all; RuntimeError where an answer is not 200 and whole."""
+    result = Load([], [], Counter())
+    left = iter(range(requests))
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    open_ = 0
+
+    def next_body() -> bytes | None:
+        return next(asked) if next(left, None) is not None else None
+
+    def over(error: Exception | None) -> None:
+        nonlocal open_
+        open_ -= 1
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        elif open_ == 0:
+            done.set_result(None)
+
+    transports = []
+    for _ in range(min(connections, requests)):
+        open_ += 1
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: _Client(result, next_body, over), "127.0.0.1", port
+        )
+        transports.append(transport)
+    try:
+        await done
+    finally:
+        for transport in transports:
+            transport.close()
+    return result
+
+
+class _Client(asyncio.Protocol):
+    def __init__(
+        self, result: Load, next_body: Callable[[], bytes | None], over: Callable[[Exception | None], None]
+    ) -> None:
+        self._result = result
+        self._next_body = next_body
+        self._over: Callable[[Exception | None], None] | None = over
+        self._received: list[bytes] = []
+        self._begun = 0.0
+        self._heard = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._ask()
+
+    def _ask(self) -> None:
+        body = self._next_body()
+        if body is None:
+            self._end(None)
+            return
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n"
+        self._begun, self._heard = time.perf_counter(), False
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        self._received.append(data)
+        if not self._heard and (b"data: " in data or len(self._received) == 1):
+            self._heard = b"data: " in data or b"text/event-stream" not in data
+            if self._heard:
+                self._result.first.append(now - self._begun)
+        if not data.endswith(b"0\r\n\r\n") and not self._has_its_length():
+            return
+        head, _, body = b"".join(self._received).partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 ") or (b"text/event-stream" in head and b"data: [DONE]" not in body):
+            self._end(RuntimeError(f"no whole answer: {head[:200]!r} ... {body[-200:]!r}"))
+            return
+        self._result.whole.append(now - self._begun)
+        self._result.caches[head.partition(b"x-cache: ")[2].split(b"\r\n")[0].decode()] += 1
+        self._received.clear()
+        self._ask()
+
+    def _has_its_length(self) -> bool:
+        head, _, body = self._received[0].partition(b"\r\n\r\n")
+        length = head.partition(b"content-length: ")[2].split(b"\r\n")[0]
+        return bool(length) and len(body) + sum(map(len, self._received[1:])) >= int(length)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc or ConnectionError("the router closed the connection"))
+
+    def _end(self, error: Exception | None) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over(error)

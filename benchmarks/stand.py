@@ -1,0 +1,88 @@
+"""What a benchmark measures: one router process, with a Redis and an engine of its own, on this machine."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from redis_process import RedisServer
+from served import ROUNDHOUSE, Served
+from waiting import eventually, free_port
+
+START = 180.0
+"""Seconds for which a router may start: valgrind needs most of a minute for it."""
+
+CONFIGURATION = """
+[router]
+[cache]
+url = "{redis}"
+timeout = "30s"
+local = "{local}"
+[[model]]
+name = "bare"
+[[engine]]
+name = "bare"
+model = "bare"
+url = "http://127.0.0.1:{engine}"
+"""
+
+
+@contextlib.asynccontextmanager
+async def stand(
+    *, routers: int = 1, interval: float = 0.0, local: str = "64MiB", under: Sequence[str] = ()
+) -> AsyncIterator[list[Served]]:
+    """Routers that are ready.
+
+    `interval`: milliseconds between events; `local`: how much of the entries is kept in memory;
+    `under`: the command that runs each.
+    """
+    redis, port = RedisServer(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        await redis.start()
+        engine = subprocess.Popen(  # noqa: ASYNC220 - it does not block
+            [sys.executable, str(Path(__file__).parent / "bare_engine.py"), str(port), "--interval", str(interval)]
+        )
+        text = CONFIGURATION.format(redis=redis.url, engine=port, local=local)
+        served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
+        try:
+            await eventually(lambda: is_open(port))
+            for router in served:
+                router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
+            for router in served:
+                await eventually(partial(has_begun, router), within=START)
+                await router.ready()
+            yield served
+        finally:
+            for router in served:
+                router.kill()
+            engine.kill()
+            engine.wait()
+            redis.remove()
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def has_begun(router: Served) -> bool:
+    """Whether a router that was started listens by now; RuntimeError where it has ended."""
+    if not router.runs:
+        raise RuntimeError(router.log.read_text())
+    return is_open(router.port)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of a core, user and system."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def memory_kb(pid: int) -> int:
+    """The resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])

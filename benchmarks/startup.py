@@ -1,0 +1,33 @@
+"""How long a router takes until it is ready, and what its process holds in memory then.
+
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/startup.py [--times 5]
+
+From the start of `python -m router serve` until /readyz says 200, with a Redis and an engine that are there. The
+quickest of several starts is the one that other programs disturbed least.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+
+from stand import memory_kb, stand
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=5)
+    arguments = parser.parse_args()
+    seconds, memory = [], []
+    async with stand() as (router,):
+        for _ in range(arguments.times):
+            router.kill()
+            began = time.perf_counter()
+            router.start()
+            await router.ready()
+            seconds.append(time.perf_counter() - began)
+            memory.append(memory_kb(router.process.pid))
+    print(json.dumps({"ready_seconds": round(min(seconds), 2), "memory_mb": round(min(memory) / 1024, 1)}))
+
+
+asyncio.run(main())

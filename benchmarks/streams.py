@@ -1,0 +1,49 @@
+"""Many streams at once: what each costs, what each holds in memory, and how long its first event takes.
+
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/streams.py [--streams 64 256 2000] [--seconds 13]
+
+One router process, a Redis, an engine that costs next to nothing, and the clients, all on this machine. Every stream
+has 66 events, which come evenly over `--seconds`, so that with 2,000 streams some 10,000 events a second pass. CPU time
+is the router's, by the scheduler; memory is what its resident memory has grown by while all streams are open.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+
+from bare_engine import EVENTS
+from load import bodies, load
+from stand import cpu_seconds, memory_kb, stand
+
+
+async def measure(streams: int, seconds: float) -> dict[str, object]:
+    async with stand(interval=seconds / len(EVENTS) * 1000) as (router,):
+        pid = router.process.pid
+        await load(router.port, bodies(stream=False, name="warm"), connections=16, requests=64)
+        memory, cpu = memory_kb(pid), cpu_seconds(pid)
+        under_way = asyncio.create_task(load(router.port, bodies(stream=True), connections=streams, requests=streams))
+        await asyncio.sleep(seconds * 0.6)
+        grown = memory_kb(pid) - memory
+        result = await under_way
+        return {
+            "streams": streams,
+            "cpu_ms_a_stream": round((cpu_seconds(pid) - cpu) / streams * 1000, 3),
+            "kb_a_stream": round(grown / streams, 1),
+            "first_event_p50_ms": result.first_ms(0.5),
+            "first_event_p99_ms": result.first_ms(0.99),
+        }
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256, 2000])
+    parser.add_argument("--seconds", type=float, default=13.0)
+    arguments = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two sockets a stream, in the router that is started
+    for streams in arguments.streams:
+        print(json.dumps(await measure(streams, arguments.seconds)), flush=True)
+
+
+asyncio.run(main())
