@@ -6,6 +6,7 @@ one timer a connection looks, about once a timeout, whether a batch is late.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,6 +21,11 @@ from router.shared.refusals import refusal
 CLIENT_NAME: Final = "roundhouse"
 
 _INCOMPLETE: Final = object()
+_ALIVE: Final = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+}  # seconds, seconds, times; as redis-py has it
 
 Place = tuple[str, int] | str
 """A host and its port, or the path of a Unix socket."""
@@ -171,7 +177,8 @@ async def connect(
             if isinstance(place, str):
                 await loop.create_unix_connection(lambda: connection, place)
             else:
-                await loop.create_connection(lambda: connection, *place, ssl=login.tls)
+                transport, _ = await loop.create_connection(lambda: connection, *place, ssl=login.tls)
+                _keep_alive(transport.get_extra_info("socket"))
         for reply in await connection.send(login.commands(), until - loop.time()):
             _raise_refusal(reply)
     except FAULTS as error:
@@ -181,6 +188,14 @@ async def connect(
         connection.abort()
         raise
     return connection
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """So that what stands in between does not forget a connection that is quiet."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+        if hasattr(socket, name):  # not every system has them
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _raise_refusal(reply: object) -> None:
