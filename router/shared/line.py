@@ -119,6 +119,7 @@ class Line:
             self._answer.add_done_callback(self._answered)
 
     def _answered(self, answer: "asyncio.Future[Replies]") -> None:
+        self._answer = None
         try:
             replies = answer.result()
         except LinkError as error:
