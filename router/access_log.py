@@ -17,47 +17,82 @@ from router.flow.exchange import Exchange
 
 ACCESS: Final = "roundhouse.access"
 
+Line = Callable[[str, float, int, int, float, str | None], str]
+"""Makes a line of what changes from one exchange to the next: the request's id, milliseconds, tokens read and
+generated, milliseconds to the first token, and the key."""
+
 log = logging.getLogger(ACCESS)
 
 _encode = msgspec.json.Encoder().encode
 
 
 class AccessLog:
-    """Writes the line of an exchange: its facts as `name=value`, or as a JSON object."""
+    """Writes the line of an exchange: its facts as `name=value`, or as a JSON object.
+
+    Most of a line is the same for all exchanges of a kind, so it is put together once for each, with holes.
+    """
 
     def __init__(self, log_format: str) -> None:
         self._json = log_format == "json"
         self._write: Callable[[str], None] | None = None
 
-    def write(self, exchange: Exchange, ended: float) -> None:
-        """`ended` is an instant of time.perf_counter."""
+    def line(self, exchange: Exchange) -> Line:
+        """How the line of such an exchange is made, for `write`."""
+        facts = _facts(exchange).items()
+        if self._json:
+            return (",".join([f"{_json(name)}:{_json(value)}" for name, value in facts]) + "}}").format
+        return " ".join([f"{name}={_text(value)}" for name, value in facts]).format
+
+    def write(self, line: Line, exchange: Exchange, took: float) -> None:
+        """`took` in seconds."""
         if not log.isEnabledFor(logging.INFO):
             return
         if self._write is None:
-            self._write = _way_out()
-        facts = _facts(exchange, ended)
-        if self._json:
-            self._write(_encode({"time": _now(), **facts}).decode())
-        else:
-            self._write(" ".join([f"{name}={value}" for name, value in facts.items()]))
+            self._write = self._way_out()
+        first_token = 0.0 if exchange.first_token is None else exchange.first_token - exchange.begun
+        self._write(
+            line(
+                exchange.request_id, 1000 * took, exchange.prompt_tokens, exchange.completion_tokens,
+                1000 * first_token, exchange.key,
+            )
+        )  # fmt: skip
+
+    def _way_out(self) -> Callable[[str], None]:
+        """To the handler of set_up_logging if it is in place, else to where logging sends it."""
+        handlers = logging.getLogger("roundhouse").handlers
+        lines = next((handler.line for handler in handlers if isinstance(handler, _Lines)), None)
+        if lines is None and self._json:
+            return lambda line: log.info("%s%s", _json_begin(), line)
+        return lines or log.info
 
 
-def _way_out() -> Callable[[str], None]:
-    """Where access lines go: to the handler of set_up_logging if it is in place, else where logging sends them."""
-    handlers = logging.getLogger("roundhouse").handlers
-    return next((handler.line for handler in handlers if isinstance(handler, _Lines)), log.info)
+class _Hole(msgspec.Struct, frozen=True):
+    """A fact that is another in each line; `form` is str.format's word for it."""
+
+    form: str
+    quoted: bool = False
 
 
-def _facts(exchange: Exchange, ended: float) -> dict[str, Any]:
+def _text(value: Any) -> str:
+    return value.form if isinstance(value, _Hole) else f"{value}".replace("{", "{{").replace("}", "}}")
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, _Hole):
+        return f'"{value.form}"' if value.quoted else value.form
+    return _encode(value).decode().replace("{", "{{").replace("}", "}}")
+
+
+def _facts(exchange: Exchange) -> dict[str, Any]:
     """What is known; what it did not come to is left out."""
     facts: dict[str, Any] = {
-        "request": exchange.request_id,
+        "request": _Hole("{0}", quoted=True),
         "tenant": exchange.tenant,
-        "path": exchange.endpoint.value,
+        "path": exchange.endpoint.path,
         "status": exchange.status,
         "outcome": exchange.outcome,
-        "ms": round((ended - exchange.begun) * 1000, 2),
-        "cache": exchange.cache.value if exchange.cache is not None else "NONE",
+        "ms": _Hole("{1:.2f}"),
+        "cache": exchange.cache or "NONE",
     }
     if exchange.model is not None:
         facts["model"] = exchange.model
@@ -65,23 +100,25 @@ def _facts(exchange: Exchange, ended: float) -> dict[str, Any]:
         facts["stream"] = "yes" if exchange.stream else "no"
     if exchange.engine is not None:
         facts["engine"] = exchange.engine
-        facts["prompt_tokens"] = exchange.prompt_tokens
-        facts["completion_tokens"] = exchange.completion_tokens
+        facts["prompt_tokens"] = _Hole("{2}")
+        facts["completion_tokens"] = _Hole("{3}")
     if exchange.fallback is not None:
         facts["fallback"] = exchange.fallback
     if exchange.first_token is not None:
-        facts["ttft_ms"] = round((exchange.first_token - exchange.begun) * 1000, 2)
-    if exchange.bypass is not None:
-        facts["reason"] = exchange.bypass.value
-    elif exchange.reason is not None:
-        facts["reason"] = exchange.reason
+        facts["ttft_ms"] = _Hole("{4:.2f}")
+    if exchange.bypass is not None or exchange.reason is not None:
+        facts["reason"] = exchange.bypass or exchange.reason
     if exchange.local:
         facts["local"] = "yes"
     if exchange.error is not None:
         facts["error"] = exchange.error
     if exchange.key is not None:
-        facts["key"] = exchange.key
+        facts["key"] = _Hole("{5}", quoted=True)
     return facts
+
+
+def _json_begin() -> str:
+    return f'{{"time":"{_now()}",'
 
 
 def _now() -> str:
@@ -117,25 +154,29 @@ class _Lines(logging.StreamHandler[TextIO]):
     def __init__(self, formatter: "_TextLines | _JsonLines") -> None:
         super().__init__(sys.stderr)
         self.setFormatter(formatter)
-        self._stamp = formatter.stamped
+        self._begin = formatter.begin
         self._waiting: list[str] = []
 
     def line(self, message: str) -> None:
-        """Takes an access line; it is written in the next turn of the running loop."""
+        """Takes an access line; it is written in the next turn of the running loop, and has the time of that."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append(self._stamp(time.time(), message))
+            asyncio.get_running_loop().call_soon(self._write)
+        self._waiting.append(message)
+
+    def _write(self) -> None:
+        if self._waiting:
+            begin = self._begin(time.time())
+            lines, self._waiting = self._waiting, []
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
+                self.stream.write(begin + f"\n{begin}".join(lines) + "\n")
+                self.stream.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.flush()
+        self._write()
         super().emit(record)
 
     def flush(self) -> None:
-        if self._waiting:
-            lines, self._waiting = self._waiting, []
-            lines.append("")
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
-                self.stream.write("\n".join(lines))
+        self._write()
         super().flush()
 
 
@@ -151,9 +192,9 @@ class _TextLines(logging.Formatter):
         line = f"{self._time(record.created)} {record.name} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
-    def stamped(self, now: float, message: str) -> str:
-        """An access line, with its time in seconds since the epoch."""
-        return f"{self._time(now)} {ACCESS} {message}"
+    def begin(self, now: float) -> str:
+        """What stands before an access line; `now` in seconds since the epoch."""
+        return f"{self._time(now)} {ACCESS} "
 
     def _time(self, now: float) -> str:
         second = int(now)
@@ -163,9 +204,9 @@ class _TextLines(logging.Formatter):
 
 
 class _JsonLines(logging.Formatter):
-    def stamped(self, _: float, message: str) -> str:
-        """An access line, which has its time already."""
-        return message
+    def begin(self, _: float) -> str:
+        """What stands before the rest of an access line."""
+        return _json_begin()
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()

@@ -177,6 +177,7 @@ class Application:
         for site in (*retiring.values(), self._site):
             await site.aclose()
         await self._lasting.transport.aclose()
+        self._lasting.telemetry.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -7,6 +7,7 @@ so that nothing is done within a signal's handler.
 """
 
 import functools
+import gc
 import logging
 import os
 import signal
@@ -73,6 +74,10 @@ class Server(uvicorn.Server):
         self.run(sockets=[listening])
         return FORCED if self.force_exit else 0
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        spare_what_stays()
+
     def order(self, order: Order) -> None:
         """From any thread."""
         self._orders.append(order)
@@ -125,7 +130,18 @@ class Server(uvicorn.Server):
             # The last line of defence: what serves now must go on, whatever is wrong with what was to come.
             log.exception("the configuration cannot be used; the one before it stays")
         else:
+            spare_what_stays()
             log.info("another configuration is in effect")
+
+
+def spare_what_stays() -> None:
+    """Leaves what there is now out of garbage collections: to walk over it all stops the loop for tens of milliseconds.
+
+    What was spared before and is garbage by now is collected first.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 class Terminal:

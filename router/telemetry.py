@@ -4,12 +4,12 @@ The names are those that dashboards of this field use. Tenants and models come f
 can make a series.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -18,6 +18,7 @@ from router.access_log import AccessLog
 from router.core.breaker import State
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, Work
+from router.tallies import Batched, Tally
 from router.upstream.catalog import Engine
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -26,6 +27,8 @@ _SPARED: Final = (*_STORED, CacheStatus.COALESCED)  # nobody generated anything 
 _OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _BREAKER_STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 _SPEEDS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
+_TELL_EVERY: Final = 0.25  # seconds for which what is counted may be known to this process alone
+_KINDS: Final = 4096  # of exchanges, that are remembered
 _GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
     ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
@@ -44,22 +47,24 @@ class Telemetry:
     def __init__(self, *, log_format: str, multiprocess: str | None = None) -> None:
         """`multiprocess`: the folder over which the workers of one server share their counts, if there are several."""
         self._access_log = AccessLog(log_format)
-        # What is counted for one kind of exchange, found by one look; a kind is made of the configuration's names.
-        self._series: dict[tuple[object, ...], _Series] = {}
+        # What is counted of one kind of exchange, found by one look; a kind is made of words that nobody can invent.
+        self._tallies: dict[tuple[object, ...], Tally] = {}
+        self._untold: list[Tally] = []
+        self._wait = _TELL_EVERY
         self._multiprocess = multiprocess
         self.registry = registry = CollectorRegistry()
         requests = ("tenant", "model", "engine", "task", "status")
         self._requests = Counter("llm_requests", "Requests by how they ended", requests, registry=registry)
         by_cache = ("model", "cache")
-        self._duration = Histogram(
+        self._duration = Batched(
             "llm_request_duration_seconds", "From the first byte of the request to the last of the answer", by_cache,
             buckets=_DURATIONS, registry=registry,
         )  # fmt: skip
-        self._first_token = Histogram(
+        self._first_token = Batched(
             "llm_time_to_first_token_seconds", "From the first byte of the request to the first token", by_cache,
             buckets=_DURATIONS, registry=registry,
         )  # fmt: skip
-        self._overhead = Histogram(
+        self._overhead = Batched(
             "llm_router_overhead_seconds", "What the router itself took before an engine was asked or the store's "
             "answer went out", ("cache",), buckets=_OVERHEADS, registry=registry,
         )  # fmt: skip
@@ -121,25 +126,67 @@ class Telemetry:
 
     def record(self, exchange: Exchange, ended: float) -> None:
         """Counts and logs an exchange that ended at that instant of time.perf_counter."""
-        if exchange.cache is None:
-            self._count_refused(exchange, ended)
-        else:
-            series = self._find_series(exchange)
-            series.count()
-            series.took(ended - exchange.begun)
-            series.looked_up()
-            series.overhead((exchange.dispatched or ended) - exchange.begun)
-            if exchange.cache in _SPARED:
-                series.saved(exchange.completion_tokens)
-            if exchange.cache in _STORED:
-                series.first_token(ended - exchange.begun)
-            elif exchange.first_token is not None:
-                series.first_token(exchange.first_token - exchange.begun)
-            if exchange.outcome == "refused" and exchange.engine is None:
-                self._rejected.labels(exchange.error or "none").inc()
+        kind = (
+            exchange.tenant, exchange.endpoint, exchange.model, exchange.task, exchange.engine, exchange.cache,
+            exchange.stream, exchange.local, exchange.status, exchange.outcome, exchange.reason, exchange.bypass,
+            exchange.fallback, exchange.error, exchange.key is None, exchange.first_token is None,
+        )  # fmt: skip
+        tally = self._tallies.get(kind) or self._remember(kind, exchange)
+        if not tally.took:
+            self._tell_soon(tally)
+        took = ended - exchange.begun
+        tally.took.append(took)
+        tally.overhead.append(took if exchange.dispatched is None else exchange.dispatched - exchange.begun)
+        if tally.at_once:
+            tally.first_token.append(took)
+        elif exchange.first_token is not None:
+            tally.first_token.append(exchange.first_token - exchange.begun)
+        tally.saved += exchange.completion_tokens
+        self._access_log.write(tally.line, exchange, took)
+
+    def _remember(self, kind: tuple[object, ...], exchange: Exchange) -> Tally:
+        """The first of its kind."""
+        if len(self._tallies) >= _KINDS:
+            self._tallies.clear()
+        tally = self._tallies[kind] = self._tally(exchange)
+        return tally
+
+    def _tally(self, exchange: Exchange) -> Tally:
+        tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache
+        engine, task = exchange.engine or "none", exchange.task or "none"
+        each = [self._requests.labels(tenant, model, engine, task, _status(exchange)).inc]
+        if exchange.outcome == "refused" and (cache is None or exchange.engine is None):
+            each.append(self._rejected.labels(exchange.error or "none").inc)
+        if cache is not None:
+            each.append(self._cache.labels(tenant, model, cache.lower()).inc)
             if exchange.fallback is not None:
-                self._fallbacks.labels(exchange.model or "unknown", exchange.fallback).inc()
-        self._access_log.write(exchange, ended)
+                each.append(self._fallbacks.labels(model, exchange.fallback).inc)
+        saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
+        return Tally(
+            line=self._access_log.line(exchange),
+            each=each,
+            took=self._duration.labels(model, cache or "NONE"),
+            overhead=self._overhead.labels(cache) if cache is not None else None,
+            first_token=self._first_token.labels(model, cache) if cache is not None else None,
+            saved=saved.inc if saved is not None and cache in _SPARED else None,
+            at_once=cache in _STORED,
+        )
+
+    def _tell_soon(self, tally: Tally) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_later(self._wait, self.tell)
+        self._untold.append(tally)
+
+    def tell(self) -> None:
+        """What was counted is known to all workers from now on."""
+        untold, self._untold = self._untold, []
+        for tally in untold:
+            tally.tell()
+
+    def close(self) -> None:
+        """Tells all; what is still to come is told at once, since the process ends."""
+        self._wait = 0.0
+        self.tell()
 
     def landed(self, work: Work) -> None:
         """Counts a generation that is over: what was generated, however many it was for."""
@@ -154,32 +201,6 @@ class Telemetry:
         took = time.perf_counter() - work.first_token
         if work.stream and took > 0 and work.completion_tokens > 1:
             self._speed.labels(work.model).observe((work.completion_tokens - 1) / took)
-
-    def _count_refused(self, exchange: Exchange, ended: float) -> None:
-        """An exchange that did not get as far as the cache."""
-        model, engine, task = exchange.model or "unknown", exchange.engine or "none", exchange.task or "none"
-        self._requests.labels(exchange.tenant, model, engine, task, _status(exchange)).inc()
-        self._duration.labels(model, "NONE").observe(ended - exchange.begun)
-        if exchange.outcome == "refused":
-            self._rejected.labels(exchange.error or "none").inc()
-
-    def _find_series(self, exchange: Exchange) -> "_Series":
-        assert exchange.cache is not None
-        status = _status(exchange)
-        kind = (exchange.tenant, exchange.model, exchange.engine, exchange.task, exchange.cache, status)
-        series = self._series.get(kind)
-        if series is None:
-            tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache.value
-            engine, task = exchange.engine or "none", exchange.task or "none"
-            series = self._series[kind] = _Series(
-                count=self._requests.labels(tenant, model, engine, task, status).inc,
-                took=self._duration.labels(model, cache).observe,
-                looked_up=self._cache.labels(tenant, model, cache.lower()).inc,
-                overhead=self._overhead.labels(cache).observe,
-                first_token=self._first_token.labels(model, cache).observe,
-                saved=self._tokens.labels(tenant, model, "saved").inc,
-            )
-        return series
 
     def written(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
@@ -216,6 +237,7 @@ class Telemetry:
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format, summed over the workers."""
+        self.tell()
         registry = self.registry
         if self._multiprocess is not None:
             registry = CollectorRegistry()
@@ -231,17 +253,6 @@ class Telemetry:
         for family in families:
             if family.type == "gauge":
                 family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engines}]
-
-
-class _Series(msgspec.Struct, frozen=True):
-    """What counts one kind of exchange: the methods of its series, with the labels found once."""
-
-    count: Callable[[], None]
-    took: Callable[[float], None]
-    looked_up: Callable[[], None]
-    overhead: Callable[[float], None]
-    first_token: Callable[[float], None]
-    saved: Callable[[float], None]
 
 
 class _Families:

@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from random import getrandbits
+from random import randbytes
 from typing import Any, Final
 
 from router.api.auth import Authenticator
@@ -21,7 +21,7 @@ from router.core.types import CacheStatus, Endpoint
 from router.errors import ApiError, internal_error, unavailable
 from router.flow.exchange import Exchange
 from router.flow.flight import Reader
-from router.flow.gateway import Answer, Gateway, Whole
+from router.flow.gateway import Gateway
 from router.shared.limits import TenantLimits
 from router.telemetry import Telemetry
 
@@ -35,6 +35,12 @@ _EVENTS: Final = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would gather the events
 )
+_READ: Final = frozenset((
+    b"x-request-id", b"traceparent", b"x-session-id", b"cache-control", b"x-cache-ttl", b"content-encoding",
+    b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
+))  # fmt: skip
+"""The headers of a request that anything here asks for; all others are passed over once."""
+
 _LAST_WORDS: Final = 0.5  # seconds
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -67,7 +73,7 @@ class Generate:
         self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: RawHeaders = scope["headers"]
+        headers: RawHeaders = [header for header in scope["headers"] if header[0] in _READ]
         request_id, traceparent, session = _correlation(headers)
         exchange = Exchange(
             endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent,
@@ -97,8 +103,8 @@ class Generate:
         try:
             exchange.tenant = self._auth.tenant(headers, x_api_key=self._endpoint is Endpoint.MESSAGES)
             control = _control(headers)
-            exchange.permit = await self._limits.ask(exchange.tenant)
-            if exchange.permit is not None:
+            if self._limits.concern(exchange.tenant):
+                exchange.permit = await self._limits.ask(exchange.tenant)
                 exchange.permit.check()
             body = await read_body(headers, receive, self._max_body)
             answer = await self._gateway.answer(exchange, control, body, client)
@@ -114,7 +120,15 @@ class Generate:
             raise
         else:
             exchange.status = 200
-            await self._send(exchange, answer, client, send)
+            headers = _headers(exchange)
+            if isinstance(answer, Reader):
+                await self._stream(answer, [*headers, *_EVENTS], client, send)
+                return
+            headers += _EVENTS if answer.stream else (_JSON,)
+            headers.append((b"content-length", b"%d" % len(answer.body)))
+            client.stop()
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer.body})
 
     async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
         exchange.status = error.status
@@ -133,17 +147,6 @@ class Generate:
                 exchange.outcome, exchange.error = "failed", error.code
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
-
-    async def _send(self, exchange: Exchange, answer: Answer, client: ClientLeaving, send: Send) -> None:
-        headers = _headers(exchange)
-        if isinstance(answer, Whole):
-            headers += _EVENTS if answer.stream else (_JSON,)
-            headers.append((b"content-length", b"%d" % len(answer.body)))
-            client.stop()
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
-        else:
-            await self._stream(answer, [*headers, *_EVENTS], client, send)
 
     async def _stream(self, reader: Reader, headers: RawHeaders, client: ClientLeaving, send: Send) -> None:
         try:
@@ -170,17 +173,17 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
             raise BodyTooLargeError(limit)
     parts: list[bytes] = []
     size = 0
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeftError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        size += len(part)
         if size > limit:
             raise BodyTooLargeError(limit)
-        more = message.get("more_body", False)
-    return b"".join(parts)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:
@@ -197,9 +200,14 @@ async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:
 
 def _control(headers: RawHeaders) -> Control:
     """What the client asks of the cache. Raises ApiError."""
-    wishes = [value for name, value in headers if name == b"cache-control"]
-    ttl = [value for name, value in headers if name == b"x-cache-ttl"]
-    return read_control(b",".join(wishes), ttl[0] if ttl else None) if wishes or ttl else NO_WISHES
+    wishes: list[bytes] = []
+    ttl = None
+    for name, value in headers:
+        if name == b"cache-control":
+            wishes.append(value)
+        elif name == b"x-cache-ttl" and ttl is None:
+            ttl = value
+    return read_control(b",".join(wishes), ttl) if wishes or ttl is not None else NO_WISHES
 
 
 def request_id(headers: RawHeaders) -> str:
@@ -217,45 +225,45 @@ def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
             traceparent = value.decode("ascii")
         elif name == b"x-session-id" and SESSION.fullmatch(value):
             session = value.decode("ascii")
-    # As long as a UUID, and without a system call; it identifies, and proves nothing.
-    return given or f"{getrandbits(128):032x}", traceparent, session
+    # As long as a UUID, and without a system call.
+    return given or randbytes(16).hex(), traceparent, session  # noqa: S311 - it identifies, and proves nothing
 
 
 def _headers(exchange: Exchange) -> RawHeaders:
     """What an answer says of how it came to be; all values come from the configuration, or have been checked."""
-    headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
-    if exchange.cache is not None:
-        headers.append((b"x-cache", exchange.cache.encode("ascii")))
+    headers = [(b"x-request-id", exchange.request_id.encode())]
+    cache = exchange.cache
+    if cache is not None:
+        headers.append((b"x-cache", cache.encode()))
         headers.append((b"cache-status", _cache_status(exchange)))
-        if exchange.cache is not CacheStatus.BYPASS and exchange.key is not None:
-            headers.append((b"x-cache-key", exchange.key.encode("ascii")))
+        if cache is not CacheStatus.BYPASS and exchange.key is not None:
+            headers.append((b"x-cache-key", exchange.key.encode()))
         reason = exchange.bypass or exchange.reason
         if reason is not None:
-            headers.append((b"x-cache-reason", reason.encode("ascii")))
+            headers.append((b"x-cache-reason", reason.encode()))
         if exchange.age is not None:
             headers.append((b"age", b"%d" % exchange.age))
     if exchange.permit is not None:
         headers += limit_headers(exchange.permit.quota, exchange.permit.allowance)
     if exchange.task is not None:
-        headers.append((b"x-task", exchange.task.encode("ascii")))
+        headers.append((b"x-task", exchange.task.encode()))
     if exchange.engine is not None:
-        headers.append((b"x-engine", exchange.engine.encode("ascii")))
+        headers.append((b"x-engine", exchange.engine.encode()))
     if exchange.fallback is not None:
-        headers.append((b"x-fallback", exchange.fallback.encode("ascii")))
+        headers.append((b"x-fallback", exchange.fallback.encode()))
     if exchange.adjusted:
-        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode("ascii")))
+        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode()))
     return headers
 
 
 def _cache_status(exchange: Exchange) -> bytes:
     """RFC 9211."""
-    match exchange.cache:
-        case CacheStatus.HIT | CacheStatus.STALE:
-            status = b"roundhouse; hit; ttl=%d" % (exchange.ttl or 0)
-            return status + b"; detail=local" if exchange.local else status
-        case CacheStatus.COALESCED:
-            return b"roundhouse; fwd=miss; collapsed"
-        case CacheStatus.BYPASS if exchange.bypass is not None:
-            return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode("ascii")
-        case _:
-            return b"roundhouse; fwd=stale" if exchange.reason == "expired" else b"roundhouse; fwd=uri-miss"
+    cache = exchange.cache
+    if cache is CacheStatus.HIT or cache is CacheStatus.STALE:
+        status = b"roundhouse; hit; ttl=%d; detail=local" if exchange.local else b"roundhouse; hit; ttl=%d"
+        return status % (exchange.ttl or 0)
+    if cache is CacheStatus.COALESCED:
+        return b"roundhouse; fwd=miss; collapsed"
+    if exchange.bypass is not None:
+        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode()
+    return b"roundhouse; fwd=stale" if exchange.reason == "expired" else b"roundhouse; fwd=uri-miss"

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from router.core.names import entries_of
+from router.core.names import PREFIX
 from router.core.request import Request
 from router.core.scope import document_name, text_name
 from router.core.types import Endpoint
@@ -65,11 +65,13 @@ SAID_BACK: Final = {
 _LEFT_OUT: Final = {
     endpoint: NOT_PART_OF_THE_ANSWER.keys() - SAID_BACK.get(endpoint, {}).keys() for endpoint in Endpoint
 }
+_CONVERSATION: Final = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
 _TEXTS: Final = ("text", "input_text")  # the types of parts that hold text of a user or a system
 _SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}  # where it has its own
 _SYSTEM: Final = 0  # where a piece of the system part stood
 _RAG: Final = 1  # where a piece of the rag part stood
+_ABSENT: Final = object()
 
 canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -81,11 +83,31 @@ class Markers(msgspec.Struct, frozen=True):
     close: str = "</context>"
 
 
-class Key(msgspec.Struct, frozen=True):
-    """`text` is the Redis key; `digest` the hex SHA-256 that an entry under it must bear."""
+class Key(msgspec.Struct, eq=False):
+    """`text` is the Redis key; `form` all that it stands for: tenant, model, and the bytes of the three parts.
+
+    `digest`, the hex SHA-256 of the form, is what an entry under the key must bear; it is worked out when it is asked
+    for first, since whoever has the form of an entry needs none.
+    """
 
     text: str
-    digest: str
+    form: tuple[str | bytes, ...]
+    _digest: str = ""
+
+    @property
+    def digest(self) -> str:
+        if not self._digest:
+            digest = hashlib.sha256()
+            for part in self.form:
+                data = part.encode() if isinstance(part, str) else part
+                digest.update(b"%d:%b" % (len(data), data))
+            self._digest = digest.hexdigest()
+        return self._digest
+
+    @property
+    def size(self) -> int:
+        """Bytes of the form, about."""
+        return sum(map(len, self.form))
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -122,36 +144,37 @@ def _name_of(document: Any) -> str:
 
 def take_apart(request: Request, markers: Markers) -> Parts:
     """Which text of the request belongs to which part of the key. Raises ApiError where there are too many of them."""
+    endpoint, fields = request.endpoint, request.fields
     system: list[Any] = []
     rag: list[Any] = []
-    fields = request.fields
-    left_out = _LEFT_OUT[request.endpoint]
-    rest = {name: value for name, value in fields.items() if name not in left_out}
+    rest = fields.copy()
+    for name in _LEFT_OUT[endpoint].intersection(fields):
+        del rest[name]
     question = ""
     asked: list[Any] = []
-    match request.endpoint:
-        case Endpoint.CHAT | Endpoint.RESPONSES | Endpoint.MESSAGES:
-            documents = rest.pop("documents", None)
-            if documents is not None:
-                _bound_documents(len(documents))
-                rag.append(documents)
-            place = _SYSTEM_FIELD.get(request.endpoint)
-            if place in rest:
-                rest[place], _ = _pieces(rest[place], markers, system, rag)
-            messages = rest.pop("input" if request.endpoint is Endpoint.RESPONSES else "messages")
-            if isinstance(messages, str):
-                asked, question = _pieces(messages, markers, None, rag)
-            else:
-                asked, question = _messages(messages, markers, system, rag)
-        case Endpoint.COMPLETIONS:
-            prompt = fields["prompt"]
-            first = prompt[0] if isinstance(prompt, list) else prompt
-            question = first if isinstance(first, str) else ""
-        case Endpoint.EMBEDDINGS:  # nobody asks anything
-            asked = [rest.pop("input", None), rest.pop("messages", None)]
+    conversation = _CONVERSATION.get(endpoint)
+    if conversation is not None:
+        documents = rest.pop("documents", None)
+        if documents is not None:
+            _bound_documents(len(documents))
+            rag.append(documents)
+        place = _SYSTEM_FIELD.get(endpoint)
+        if place in rest:
+            rest[place], _ = _pieces(rest[place], markers, system, rag)
+        messages = rest.pop(conversation)
+        if isinstance(messages, str):
+            asked, question = _pieces(messages, markers, None, rag)
+        else:
+            asked, question = _messages(messages, markers, system, rag)
+    elif endpoint is Endpoint.COMPLETIONS:
+        prompt = fields["prompt"]
+        first = prompt[0] if isinstance(prompt, list) else prompt
+        question = first if isinstance(first, str) else ""
+    else:  # of embeddings, nobody asks anything
+        asked = [rest.pop("input", None), rest.pop("messages", None)]
     if request.stream and (shape := _stream_shape(fields)):
         rest["stream_options"] = shape
-    return Parts(system, rag, [request.endpoint.value, asked, rest], question)
+    return Parts(system, rag, [endpoint.path, asked, rest], question)
 
 
 def _messages(
@@ -160,27 +183,27 @@ def _messages(
     """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user."""
     remains: list[Any] = []
     question = ""
-    _bound_parts(len(messages))
     parts = len(messages)
+    _bound_parts(parts)
     for message in messages:
-        if isinstance(message.get("content"), list):
-            parts += len(message["content"])
+        others = message.copy()
+        content = others.pop("content", _ABSENT)
+        role = others.pop("role", _ABSENT)
+        if isinstance(content, list):
+            parts += len(content)
             _bound_parts(parts)
-        if "role" not in message:  # an item of /v1/responses that nobody said
+        if role is _ABSENT:  # an item of /v1/responses that nobody said
             remains.append(message)
-            continue
-        role = message["role"]
-        content = message.get("content")
-        if role == "user":
+        elif content is _ABSENT:  # whether it was there at all is something that a chat template can see
+            remains.append([role, others])
+        elif role == "user":
             pieces, text = _pieces(content, markers, None, rag)
             question = text or question
+            remains.append([role, pieces, others])
         elif role in _SYSTEM_ROLES:
-            pieces, _ = _pieces(content, markers, system, rag)
+            remains.append([role, _pieces(content, markers, system, rag)[0], others])
         else:
-            pieces = content
-        others = {name: value for name, value in message.items() if name not in ("role", "content")}
-        # Whether content was there at all is something that a chat template can see.
-        remains.append([role, pieces, others] if "content" in message else [role, others])
+            remains.append([role, content, others])
     return remains, question
 
 
@@ -210,8 +233,8 @@ def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[
     The first item says which form the content had, so that no client can spell what we write for another form.
     """
     if isinstance(content, str):
-        pieces, text = _text_pieces(content, markers, system, rag)
-        return ["text", *pieces], text
+        pieces: list[Any] = ["text"]
+        return pieces, _cut(content, markers, pieces, system, rag)
     if not isinstance(content, list):
         return ["none"], ""
     _bound_parts(len(content))
@@ -219,20 +242,22 @@ def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[
     texts = []
     for part in content:
         if part.get("type") in _TEXTS and isinstance(part.get("text"), str):
-            pieces, text = _text_pieces(part["text"], markers, system, rag)
-            texts.append(text)
-            parts.append([pieces, {name: value for name, value in part.items() if name != "text"}])
+            pieces = []
+            others = part.copy()
+            texts.append(_cut(others.pop("text"), markers, pieces, system, rag))
+            parts.append([pieces, others])
         else:
             parts.append(part)
     return parts, "\n".join(texts)
 
 
-def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: list[Any]) -> tuple[list[Any], str]:
-    """Cuts the context out of a text; see _pieces."""
-    pieces: list[Any] = []
+def _cut(text: str, markers: Markers, pieces: list[Any], system: list[Any] | None, rag: list[Any]) -> str:
+    """Cuts the context out of a text, and puts what remains where it belongs; gives the text without the context."""
     own: list[str] = []
     at = 0
-    while (start := text.find(markers.open, at)) >= 0:
+    # Most texts have none, and one character is found far faster than a word.
+    start = text.find(markers.open) if markers.open[0] in text else -1
+    while start >= 0:
         start += len(markers.open)
         end = text.find(markers.close, start)
         if end < 0:
@@ -242,11 +267,14 @@ def _text_pieces(text: str, markers: Markers, system: list[Any] | None, rag: lis
         rag.append(text[start:end])
         pieces += (_SYSTEM if system is not None else own[-1], _RAG)
         at = end
-    own.append(text[at:])
-    pieces.append(_SYSTEM if system is not None else own[-1])
-    if system is not None:
-        system += own
-    return pieces, own[0] if len(own) == 1 else "".join(own)
+        start = text.find(markers.open, at)
+    rest = text[at:]
+    if system is None:
+        pieces.append(rest)
+    else:
+        pieces.append(_SYSTEM)
+        system += (*own, rest)
+    return "".join((*own, rest)) if own else rest
 
 
 def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
@@ -257,16 +285,9 @@ def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
         query = canonical([revision, *parts.query])
     except RecursionError:  # a part may lie deeper here than it lay in the body
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
-    digest = hashlib.sha256()
-    for part in (tenant.encode(), model.encode(), system, rag, query):
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    text = entries_of(tenant) + ":".join(
-        (
-            model,
-            xxhash.xxh3_64_hexdigest(system) if system else NOTHING,
-            xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING,
-            xxhash.xxh3_128_hexdigest(query),
-        )
+    system_hash = xxhash.xxh3_64_hexdigest(system) if system else NOTHING
+    rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING
+    return Key(
+        f"{PREFIX}{tenant}:{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
+        (tenant, model, system, rag, query),
     )
-    return Key(text, digest.hexdigest())

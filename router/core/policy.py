@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
-from router.core.control import Control
+from router.core.control import NO_WISHES, Control
 from router.core.request import Request
 from router.core.types import Bypass, Endpoint
 
@@ -26,6 +26,9 @@ class Decision(NamedTuple):
     keep: bool
 
 
+_ALL: Final = Decision(None, keep=True)
+
+
 def decide(request: Request, control: Control, store: Store) -> Decision:
     """What the configuration and the client allow.
 
@@ -33,20 +36,19 @@ def decide(request: Request, control: Control, store: Store) -> Decision:
     """
     if control.no_store:
         return Decision(Bypass.NO_STORE, keep=False)
-    if _depends_on_more(request):
+    if request.endpoint in _STATE and _depends_on_more(request):
         return Decision(Bypass.UNCACHEABLE, keep=False)
     if store == "deterministic" and not request.deterministic:
         return Decision(Bypass.POLICY, keep=False)
+    if control is NO_WISHES:
+        return _ALL
     return Decision(Bypass.NO_CACHE if control.no_cache else None, keep=control.ttl != 0)
 
 
 def _depends_on_more(request: Request) -> bool:
     """Whether the answer depends on more than the request, so that it answers no other, however equal."""
-    state = _STATE.get(request.endpoint)
-    if state is None:
-        return False
     fields = request.fields
-    if any(fields.get(name) for name in state):
+    if any(fields.get(name) for name in _STATE[request.endpoint]):
         return True
     if any(tool.get("type") not in _CLIENTS_TOOLS for tool in fields.get("tools") or ()):
         return True

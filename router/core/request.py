@@ -177,7 +177,7 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
     Raises ApiError with status 400 for what is not a JSON object, for a known field of a wrong type and for a missing
     one; `param` names the field as OpenAI does (`messages[0].role`). Fields that nobody here knows are let through.
     """
-    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+    if len(body) > MAX_CONTAINERS and body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
         raise bad_request(f"The body has more than {MAX_CONTAINERS} objects and lists.", code="too_many_parts")
     try:
         fields = _decode(body)

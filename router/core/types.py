@@ -27,6 +27,9 @@ class Endpoint(Enum):
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
 
+    def __init__(self, path: str) -> None:
+        self.path = path  # an Enum's own `value` is looked up in Python, each time
+
     __hash__ = object.__hash__  # an Enum's own hashes its name, in Python, at each look into a table
 
 

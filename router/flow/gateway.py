@@ -13,7 +13,6 @@ from router.core.policy import Store as StorePolicy
 from router.core.policy import Use, decide, usable
 from router.core.reason import Fingerprint, Hints, fingerprint
 from router.core.recording import Recording
-from router.core.replay import replay
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
 from router.flow.brownout import Brownout
@@ -26,6 +25,7 @@ from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
 from router.store.redis import EntryStore, WriteResult
+from router.store.stored import Stored
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
 _ENGINES_FAULT: Final = (502, 503, 504)
@@ -112,7 +112,9 @@ class Gateway:
         exchange.stream, exchange.model = asked.request.stream, asked.model.name
         tenant = self._cache.tenants[exchange.tenant]
         exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
-        found = await self._look_up(exchange, asked) if exchange.bypass is None else None
+        found = None
+        if exchange.bypass is None:
+            found = self._find_here(exchange, asked) or await self._look_up(exchange, asked)
         if found is not None and self._is_good_enough(found, asked):
             return self._give(exchange, found, asked)
         exchange.task = asked.task
@@ -136,35 +138,41 @@ class Gateway:
 
     # -- what is stored ---------------------------------------------------------------------------------------------
 
+    def _find_here(self, exchange: Exchange, asked: Reading) -> Found | None:
+        stored = self._local.get(asked.key.text)
+        if stored is None:
+            return None
+        exchange.key = asked.key.text
+        return self._judge(asked, stored, local=True)
+
     async def _look_up(self, exchange: Exchange, asked: Reading) -> Found | None:
         key = asked.key.text
-        entry = self._local.get(key)
-        local = entry is not None
-        if entry is None:
-            if self._flights.find(asked.key) is not None:
-                # It is being generated here, so nobody has stored it.
-                exchange.key = key
-                return None
-            try:
-                entry = await self._store.get(key)
-            except RedisDownError:
-                exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
-                return None
+        if self._flights.find(asked.key) is not None:
+            # It is being generated here, so nobody has stored it.
+            exchange.key = key
+            return None
+        try:
+            entry = await self._store.get(key)
+        except RedisDownError:
+            exchange.bypass, exchange.cache, exchange.reason = Bypass.REDIS_DOWN, CacheStatus.BYPASS, None
+            return None
         exchange.key = key
-        return self._judge(asked, entry, local=local) if entry is not None else None
+        return self._judge(asked, Stored(entry), local=False) if entry is not None else None
 
     def _is_good_enough(self, found: Found, asked: Reading) -> bool:
         if found.use is Use.IF_ERROR:
             return self._brownout.prefers_stale(asked.model.name)
         return found.use is not Use.NONE
 
-    def _judge(self, asked: Reading, entry: Entry, *, local: bool) -> Found:
-        age = max(0.0, time.time() - entry.created)
+    def _judge(self, asked: Reading, stored: Stored, *, local: bool) -> Found:
+        entry = stored.entry
+        age = time.time() - entry.created
+        if age < 0:  # another machine's clock is ahead
+            age = 0.0
         use, body = Use.NONE, None
-        # The hash in the key only finds an entry; the digest proves that it answers this very request.
-        if entry.digest == asked.key.digest:
+        if stored.answers(asked.key):
             use = usable(age, entry.ttl, asked.control, min(entry.stale, self._cache.stale_if_error))
-            body = replay(entry, asked.request) if use is not Use.NONE else None
+            body = stored.replay(asked.request) if use is not Use.NONE else None
         return Found(entry, body or b"", age, local, use if body is not None else Use.NONE)
 
     async def _found_after_all(self, asked: Reading, found: Found | None) -> Found | None:
@@ -174,7 +182,7 @@ class Gateway:
                 entry = await self._store.get(asked.key.text)
             except RedisDownError:
                 return None
-            found = self._judge(asked, entry, local=False) if entry is not None else None
+            found = self._judge(asked, Stored(entry), local=False) if entry is not None else None
         return found if found is not None and found.use is not Use.NONE else None
 
     def _give(self, exchange: Exchange, found: Found, asked: Reading) -> Whole:
@@ -224,7 +232,7 @@ class Gateway:
                 reader.close()
                 return Whole(whole, asked.request.stream)
             if share and exchange.bypass is None:
-                found = await self._look_up(exchange, asked)
+                found = self._find_here(exchange, asked) or await self._look_up(exchange, asked)
                 if found is not None and found.use is Use.FRESH:
                     return self._give(exchange, found, asked)
         raise AssertionError("a flight of one's own never asks to begin anew")

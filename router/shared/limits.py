@@ -119,10 +119,13 @@ class TenantLimits:
         process = secrets.token_hex(6)
         self._tenants = {name: _Tenant(line, name, own, process) for name, own in limits.items() if own.any}
 
-    async def ask(self, tenant: str) -> "Permit | None":
-        """Whether a request of this tenant may come in; None for a tenant without limits."""
-        found = self._tenants.get(tenant)
-        return await found.ask() if found is not None else None
+    def concern(self, tenant: str) -> bool:
+        """Whether this tenant has limits."""
+        return tenant in self._tenants
+
+    async def ask(self, tenant: str) -> "Permit":
+        """Whether a request of this tenant, which has limits, may come in."""
+        return await self._tenants[tenant].ask()
 
     def spend(self, tenant: str, tokens: int) -> None:
         """A tenant has used so many tokens."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from router.core.types import Entry
+from router.store.stored import Stored
 
 _OVERHEAD: Final = 1500
 """Bytes that an entry takes beside its forms."""
@@ -20,7 +21,7 @@ _PER_DOCUMENT: Final = 64
 
 
 class LocalCopy:
-    """The entries that were fetched last, as many as there is room for.
+    """The entries that were fetched last, as many as there is room for, with what was worked out of them here.
 
     - What `get` gives is what Redis holds, or held less than a second ago.
     - It never holds more than `limit` bytes; whoever has not been asked for longest goes first.
@@ -32,7 +33,7 @@ class LocalCopy:
         """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch."""
         self._limit = limit
         self._clock = clock
-        self._entries: dict[str, tuple[Entry, int]] = {}
+        self._entries: dict[str, _Held] = {}
         self._fetches: dict[str, _Fetches] = {}
         self._size = 0
         self._coherent = False
@@ -45,19 +46,17 @@ class LocalCopy:
         """Bytes that it holds, about."""
         return self._size
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> Stored | None:
         """The entry, if it is here; it may be older than its time to live, as in Redis."""
-        held = self._entries.get(key)
+        held = self._entries.pop(key, None)
         if held is None:
             return None
-        entry, _ = held
-        if self._clock() > entry.created + entry.ttl + entry.stale:
+        if self._clock() > held.until:
             # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
-            self._remove(key)
+            self._size -= held.size
             return None
-        del self._entries[key]
         self._entries[key] = held  # now the one that was asked for last
-        return entry
+        return held
 
     def fetching(self, key: str) -> Callable[[Entry | None], None]:
         """Says that an entry is being fetched; what it returns must be called with what came of that."""
@@ -82,15 +81,23 @@ class LocalCopy:
         if size > self._limit:
             return
         self._remove(key)
-        self._entries[key] = (entry, size)
+        self._entries[key] = _Held(key, entry, self._grow)
+        self._grow(self._entries[key], size)
+
+    def _grow(self, held: "_Held", size: int) -> bool:
+        """Makes room for so many bytes more of an entry, unless there is none, or it is not here any more."""
+        if held.size + size > self._limit or self._entries.get(held.key) is not held:
+            return False
+        held.size += size
         self._size += size
         while self._size > self._limit:
             self._remove(next(iter(self._entries)))
+        return True
 
     def _remove(self, key: str) -> None:
         held = self._entries.pop(key, None)
         if held is not None:
-            self._size -= held[1]
+            self._size -= held.size
 
     # -- what is heard ----------------------------------------------------------------------------------------------
 
@@ -114,6 +121,22 @@ class LocalCopy:
         """From now on, nothing is told."""
         self._coherent = False
         self.drop()
+
+
+class _Held(Stored):
+    """One that is here: `size` in bytes, `until` in seconds since the epoch."""
+
+    __slots__ = ("_room", "key", "size", "until")
+
+    def __init__(self, key: str, entry: Entry, room: Callable[["_Held", int], bool]) -> None:
+        super().__init__(entry)
+        self._room = room
+        self.key = key
+        self.size = 0
+        self.until = entry.created + entry.ttl + entry.stale
+
+    def may_keep(self, size: int) -> bool:
+        return self._room(self, size)
 
 
 class _Fetches:

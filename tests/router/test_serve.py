@@ -100,16 +100,20 @@ async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, con
         async with http_client(served.url) as http:  # a new connection
             assert (await http.post("/v1/chat/completions", json=chat_body("The sea?"))).status_code == 200
             seen += 1
-    pages = []
-    for _ in range(6):
-        async with http_client(served.url) as http:
-            page = (await http.get("/metrics")).text
-        samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-        counted = {k: float(v) for k, v in samples.items() if k.startswith("llm_requests_total")}
-        pages.append(sum(counted.values()))
-        assert float(samples['llm_cache_hit_ratio{model="llama"}']) >= 0.9
-        assert float(samples['roundhouse_engine_up{engine="mistral"}']) == 1
-    assert pages == [seen] * 6
+
+    async def all_pages_show_all() -> bool:  # a worker tells the others in a moment
+        pages = []
+        for _ in range(6):
+            async with http_client(served.url) as http:
+                page = (await http.get("/metrics")).text
+            samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+            counted = {k: float(v) for k, v in samples.items() if k.startswith("llm_requests_total")}
+            pages.append(sum(counted.values()))
+            assert float(samples['roundhouse_engine_up{engine="mistral"}']) == 1
+        assert max(pages) <= seen
+        return pages == [seen] * 6 and float(samples['llm_cache_hit_ratio{model="llama"}']) >= 0.9
+
+    await eventually(all_pages_show_all)
     served.process.send_signal(signal.SIGINT)
     await asyncio.to_thread(served.process.wait, 20)
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from making import JSON, TEXT, changed, chat, completion, key_of, parts_of, pieces_of, talk
 
-from router.core.key import NOT_PART_OF_THE_ANSWER, NOTHING, Key, derive
+from router.core.key import NOT_PART_OF_THE_ANSWER, NOTHING, derive
 from router.core.names import PREFIX
 from router.core.request import Request, parse
 from router.core.types import Endpoint
@@ -73,7 +73,8 @@ GOLDEN: Final = [
 
 @pytest.mark.parametrize(("asked", "text", "digest"), GOLDEN)
 def test_keys_stay_what_they_have_always_been(asked: Request, text: str, digest: str) -> None:
-    assert key_of(asked) == Key(text, digest)
+    key = key_of(asked)
+    assert (key.text, key.digest) == (text, digest)
 
 
 # Fields
@@ -210,7 +211,7 @@ def test_equal_json_has_one_key_however_it_is_written(data: Any) -> None:
     }
     one = parse(Endpoint.CHAT, json.dumps(fields).encode())
     other = parse(Endpoint.CHAT, spelt_otherwise(fields, data.draw).encode())
-    assert key_of(one) == key_of(other)
+    assert key_of(one).form == key_of(other).form
 
 
 def test_equal_json_has_one_key_in_another_process() -> None:
@@ -254,9 +255,9 @@ def test_two_tenants_models_and_revisions_have_two_keys() -> None:
 def test_two_tenants_have_two_keys_whatever_they_are_called(one: str, other: str) -> None:
     for asked in (chat(), completion()):
         keys = [key_of(asked, tenant=one, model="m"), key_of(asked, tenant=other, model="m")]
-        assert (keys[0] == keys[1]) == (one == other)
+        assert (keys[0].digest == keys[1].digest) == (one == other)
         swapped = [key_of(asked, tenant=one, model=other), key_of(asked, tenant=other, model=one)]
-        assert (swapped[0] == swapped[1]) == (one == other)
+        assert (swapped[0].digest == swapped[1].digest) == (one == other)
 
 
 def test_a_tenant_cannot_be_spelt_in_a_request() -> None:

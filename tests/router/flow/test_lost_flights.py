@@ -46,7 +46,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     shared = SharedFlights(store.line, wanted=lambda _: None)
     flights = Flights(cast(Any, None), on_abandon="cancel", limit=1000, landed=lambda _: None)
     flights.share(shared)
-    key = Key("rh:1:default:llama:0:0:0", "d" * 64)
+    key = Key("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
     flight = launch(flights, key)
     flights.wanted(flight.id)  # so fast can another process be, if this one was frozen for a moment
