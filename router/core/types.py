@@ -53,7 +53,7 @@ class Bypass(StrEnum):
     UNCACHEABLE = "uncacheable"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class Entry(msgspec.Struct, frozen=True):
     """A whole, well-ended answer, as it is kept.
 
     - `digest`: hex SHA-256 of the canonical request that it answers.
@@ -77,10 +77,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     created: float
     ttl: float
-    stale: float = 0.0
     prompt_tokens: int
     completion_tokens: int
     generation_ms: int
+    stale: float = 0.0
     documents: tuple[str, ...] = ()
     question: str = ""
     params: str = ""

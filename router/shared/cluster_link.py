@@ -20,7 +20,8 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
-from router.shared.link import Command, Later, LinkError, ServerLink
+from router.shared.link import Command, Later, LinkError, Packed, PackedLater
+from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
 from router.shared.tasks import end
 
@@ -41,7 +42,7 @@ class _Node:
         self.used = True  # since the map was last learnt
         self.busy = False
 
-    async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+    async def execute(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
         """The replies; LinkErrors in their places where it fails, which puts it out of service."""
         self.busy = True
         try:
@@ -60,7 +61,7 @@ class _Sending:
 
     __slots__ = ("asking", "command", "node", "place", "slot")
 
-    def __init__(self, place: int, command: Command, slot: int | None) -> None:
+    def __init__(self, place: int, command: Command | Packed, slot: int | None) -> None:
         self.place = place
         self.command = command
         self.slot = slot
@@ -87,13 +88,18 @@ class ClusterLink:
     def topology(self) -> object:
         return frozenset(self._nodes)
 
-    async def execute(self, commands: Sequence[Command], timeout: float) -> list[Any]:
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
+        return asyncio.get_running_loop().create_task(self._execute(commands, timeout))
+
+    async def _execute(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
         until = asyncio.get_running_loop().time() + timeout
         await self._find_servers(timeout)
         replies: list[Any] = [None] * len(commands)
         sendings = [_Sending(place, command, slot_of(command)) for place, command in enumerate(commands)]
-        await self._send_all([one for one in sendings if not isinstance(one.command, Later)], replies, until)
-        await self._send_all([one for one in sendings if isinstance(one.command, Later)], replies, until)
+        await self._send_all(
+            [one for one in sendings if not isinstance(one.command, Later | PackedLater)], replies, until
+        )
+        await self._send_all([one for one in sendings if isinstance(one.command, Later | PackedLater)], replies, until)
         if self._stale or not self._all_up():
             self._mend()
         if not self._any_up():
@@ -157,7 +163,7 @@ class ClusterLink:
 
     @staticmethod
     async def _send_to(node: _Node, sendings: Sequence[_Sending], replies: list[Any], timeout: float) -> None:
-        commands: list[Command] = []
+        commands: list[Command | Packed] = []
         places: list[int] = []
         for sending in sendings:
             if sending.asking:

@@ -10,10 +10,10 @@ from redis.backoff import NoBackoff
 
 from router.core.redis_address import Host, RedisAddress, parse
 from router.shared.cluster_link import ClusterLink
-from router.shared.link import Link, ServerLink
+from router.shared.connection import CLIENT_NAME
+from router.shared.link import Link
 from router.shared.sentinel_link import SentinelLink, SentinelPool, Sentinels
-
-CLIENT_NAME: Final = "roundhouse"
+from router.shared.server_link import ServerLink
 
 CONNECT: Final = 2.0
 """Seconds for a connection, TLS handshake included, where nothing waits for it that is hot."""

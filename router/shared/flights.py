@@ -21,7 +21,7 @@ import msgspec
 
 from router.core.names import claim_of, flight_of
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, later
+from router.shared.link import Command, Packed, Word, form, later
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
@@ -41,6 +41,9 @@ _KEPT: Final = 4 << 20  # bytes of a stream that stay for those who follow
 _LOOK_AGAIN: Final = 0.5  # seconds; in case that a change was not told
 _STREAM_LIFE: Final = 30_000  # milliseconds for which a stream stays after its last record
 
+_CLAIM: Final = form("SET", None, None, "NX", "PX", int(LEASE * 1000))
+_CREATED: Final = form("HGET", None, "created")
+_RELEASE: Final = form("EVAL", DELETE_IF_SAME, 1, None, None)
 _RENEW: Final = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 )
@@ -114,11 +117,13 @@ class SharedFlights:
         `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
         """
         mine = Claim(self.process, flight, digest)
-        taken, found, created = await self._line.ask(
-            ("SET", claim_of(key), mine.text(), "NX", "PX", int(LEASE * 1000)),
-            ("GET", claim_of(key)),
-            later(("HGET", key, "created")),
-        )
+        entry, at, text = key.encode(), claim_of(key).encode(), mine.text().encode()
+        claim = Packed(_CLAIM % (len(at), at, len(text), text))
+        look = later(Packed(_CREATED % (len(entry), entry)))
+        taken, created = await self._line.ask(claim, look)
+        found = None
+        if taken is None:  # which is rare; it may be free again by now
+            taken, found, created = await self._line.ask(claim, ("GET", at), look)
         if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:
@@ -138,9 +143,10 @@ class SharedFlights:
 
     def _release(self, key: str, claim: Claim) -> None:
         # Whoever finds it gone must find the entry, and all of the stream.
-        self._tell(later(("EVAL", DELETE_IF_SAME, 1, claim_of(key), claim.text())))
+        at, text = claim_of(key).encode(), claim.text().encode()
+        self._tell(later(Packed(_RELEASE % (len(at), at, len(text), text))))
 
-    def _tell(self, *commands: Command) -> None:
+    def _tell(self, *commands: Command | Packed) -> None:
         try:
             self._line.ask(*commands)
         except RedisDownError:
@@ -300,7 +306,8 @@ class _Broadcast:
         frames, self._size = b"".join(self._unsent), 0
         self._unsent.clear()
         self._number += 1
-        record: Command = ("XADD", self._stream, "MINID", f"{self._first_kept(len(frames))}-0", f"{self._number}-0")
+        first = f"{self._first_kept(len(frames))}-0"
+        record: tuple[Word, ...] = ("XADD", self._stream, "MINID", first, f"{self._number}-0")
         record += ("engine", self._source.engine or "", "frames", frames)
         if self._source.fallback is not None:
             record += ("fallback", self._source.fallback)

@@ -15,7 +15,7 @@ import logging
 from typing import Any, Final
 
 from router.core.names import PURGES
-from router.shared.link import Command, Link, LinkError
+from router.shared.link import Command, Link, LinkError, Packed
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
@@ -49,7 +49,8 @@ class Line:
         self._retry = retry
         self._waiting: list[_Asked] = []
         self._in_hand: list[_Asked] = []
-        self._worker: asyncio.Task[None] | None = None
+        self._busy = False  # a batch is on its way, or will be in the next turn of the loop
+        self._answer: asyncio.Future[Replies] | None = None
         self._probe: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
 
@@ -70,40 +71,30 @@ class Line:
 
     async def aclose(self) -> None:
         """Sends what waits to be sent, and closes the connections."""
-        while self._worker is not None:
-            await self._worker
+        while self._busy:
+            if self._answer is not None:
+                await asyncio.wait([self._answer])
             await asyncio.sleep(0)  # who has just been answered may have one more thing to say
         await end(self._probe)
         self._up.clear()  # what comes now must not connect anew
         await self._link.aclose()
 
-    def ask(self, *commands: Command, size: int = 0) -> "asyncio.Future[Replies]":
+    def ask(self, *commands: Command | Packed, size: int = 0) -> "asyncio.Future[Replies]":
         """Sends commands of one key each; their replies. `size`: how many bytes they have, where that is many.
 
         Raises RedisDownError, also through what it returns.
         """
         if not self._up.is_set():
             raise RedisDownError
-        replies: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        replies: asyncio.Future[Replies] = loop.create_future()
         self._waiting.append((commands, size, replies))
-        if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(self._run())
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._send)  # whoever else has his turn now may ask as well
         return replies
 
-    # -- the one that talks to Redis --------------------------------------------------------------------------------
-
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                self._in_hand, size = self._take()
-                await self._send(self._in_hand, size)
-        except Exception:
-            # A defect here must not leave requests waiting for ever.
-            log.exception("the line to Redis failed")
-            self._fail(self._in_hand + self._waiting)
-            self._waiting = []
-        finally:
-            self._worker = None
+    # -- a batch ----------------------------------------------------------------------------------------------------
 
     def _take(self) -> "tuple[list[_Asked], int]":
         size = count = 0
@@ -115,28 +106,51 @@ class Line:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken, size
 
-    async def _send(self, batch: "list[_Asked]", size: int) -> None:
-        commands = [command for asked in batch for command in asked[0]]
+    def _send(self) -> None:
+        self._in_hand, size = self._take()
+        commands = [command for asked in self._in_hand for command in asked[0]]
         try:
-            replies = await self._link.execute(commands, self._timeout + size / _SLOWEST)
+            self._answer = self._link.execute(commands, self._timeout + size / _SLOWEST)
+        except Exception:
+            # A defect here must not leave requests waiting for ever.
+            log.exception("the line to Redis failed")
+            self._fail_all()
+        else:
+            self._answer.add_done_callback(self._answered)
+
+    def _answered(self, answer: "asyncio.Future[Replies]") -> None:
+        self._answer = None
+        try:
+            replies = answer.result()
         except LinkError as error:
             self._go_down(error)
-            self._fail(batch)
-            self._fail(self._waiting)
-            self._waiting = []
+            self._fail_all()
+            return
+        except asyncio.CancelledError:  # the process ends
+            self._fail_all()
+            return
+        except Exception:
+            log.exception("the line to Redis failed")
+            self._fail_all()
             return
         at = 0
-        for asked, _, waiting in batch:
+        for asked, _, waiting in self._in_hand:
             if not waiting.done():  # else who asked has left
                 waiting.set_result(replies[at : at + len(asked)])
             at += len(asked)
+        self._in_hand = []
+        if self._waiting:
+            self._send()
+        else:
+            self._busy = False
 
-    @staticmethod
-    def _fail(batch: "list[_Asked]") -> None:
-        for _, _, waiting in batch:
+    def _fail_all(self) -> None:
+        for _, _, waiting in self._in_hand + self._waiting:
             if not waiting.done():
                 waiting.set_exception(RedisDownError())
                 waiting.exception()  # nobody need look
+        self._in_hand, self._waiting = [], []
+        self._busy = False
 
     # -- out of service and back ------------------------------------------------------------------------------------
 
@@ -174,4 +188,4 @@ class Line:
             raise LinkError(str(reply))
 
 
-_Asked = tuple[tuple[Command, ...], int, "asyncio.Future[Replies]"]
+_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies]"]

@@ -17,7 +17,7 @@ import msgspec
 from router.core.names import PURGES
 from router.core.scope import Scope
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command
+from router.shared.link import Packed, pack
 
 log = logging.getLogger("roundhouse.purges")
 
@@ -46,6 +46,7 @@ class Purges:
         self._forgotten = BEGINNING  # of the purges up to here, only that there were some is known
         self.last = BEGINNING
         self.learned = False
+        self._news: tuple[Mark | None, Packed] = (None, Packed())  # `news`, and what was the last when it was made
 
     async def learn(self) -> None:
         """Finds the last: what was purged before this process began means nothing to it. Raises RedisDownError."""
@@ -62,9 +63,14 @@ class Purges:
             if len(self.note(found)) < _PAGE:
                 return
 
-    def news(self) -> Command:
+    def news(self) -> Packed:
         """The command that asks for the purges since the last."""
-        return ("XRANGE", PURGES, "(%d-%d" % self.last, "+", "COUNT", _PAGE)  # noqa: UP031 - shorter so
+        known, command = self._news
+        if known != self.last:
+            after = "(%d-%d" % self.last  # noqa: UP031 - shorter so
+            command = Packed(pack(("XRANGE", PURGES, after, "+", "COUNT", _PAGE)))
+            self._news = (self.last, command)
+        return command
 
     def note(self, found: Any) -> Sequence[Scope]:
         """Takes over the reply to `news`; the purges in it that were not known."""

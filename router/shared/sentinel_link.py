@@ -13,7 +13,9 @@ from typing import Any
 import redis.exceptions
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
-from router.shared.link import FAULTS, ServerLink
+from router.shared.connection import Connection, Place
+from router.shared.link import FAULTS, LinkError
+from router.shared.server_link import ServerLink
 
 
 class SentinelLink(ServerLink):
@@ -23,18 +25,29 @@ class SentinelLink(ServerLink):
     def topology(self) -> object:
         return self._pool.master_address
 
-    async def execute(self, commands: Any, timeout: float) -> list[Any]:
-        replies = await super().execute(commands, timeout)
-        # A script's writes are refused in words of their own by Redis 6, which redis-py does not take for READONLY.
-        if any(isinstance(reply, redis.exceptions.ResponseError) and "READONLY" in str(reply) for reply in replies):
-            await self._drop()
-        return replies
+    async def _place(self) -> Place:
+        host, port = await self._pool.get_master_address()
+        return host, int(port)
 
-    async def _greet(self, connection: Any) -> None:
-        await connection.send_command("ROLE", check_health=False)
-        role = await connection.read_response(disable_decoding=True)
-        if role[0] != b"master":
-            raise redis.exceptions.ConnectionError("the server is no master")
+    async def _connect(self, timeout: float) -> Connection:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        connection = await super()._connect(timeout)
+        try:
+            (role,) = await connection.send([("ROLE",)], until - loop.time())
+        except BaseException:
+            connection.abort()
+            raise
+        if isinstance(role, Exception) or role[0] != b"master":
+            connection.abort()
+            raise LinkError("the server is no master")
+        return connection
+
+    def _refused(self, error: redis.exceptions.ResponseError) -> None:
+        # A script's writes are refused in words of their own by Redis 6, which are not those of a ReadOnlyError.
+        outdated = isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in str(error)
+        if outdated and self._connection is not None:
+            self._connection.retire()
 
 
 class SentinelPool(SentinelConnectionPool):

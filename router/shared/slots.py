@@ -7,10 +7,11 @@ https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 from collections.abc import Sequence
 from typing import Any, Final
 
+import hiredis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from router.core.redis_address import Host
-from router.shared.link import Command
+from router.shared.link import Command, Packed
 
 _SCRIPTS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
 _SECOND: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")
@@ -21,21 +22,29 @@ SlotMap = list[Host | None]
 """The primary of each slot; None where there is none."""
 
 
-def slot_of(command: Command) -> int | None:
+def slot_of(command: Command | Packed) -> int | None:
     """The slot of a command's key; None for one without a key, which any server can do."""
-    name = _word(command[0])
+    words = _unpacked(command) if isinstance(command, Packed) else command
+    name = _word(words[0])
     if name in _KEYLESS:
         return None
     if name in _SCRIPTS:
-        at = 3 if int(command[2]) else 0
+        at = 3 if int(words[2]) else 0
     elif name in _STREAMS:
-        at = 1 + [_word(word) for word in command].index("STREAMS")
+        at = 1 + [_word(word) for word in words].index("STREAMS")
     else:
         at = 2 if name in _SECOND else 1
-    if not 0 < at < len(command):
+    if not 0 < at < len(words):
         return None
-    key = command[at]
+    key = words[at]
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
+
+
+def _unpacked(command: Packed) -> Sequence[bytes]:
+    reader = hiredis.Reader()  # a command goes over the wire as a list of its words, as a reply may
+    reader.feed(command)
+    words: Sequence[bytes] = reader.gets()
+    return words
 
 
 def read_slots(reply: Sequence[Any], asked: str) -> SlotMap:

@@ -14,7 +14,7 @@ from redis_traffic import KEYS, Traffic
 from waiting import eventually
 
 from router.shared.connect import open_link
-from router.shared.link import Command, Link, LinkError
+from router.shared.link import Command, Link, LinkError, Packed, form, later
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,7 +29,7 @@ async def link(deployment: Deployment) -> AsyncIterator[Link]:
         yield opened
 
 
-async def ask(link: Link, *commands: Command, timeout: float = PATIENCE) -> list[Any]:
+async def ask(link: Link, *commands: Command | Packed, timeout: float = PATIENCE) -> list[Any]:
     """The replies, where there is one to each command. Raises LinkError."""
     replies = await link.execute(commands, timeout)
     for reply in replies:
@@ -69,6 +69,14 @@ async def test_a_script_finds_its_key(link: Link) -> None:
     script = "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('GET', KEYS[1])"
     keys = [f"rh:1:script:{number}" for number in range(20)]
     assert await ask(link, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
+
+
+async def test_a_packed_command_is_done_as_any_other(link: Link) -> None:
+    keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
+    put, get = form("SET", None, None), form("GET", None)
+    commands: list[Command | Packed] = [Packed(put % (len(key), key, len(key), key)) for key in keys]
+    commands += [later(Packed(get % (len(key), key))) for key in keys]
+    assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
 
 
 async def test_a_command_without_a_key_is_done(link: Link) -> None:

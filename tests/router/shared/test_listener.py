@@ -13,8 +13,9 @@ from waiting import eventually
 
 from router.core.names import PURGES, heard
 from router.shared.connect import open_client, open_link
-from router.shared.link import Link, ServerLink
+from router.shared.link import Link
 from router.shared.listener import SILENCE, Listener
+from router.shared.server_link import ServerLink
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

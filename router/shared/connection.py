@@ -1,0 +1,203 @@
+"""One connection to one Redis server.
+
+Theory of operation. A batch of commands is written at once, and hiredis reads the replies as their bytes come in; the
+last of them completes the batch. So a batch costs a write, a read and a future, and no task and no timer of its own:
+one timer a connection looks, about once a timeout, whether a batch is late.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import hiredis
+import msgspec
+import redis.exceptions
+
+from router.shared.link import FAULTS, Command, LinkError, Packed, pack
+from router.shared.refusals import refusal
+
+CLIENT_NAME: Final = "roundhouse"
+
+_INCOMPLETE: Final = object()
+_ALIVE: Final = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+}  # seconds, seconds, times; as redis-py has it
+
+Place = tuple[str, int] | str
+"""A host and its port, or the path of a Unix socket."""
+
+
+class Login(msgspec.Struct, frozen=True):
+    """What a server wants of those who connect."""
+
+    username: str | None
+    password: str | None
+    db: int
+    tls: ssl.SSLContext | None
+
+    def __repr__(self) -> str:
+        return "<Login>"  # a traceback must show no password
+
+    def commands(self) -> list[Command]:
+        """What is said first on a new connection."""
+        known = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
+        hello: Command = ("HELLO", 3, *known, "SETNAME", CLIENT_NAME)
+        return [hello, ("SELECT", self.db)] if self.db else [hello]
+
+
+class Connection(asyncio.Protocol):
+    """Batches of commands out, replies in; one batch at a time.
+
+    - A batch has a reply to each of its commands; what Redis refused is a ResponseError in its place.
+    - It fails with LinkError when its time is over, when the connection is lost, and when the server says that it does
+      not serve; whichever it is, the connection is of no use from then on.
+    - `ready`: whether the next batch can be sent. One that its asker has given up stands in the way of the next until
+      its replies are there.
+    """
+
+    def __init__(self, refused: Callable[[redis.exceptions.ResponseError], None] = lambda _: None) -> None:
+        """`refused` is told of each command that Redis refuses."""
+        self.ready = False
+        self._refused = refused
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader(replyError=self._error, notEnoughData=_INCOMPLETE)
+        self._transport: Any = None
+        self._batch: asyncio.Future[list[Any]] | None = None
+        self._replies: list[Any] = []
+        self._wanted = 0
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._fault: Exception | None = None
+        self._retired = False
+
+    def send(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
+        """The replies to some commands, at least one. `timeout` in seconds. Only for a connection that is `ready`."""
+        packed = b"".join([command if isinstance(command, Packed) else pack(command) for command in commands])
+        self.ready = False
+        self._wanted = len(commands)
+        batch = self._batch = self._loop.create_future()
+        self._transport.write(packed)
+        self._until = until = self._loop.time() + timeout
+        if self._timer is None:
+            self._timer = self._loop.call_at(until, self._look)
+        elif until < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(until, self._look)
+        return batch
+
+    def retire(self) -> None:
+        """Takes no batch after the one that is under way."""
+        self.ready = False
+        self._retired = True
+
+    def abort(self) -> None:
+        """Ends it at once."""
+        self._fail(redis.exceptions.ConnectionError())
+
+    # -- what the transport tells -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self._retired:  # whoever wanted it has left meanwhile
+            self.abort()
+        self.ready = not self._retired
+
+    def data_received(self, data: bytes) -> None:
+        reader, replies = self._reader, self._replies
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not _INCOMPLETE:
+                if type(reply) is not hiredis.PushNotification:  # nobody has asked for one
+                    replies.append(reply)
+        except hiredis.HiredisError as error:
+            self._fail(error)
+            return
+        if self._fault is not None:
+            self._fail(self._fault)
+        elif replies and len(replies) >= self._wanted:
+            self._complete(replies)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(exc or redis.exceptions.ConnectionError())
+
+    # -- how a batch ends ---------------------------------------------------------------------------------------------
+
+    def _complete(self, replies: list[Any]) -> None:
+        batch = self._batch
+        if batch is None or len(replies) > self._wanted:  # it answers what nobody has asked
+            self._fail(redis.exceptions.InvalidResponse())
+            return
+        self._batch, self._replies, self._wanted = None, [], 0
+        self.ready = not self._retired
+        if not batch.done():  # else whoever asked has left
+            batch.set_result(replies)
+
+    def _error(self, text: str) -> Exception:
+        error = refusal(text)
+        if isinstance(error, redis.exceptions.ResponseError):
+            self._refused(error)
+        else:
+            self._fault = error
+        return error
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._batch is None:
+            return
+        if self._loop.time() >= self._until:
+            self._fail(TimeoutError())
+        else:
+            self._timer = self._loop.call_at(self._until, self._look)
+
+    def _fail(self, error: Exception) -> None:
+        self.retire()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+        batch, self._batch = self._batch, None
+        if batch is not None and not batch.done():
+            batch.set_exception(LinkError.of(error))
+
+
+async def connect(
+    place: Place, login: Login, timeout: float, refused: Callable[[redis.exceptions.ResponseError], None]
+) -> Connection:
+    """A connection that is ready. `timeout` in seconds. Raises LinkError; `refused` as in Connection."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout
+    connection = Connection(refused)
+    try:
+        async with asyncio.timeout(timeout):
+            if isinstance(place, str):
+                await loop.create_unix_connection(lambda: connection, place)
+            else:
+                transport, _ = await loop.create_connection(lambda: connection, *place, ssl=login.tls)
+                _keep_alive(transport.get_extra_info("socket"))
+        for reply in await connection.send(login.commands(), until - loop.time()):
+            _raise_refusal(reply)
+    except FAULTS as error:
+        connection.abort()
+        raise LinkError.of(error) from error
+    except BaseException:
+        connection.abort()
+        raise
+    return connection
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """So that what stands in between does not forget a connection that is quiet."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+        if hasattr(socket, name):  # not every system has them
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _raise_refusal(reply: object) -> None:
+    if isinstance(reply, Exception):
+        raise reply
