@@ -120,9 +120,21 @@ def _outcomes(frames: bytes) -> list[_Outcome]:
         return _decode_outcomes(b"[%b]" % b",".join(payloads))
 
 
-def _may_matter(frames: bytes) -> bool:
-    """Whether there may be more in it than text: a quoted name cannot stand inside a JSON string unescaped."""
-    return b'"usage"' in frames or b'"error"' in frames or b"[DONE]" in frames
+_MARKS: Final = (b'"usage"', b'"error"', b"[DONE]")
+
+
+def _is_only_text(frames: bytes) -> bool:
+    """Whether there is nothing but text in it: a quoted name cannot stand inside a JSON string unescaped."""
+    # Not `in`, which for bytes asks first whether it was given a number, and raises an error that nobody sees.
+    find = frames.find
+    return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0
+
+
+def _text_before(frames: bytes) -> int:
+    """How many bytes of whole events stand before the first that may be more than text."""
+    first = min((at for mark in _MARKS if (at := frames.find(mark)) >= 0), default=len(frames))
+    end = frames.rfind(b"\n\n", 0, first)
+    return end + 2 if end >= 0 else 0
 
 
 class StreamRecorder:
@@ -153,7 +165,7 @@ class StreamRecorder:
             if self._reader.pending > MAX_FRAME:
                 self.failure = b"an event was too long"
             return frames
-        if not self.started or _may_matter(frames):
+        if not self.started or not _is_only_text(frames):
             frames = self._sift(frames)
         self._size += len(frames)
         if self._size <= self._limit:
@@ -163,11 +175,12 @@ class StreamRecorder:
         return frames
 
     def _sift(self, frames: bytes) -> bytes:
-        passed = []
-        for frame in split(frames):
+        begin = _text_before(frames) if self.started else 0
+        passed = [frames[:begin]]
+        for frame in split(frames[begin:]):
             if self.ended or self.failure is not None:
                 break
-            if self.started and not _may_matter(frame):
+            if self.started and _is_only_text(frame):
                 passed.append(frame)
                 continue
             data = payload(frame)

@@ -43,7 +43,7 @@ class FrameReader:
 
 def split(frames: bytes) -> list[bytes]:
     """Whole events, one by one, each with the empty line that ends it; joined, they are what they were."""
-    if b"\r" not in frames:
+    if frames.find(b"\r") < 0:
         *events, rest = frames.split(b"\n\n")
         parts = [event + b"\n\n" for event in events]
         return [*parts, rest] if rest else parts

@@ -68,7 +68,7 @@ class TypedRecorder(ABC):
             if self._reader.pending > MAX_FRAME:
                 self.failure = b"an event was too long"
             return frames
-        if not self.started or any(mark in frames for mark in self.MARKS):
+        if not self.started or any(frames.find(mark) >= 0 for mark in self.MARKS):
             frames = self._sift(frames)
         self._size += len(frames)
         if self._size <= self._limit:
