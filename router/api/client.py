@@ -28,5 +28,12 @@ class Client(Protocol):
     def stop(self) -> None:
         """From now on, it is not."""
 
+    def begin(self, status: int, lines: bytes, length: int | None) -> None:
+        """Begins an answer, in the place of ASGI's `http.response.start`; the body follows by `send`.
+
+        `lines` are the headers as they are sent, from router.api.cycle.header_lines, without those that frame the body;
+        `length`: bytes of the body, None where that is not known yet.
+        """
+
     def take(self, data: bytes) -> bool:
         """Sends a part of an answer that has been begun; False where that has to wait, and nothing was sent."""

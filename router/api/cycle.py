@@ -7,7 +7,7 @@ has room to be sent is sent at once, and nothing is awaited for it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, MutableMapping
+from collections.abc import Awaitable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
@@ -25,6 +25,7 @@ _CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
 """What no value of a header may have in it (RFC 9110, section 5.5)."""
 
 _colon: Final = b": ".join
+_FRAMING: Final = (b"connection", b"content-length")
 _NO_BODY: Final = (204, 304)
 _MAX_HELD: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
 
@@ -155,6 +156,24 @@ class Cycle:
 
     # -- the answer -------------------------------------------------------------------------------------------------
 
+    def begin(self, status: int, lines: bytes, length: int | None) -> None:
+        if self._head is not None:
+            raise RuntimeError("the answer has begun")
+        defaults, closes = self._connection.defaults()
+        if closes:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines += b"connection: close\r\n"
+        if length is not None:
+            self._missing = length
+            lines += b"content-length: %d\r\n" % length
+        elif self._is_head or status in _NO_BODY:
+            self._missing = 0
+        elif self._takes_chunks:
+            self._in_chunks = True
+            lines += b"transfer-encoding: chunked\r\n"
+        self._head = b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, lines)
+
     def send(self, message: Message) -> Awaitable[None]:
         connection = self._connection
         if self.disconnected:
@@ -165,18 +184,19 @@ class Cycle:
         if self._head is None:
             if kind != "http.response.start":
                 raise RuntimeError(f"the answer begins with {kind}")
-            self._head = self._make_head(message["status"], message.get("headers", ()))
+            self._start(message["status"], message.get("headers", ()))
             return connection.sent
         if kind != "http.response.body" or self.complete:
             raise RuntimeError(f"{kind} has no place there")
-        more = message.get("more_body", False)
-        data = self._framed(message.get("body", b""), last=not more)
+        data, last = self._framed(message.get("body", b"")), not message.get("more_body", False)
+        if last:
+            data += self._end()
         if not self.begun:
             self.begun = True
             data = self._head + data
         if data:
             connection.transport.write(data)
-        if not more:
+        if last:
             self.complete = True
             if self._news is not None:
                 self._news.set()
@@ -187,47 +207,41 @@ class Cycle:
         connection = self._connection
         if connection.is_full or self.disconnected or self.complete or not self.begun:
             return False
-        connection.transport.write(self._framed(data, last=False))
+        connection.transport.write(self._framed(data))
         return True
 
     async def _send_later(self, message: Message) -> None:
         await self._connection.drain()
         await self.send(message)
 
-    def _make_head(self, status: int, headers: Any) -> bytes:
+    def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Begins with headers as ASGI has them; how the body is framed, and whether the connection stays, is said in
+        one place for all."""
         said = dict(headers)
-        lines = b"\r\n".join([*map(_colon, headers), b""])
-        if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers) or b"transfer-encoding" in said:
-            raise RuntimeError("a header that cannot be sent")
-        defaults, closes = self._connection.defaults()
-        if b"connection" in said:
-            closes |= b"close" in [token.strip() for token in said[b"connection"].lower().split(b",")]
-        if closes:
+        if b"transfer-encoding" in said:
+            raise RuntimeError("the framing is the server's")
+        if b"connection" in said and b"close" in [word.strip() for word in said[b"connection"].lower().split(b",")]:
             self.keep_alive = False
-        elif not self.keep_alive:
-            lines += b"connection: close\r\n"
         length = said.get(b"content-length")
-        if length is not None:
-            self._missing = int(length)
-        elif self._is_head or status in _NO_BODY:
-            self._missing = 0
-        elif self._takes_chunks:
-            self._in_chunks = True
-            lines += b"transfer-encoding: chunked\r\n"
-        return b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, lines)
+        lines = header_lines([header for header in headers if header[0] not in _FRAMING])
+        self.begin(status, lines, int(length) if length is not None else None)
 
-    def _framed(self, body: bytes, *, last: bool) -> bytes:
+    def _framed(self, body: bytes) -> bytes:
+        if self._in_chunks:
+            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         if self._is_head:
             return b""
-        if self._in_chunks:
-            if not body:
-                return b"0\r\n\r\n" if last else b""
-            return (b"%x\r\n%b\r\n0\r\n\r\n" if last else b"%x\r\n%b\r\n") % (len(body), body)
         if self._missing is not None:
             self._missing -= len(body)
-            if self._missing < 0 or (last and self._missing):
-                raise RuntimeError("the body has another length than the head says")
+            if self._missing < 0:
+                raise _other_length()
         return body
+
+    def _end(self) -> bytes:
+        """What follows the last of the body."""
+        if self._missing and not self._is_head:
+            raise _other_length()
+        return b"0\r\n\r\n" if self._in_chunks else b""
 
     def ended(self, error: BaseException | None) -> None:
         """The application has come to its end, or has raised."""
@@ -242,3 +256,15 @@ class Cycle:
                 self.disconnected = True
                 self._connection.answer(internal_error())
         self._connection.ended(self)
+
+
+def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Headers as they are sent. Raises RuntimeError for one with a control character in it: it might become two."""
+    lines = b"\r\n".join([*map(_colon, headers), b""])
+    if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers):
+        raise RuntimeError("a header that cannot be sent")
+    return lines
+
+
+def _other_length() -> RuntimeError:
+    return RuntimeError("the body has another length than the head says")

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from router.api.auth import Authenticator
 from router.api.client import CLIENT, Client, Receive
+from router.api.cycle import header_lines
+from router.api.heading import JSON, Heading, RawHeaders
 from router.core.affinity import SESSION
 from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
-from router.core.limits import headers as limit_headers
-from router.core.types import CacheStatus, Endpoint
+from router.core.types import Endpoint
 from router.errors import ApiError, internal_error, unavailable
 from router.flow.exchange import Exchange
 from router.flow.flight import Reader
@@ -27,14 +28,7 @@ from router.telemetry import Telemetry
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scope = MutableMapping[str, Any]
-RawHeaders = list[tuple[bytes, bytes]]
 
-_JSON: Final = (b"content-type", b"application/json")
-_EVENTS: Final = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would gather the events
-)
 _READ: Final = frozenset((
     b"x-request-id", b"traceparent", b"x-session-id", b"cache-control", b"x-cache-ttl", b"content-encoding",
     b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
@@ -71,6 +65,7 @@ class Generate:
         self._limits = limits
         self._telemetry = telemetry
         self._max_body = max_body
+        self._heading = Heading()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _READ]
@@ -90,7 +85,7 @@ class Generate:
                 exchange.outcome = "left"
             else:  # the server stops, and has waited for long enough
                 client.stop()
-                await self._cut_off(exchange, send)
+                await self._cut_off(exchange, client, send)
         finally:
             if exchange.permit is not None:
                 exchange.permit.close()
@@ -109,46 +104,46 @@ class Generate:
             answer = await self._gateway.answer(exchange, control, body, client)
         except ApiError as error:
             client.stop()
-            await self._refuse(exchange, error, send)
+            await self._refuse(exchange, error, client, send)
         except ClientLeftError:
             exchange.outcome = "left"
         except Exception:
             # The last line of defence: the server logs it, and the client gets an error without a traceback.
             client.stop()
-            await self._refuse(exchange, internal_error(), send)
+            await self._refuse(exchange, internal_error(), client, send)
             raise
         else:
             exchange.status = 200
-            headers = _headers(exchange)
+            lines = self._heading.lines(exchange)
             if isinstance(answer, Reader):
-                await self._stream(answer, [*headers, *_EVENTS], client, send)
-                return
-            headers += _EVENTS if answer.stream else (_JSON,)
-            headers.append((b"content-length", b"%d" % len(answer.body)))
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+                client.begin(200, lines, None)
+                await self._stream(answer, client, send)
+            else:
+                client.begin(200, lines, len(answer.body))
+                await send({"type": "http.response.body", "body": answer.body})
 
-    async def _refuse(self, exchange: Exchange, error: ApiError, send: Send) -> None:
+    async def _refuse(self, exchange: Exchange, error: ApiError, client: Client, send: Send) -> None:
         exchange.status = error.status
         exchange.outcome = "refused"
         exchange.error = error.reason
-        await send_error(error, send, _headers(exchange))
+        body = error.body()
+        client.begin(error.status, self._heading.lines(exchange) + header_lines(_advice(error)), len(body))
+        await send({"type": "http.response.body", "body": body})
 
-    async def _cut_off(self, exchange: Exchange, send: Send) -> None:
+    async def _cut_off(self, exchange: Exchange, client: Client, send: Send) -> None:
         """Tells the client that no more will come: at once, since who does not read is not waited for."""
         error = unavailable("The router is stopping.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS):
                 if exchange.status == 0:
-                    await self._refuse(exchange, error, send)
+                    await self._refuse(exchange, error, client, send)
                     return
                 exchange.outcome, exchange.error = "failed", error.code
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
-    async def _stream(self, reader: Reader, headers: RawHeaders, client: Client, send: Send) -> None:
+    async def _stream(self, reader: Reader, client: Client, send: Send) -> None:
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not reader.over:
                 data = await reader.next(client.take)
                 await send({"type": "http.response.body", "body": data, "more_body": not reader.over})
@@ -186,13 +181,19 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
 async def send_error(error: ApiError, send: Send, headers: RawHeaders) -> None:
     """Sends an error as the whole answer."""
     body = error.body()
-    headers = [*headers, _JSON, (b"content-length", b"%d" % len(body))]
+    headers = [*headers, JSON, (b"content-length", b"%d" % len(body)), *_advice(error)]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _advice(error: ApiError) -> RawHeaders:
+    """What a client is to do about an error."""
+    headers: RawHeaders = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return headers
 
 
 def _control(headers: RawHeaders) -> Control:
@@ -224,43 +225,3 @@ def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
             session = value.decode("ascii")
     # As long as a UUID, and without a system call.
     return given or randbytes(16).hex(), traceparent, session  # noqa: S311 - it identifies, and proves nothing
-
-
-def _headers(exchange: Exchange) -> RawHeaders:
-    """What an answer says of how it came to be; all values come from the configuration, or have been checked."""
-    headers = [(b"x-request-id", exchange.request_id.encode())]
-    cache = exchange.cache
-    if cache is not None:
-        headers.append((b"x-cache", cache.encode()))
-        headers.append((b"cache-status", _cache_status(exchange)))
-        if cache is not CacheStatus.BYPASS and exchange.key is not None:
-            headers.append((b"x-cache-key", exchange.key.encode()))
-        reason = exchange.bypass or exchange.reason
-        if reason is not None:
-            headers.append((b"x-cache-reason", reason.encode()))
-        if exchange.age is not None:
-            headers.append((b"age", b"%d" % exchange.age))
-    if exchange.permit is not None:
-        headers += limit_headers(exchange.permit.quota, exchange.permit.allowance)
-    if exchange.task is not None:
-        headers.append((b"x-task", exchange.task.encode()))
-    if exchange.engine is not None:
-        headers.append((b"x-engine", exchange.engine.encode()))
-    if exchange.fallback is not None:
-        headers.append((b"x-fallback", exchange.fallback.encode()))
-    if exchange.adjusted:
-        headers.append((b"x-adjusted", ", ".join(exchange.adjusted).encode()))
-    return headers
-
-
-def _cache_status(exchange: Exchange) -> bytes:
-    """RFC 9211."""
-    cache = exchange.cache
-    if cache is CacheStatus.HIT or cache is CacheStatus.STALE:
-        status = b"roundhouse; hit; ttl=%d; detail=local" if exchange.local else b"roundhouse; hit; ttl=%d"
-        return status % (exchange.ttl or 0)
-    if cache is CacheStatus.COALESCED:
-        return b"roundhouse; fwd=miss; collapsed"
-    if exchange.bypass is not None:
-        return b"roundhouse; fwd=bypass; detail=%b" % exchange.bypass.encode()
-    return b"roundhouse; fwd=stale" if exchange.reason == "expired" else b"roundhouse; fwd=uri-miss"
