@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO
 
 import msgspec
@@ -17,9 +17,9 @@ from router.flow.exchange import Exchange
 
 ACCESS: Final = "roundhouse.access"
 
-Line = Callable[[str, float, int, int, float, str | None], str]
-"""Makes a line of what changes from one exchange to the next: the request's id, milliseconds, tokens read and
-generated, milliseconds to the first token, and the key."""
+Line = str
+"""A line with a hole for each of what changes from one exchange to the next: the request's id, milliseconds, tokens
+read and generated, milliseconds to the first token, and the key. Holes of what a line does not have take no room."""
 
 log = logging.getLogger(ACCESS)
 
@@ -38,10 +38,13 @@ class AccessLog:
 
     def line(self, exchange: Exchange) -> Line:
         """How the line of such an exchange is made, for `write`."""
-        facts = _facts(exchange).items()
-        if self._json:
-            return (",".join([f"{_json(name)}:{_json(value)}" for name, value in facts]) + "}}").format
-        return " ".join([f"{name}={_text(value)}" for name, value in facts]).format
+        line = "".join([self._part(name, value) for name, value in _facts(exchange)])
+        return line[1:] + ("}" if self._json else "")
+
+    def _part(self, name: str, value: Any) -> str:
+        if value is _NO_HOLE:
+            return _NO_HOLE.form
+        return f',"{name}":{_json(value)}' if self._json else f" {name}={_text(value)}"
 
     def write(self, line: Line, exchange: Exchange, took: float) -> None:
         """`took` in seconds."""
@@ -49,11 +52,12 @@ class AccessLog:
             return
         if self._write is None:
             self._write = self._way_out()
-        first_token = 0.0 if exchange.first_token is None else exchange.first_token - exchange.begun
+        first_token = exchange.first_token
         self._write(
-            line(
+            line
+            % (
                 exchange.request_id, 1000 * took, exchange.prompt_tokens, exchange.completion_tokens,
-                1000 * first_token, exchange.key,
+                "" if first_token is None else 1000 * (first_token - exchange.begun), exchange.key,
             )
         )  # fmt: skip
 
@@ -67,54 +71,52 @@ class AccessLog:
 
 
 class _Hole(msgspec.Struct, frozen=True):
-    """A fact that is another in each line; `form` is str.format's word for it."""
+    """A fact that is another in each line; `form` is its conversion, as % has them."""
 
     form: str
     quoted: bool = False
 
 
+_NO_HOLE: Final[_Hole] = _Hole("%.0s")  # what fills it is not seen
+
+
 def _text(value: Any) -> str:
-    return value.form if isinstance(value, _Hole) else f"{value}".replace("{", "{{").replace("}", "}}")
+    return value.form if isinstance(value, _Hole) else f"{value}".replace("%", "%%")
 
 
 def _json(value: Any) -> str:
     if isinstance(value, _Hole):
         return f'"{value.form}"' if value.quoted else value.form
-    return _encode(value).decode().replace("{", "{{").replace("}", "}}")
+    return _encode(value).decode().replace("%", "%%")
 
 
-def _facts(exchange: Exchange) -> dict[str, Any]:
-    """What is known; what it did not come to is left out."""
-    facts: dict[str, Any] = {
-        "request": _Hole("{0}", quoted=True),
-        "tenant": exchange.tenant,
-        "path": exchange.endpoint.path,
-        "status": exchange.status,
-        "outcome": exchange.outcome,
-        "ms": _Hole("{1:.2f}"),
-        "cache": exchange.cache or "NONE",
-    }
+def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
+    """What is known. What it did not come to is left out; a hole's place stays."""
+    yield "request", _Hole("%s", quoted=True)
+    yield "tenant", exchange.tenant
+    yield "path", exchange.endpoint.path
+    yield "status", exchange.status
+    yield "outcome", exchange.outcome
+    yield "ms", _Hole("%.2f")
+    yield "cache", exchange.cache or "NONE"
     if exchange.model is not None:
-        facts["model"] = exchange.model
-        facts["task"] = exchange.task
-        facts["stream"] = "yes" if exchange.stream else "no"
+        yield "model", exchange.model
+        yield "task", exchange.task
+        yield "stream", "yes" if exchange.stream else "no"
     if exchange.engine is not None:
-        facts["engine"] = exchange.engine
-        facts["prompt_tokens"] = _Hole("{2}")
-        facts["completion_tokens"] = _Hole("{3}")
+        yield "engine", exchange.engine
+    yield "prompt_tokens", _Hole("%d") if exchange.engine is not None else _NO_HOLE
+    yield "completion_tokens", _Hole("%d") if exchange.engine is not None else _NO_HOLE
     if exchange.fallback is not None:
-        facts["fallback"] = exchange.fallback
-    if exchange.first_token is not None:
-        facts["ttft_ms"] = _Hole("{4:.2f}")
+        yield "fallback", exchange.fallback
+    yield "ttft_ms", _Hole("%.2f") if exchange.first_token is not None else _NO_HOLE
     if exchange.bypass is not None or exchange.reason is not None:
-        facts["reason"] = exchange.bypass or exchange.reason
+        yield "reason", exchange.bypass or exchange.reason
     if exchange.local:
-        facts["local"] = "yes"
+        yield "local", "yes"
     if exchange.error is not None:
-        facts["error"] = exchange.error
-    if exchange.key is not None:
-        facts["key"] = _Hole("{5}", quoted=True)
-    return facts
+        yield "error", exchange.error
+    yield "key", _Hole("%s", quoted=True) if exchange.key is not None else _NO_HOLE
 
 
 def _json_begin() -> str:

@@ -41,7 +41,7 @@ class Tally:
     def __init__(
         self,
         *,
-        line: Callable[..., str],
+        line: str,
         each: Sequence[Count],
         took: Batched,
         overhead: Batched | None,

@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from router.api.arriving import Arriving, Queue
 from router.api.cycle import STATUS_LINES, Cycle
-from router.api.running import Running
+from router.api.running import begin
 from router.errors import ApiError
 
 MAX_WAITING: Final = 256 * 1024
@@ -49,7 +49,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
       case the connection closes.
     - A client that leaves is noticed by the request that is being answered; the others are not begun.
     - A client that does not take its answer in time loses the connection.
-    - What an application does before it first has to wait, it does without a task; see Running.
+    - What an application does before it first has to wait, it does without a task; see running.begin.
     """
 
     transport: asyncio.Transport
@@ -143,7 +143,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._serving, scope = cycle, _ = self._queue.popleft()
         if not self._queue:
             self._ahead = 0
-        task = Running(self._app(scope, cycle.receive, cycle.send), cycle.ended).begin(self._loop)
+        task = begin(self._app(scope, cycle.receive, cycle.send), cycle.ended, self._loop)
         if task is not None:
             cycle.task = task
             self._server.tasks.add(task)

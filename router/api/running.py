@@ -7,26 +7,29 @@ from typing import Any, Final
 Ended = Callable[[BaseException | None], None]
 
 
-class Running(Coroutine[Any, None, None]):
-    """A coroutine that is begun at once, and gets a task only if its first step does not end it.
+def begin(
+    coroutine: Coroutine[Any, None, None], ended: Ended, loop: asyncio.AbstractEventLoop
+) -> "asyncio.Task[None] | None":
+    """Makes the first step of a coroutine. Gives the task that makes the others, if there are any.
 
     - Where the first step ends it, nothing was scheduled: it has cost what a call costs.
     - Within the first step there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there.
       Who needs them waits for something first, be it `asyncio.sleep(0)`.
     - `ended` is called exactly once, with what the coroutine raised, or None; nothing is raised to the task.
     """
+    waits_for = _step(coroutine.send, None, ended)
+    return None if waits_for is _END else loop.create_task(_Running(coroutine, ended, waits_for))
+
+
+class _Running(Coroutine[Any, None, None]):
+    """What is left of a coroutine after its first step, with what that waits for."""
 
     __slots__ = ("_coroutine", "_ended", "_waits_for")
 
-    def __init__(self, coroutine: Coroutine[Any, None, None], ended: Ended) -> None:
+    def __init__(self, coroutine: Coroutine[Any, None, None], ended: Ended, waits_for: Any) -> None:
         self._coroutine = coroutine
         self._ended = ended
-        self._waits_for: Any = None
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> "asyncio.Task[None] | None":
-        """Makes the first step. Gives the task that makes the others, if there are any."""
-        self._waits_for = waits_for = self._step(self._coroutine.send, None)
-        return None if waits_for is _END else loop.create_task(self)
+        self._waits_for = waits_for
 
     def __next__(self) -> Any:
         waits_for = self._waits_for
@@ -52,21 +55,22 @@ class Running(Coroutine[Any, None, None]):
         return self
 
     def _go_on(self, step: Callable[[Any], Any], value: Any) -> Any:
-        waits_for = self._step(step, value)
+        waits_for = _step(step, value, self._ended)
         if waits_for is _END:
             raise StopIteration
         return waits_for
 
-    def _step(self, step: Callable[[Any], Any], value: Any) -> Any:
-        failure: BaseException | None = None
-        try:
-            return step(value)
-        except StopIteration:
-            pass
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-            failure = error  # the last line of defence: the server says what went wrong, and ends the answer
-        self._ended(failure)
-        return _END
+
+def _step(step: Callable[[Any], Any], value: Any, ended: Ended) -> Any:
+    failure: BaseException | None = None
+    try:
+        return step(value)
+    except StopIteration:
+        pass
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+        failure = error  # the last line of defence: the server says what went wrong, and ends the answer
+    ended(failure)
+    return _END
 
 
 _END: Final = object()

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from router.core.reason import MissReason
 from router.core.recording import NotKept
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
@@ -53,47 +55,43 @@ class Work:
         return self.prompt_tokens + self.completion_tokens or self.estimate
 
 
-class Exchange:
-    """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that."""
+class Exchange(msgspec.Struct, kw_only=True, eq=False):
+    """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that.
 
-    __slots__ = (
-        "adjusted", "age", "begun", "bypass", "cache", "completion_tokens", "dispatched", "endpoint", "engine", "error",
-        "fallback", "first_token", "key", "local", "model", "outcome", "permit", "prompt_tokens", "reason",
-        "request_id", "session", "status", "stream", "task", "tenant", "traceparent", "ttl",
-    )  # fmt: skip
+    - `session`: the client's X-Session-ID.
+    - `permit`: of a tenant with limits.
+    - `reason`: that of a miss. `age`, and `ttl`, what is left of the time to live, are whole seconds.
+    - `fallback`: the model that answered in place of the one that was asked for.
+    - `adjusted`: the fields that the engine did not get.
+    """
 
-    def __init__(
-        self, *, endpoint: Endpoint, request_id: str, begun: float, traceparent: str | None = None,
-        session: str | None = None,
-    ) -> None:  # fmt: skip
-        self.endpoint = endpoint
-        self.request_id = request_id
-        self.traceparent = traceparent
-        self.session = session  # the client's X-Session-ID
-        self.begun = begun
-        self.tenant = DEFAULT_TENANT
-        self.permit: Permit | None = None  # of a tenant with limits
-        self.model: str | None = None
-        self.task: Task | None = None
-        self.engine: str | None = None
-        self.stream = False
-        # The cache's part: the age and what is left of the time to live are whole seconds; `reason` is that of a miss.
-        self.cache: CacheStatus | None = None
-        self.bypass: Bypass | None = None
-        self.reason: MissReason | None = None
-        self.key: str | None = None
-        self.age: int | None = None
-        self.ttl: int | None = None
-        self.local = False
-        # The engines' part; `fallback` is the model that answered in place of the one that was asked for, `adjusted`
-        # are the fields that the engine did not get.
-        self.fallback: str | None = None
-        self.adjusted: tuple[str, ...] = ()
-        self.dispatched: float | None = None
-        self.first_token: float | None = None
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        # How it ended.
-        self.status = 0
-        self.outcome: Outcome = "complete"
-        self.error: str | None = None
+    endpoint: Endpoint
+    request_id: str
+    begun: float
+    traceparent: str | None = None
+    session: str | None = None
+    tenant: str = DEFAULT_TENANT
+    permit: Permit | None = None
+    model: str | None = None
+    task: Task | None = None
+    engine: str | None = None
+    stream: bool = False
+    # The cache's part.
+    cache: CacheStatus | None = None
+    bypass: Bypass | None = None
+    reason: MissReason | None = None
+    key: str | None = None
+    age: int | None = None
+    ttl: int | None = None
+    local: bool = False
+    # The engines' part.
+    fallback: str | None = None
+    adjusted: tuple[str, ...] = ()
+    dispatched: float | None = None
+    first_token: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    # How it ended.
+    status: int = 0
+    outcome: Outcome = "complete"
+    error: str | None = None
