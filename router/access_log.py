@@ -26,6 +26,17 @@ log = logging.getLogger(ACCESS)
 _encode = msgspec.json.Encoder().encode
 
 
+class _Hole(msgspec.Struct, frozen=True):
+    """A fact that is another in each line; `form` is its conversion, as % has them."""
+
+    form: str
+    quoted: bool = False
+
+
+_UNSEEN: Final = "%.0s"  # what fills it leaves no trace
+_NO_HOLE: Final = _Hole(_UNSEEN)
+
+
 class AccessLog:
     """Writes the line of an exchange: its facts as `name=value`, or as a JSON object.
 
@@ -43,7 +54,7 @@ class AccessLog:
 
     def _part(self, name: str, value: Any) -> str:
         if value is _NO_HOLE:
-            return _NO_HOLE.form
+            return _UNSEEN
         return f',"{name}":{_json(value)}' if self._json else f" {name}={_text(value)}"
 
     def write(self, line: Line, exchange: Exchange, took: float) -> None:
@@ -68,16 +79,6 @@ class AccessLog:
         if lines is None and self._json:
             return lambda line: log.info("%s%s", _json_begin(), line)
         return lines or log.info
-
-
-class _Hole(msgspec.Struct, frozen=True):
-    """A fact that is another in each line; `form` is its conversion, as % has them."""
-
-    form: str
-    quoted: bool = False
-
-
-_NO_HOLE: Final[_Hole] = _Hole("%.0s")  # what fills it is not seen
 
 
 def _text(value: Any) -> str:

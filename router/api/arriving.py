@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 
 from router.api.client import CLIENT
 from router.api.cycle import Connection, Cycle
@@ -39,6 +40,14 @@ class Parser(Protocol):
     def should_upgrade(self) -> bool: ...
 
 
+class _Said(msgspec.Struct, frozen=True):
+    """What a request's first line says; `is_new`: that it is HTTP/1.1, `scope`: in ASGI's words."""
+
+    is_new: bool = False
+    is_head: bool = False
+    scope: dict[str, Any] = {}
+
+
 class Arriving:
     """What comes over one connection.
 
@@ -47,8 +56,8 @@ class Arriving:
     - A request for another protocol (`Upgrade`) is one in this protocol; one for a tunnel is refused.
     """
 
-    def __init__(self, connection: Connection, scope: dict[str, Any], state: dict[str, Any], queue: Queue) -> None:
-        """`scope` is what the requests have in common, `state` the application's; requests go into the `queue`."""
+    def __init__(self, connection: Connection, scope: dict[str, Any], queue: Queue) -> None:
+        """`scope` is what the requests have in common; requests go into the `queue`."""
         self.cycle: Cycle | None = None  # whose body is arriving
         self.in_message = False
         self.in_head = False
@@ -56,7 +65,6 @@ class Arriving:
         self.stops = False  # what comes now is the last
         self._connection = connection
         self._scope = scope
-        self._state = state
         self._queue = queue
         self._parser: Parser
         self._upgrades = False
@@ -64,7 +72,8 @@ class Arriving:
         self._headers: list[tuple[bytes, bytes]] = []
         self._hosts = 0
         self._expects = False
-        self._target, self._place = b"", ("", b"", b"")  # of the last request; mostly, the next has the same
+        self._line, self._said = b"", _Said()  # the last request's first line; mostly, the next has the same
+        self._ahead = b""  # what is being parsed, up to the first head in it, if it begins with a request
         self._fed = 0  # bytes that are being parsed
         self._head = 0  # bytes of a head that is not complete
         self._rest = 0  # bytes that came after the head
@@ -75,6 +84,7 @@ class Arriving:
         """Raises ApiError for what is refused; nothing must be fed after that."""
         was_in_head = self.in_head
         self._fed = len(data)
+        self._ahead = b"" if self.in_message else data
         self._parse(data)
         if not self.in_message:
             return
@@ -139,29 +149,40 @@ class Arriving:
     def on_headers_complete(self) -> None:
         self.in_head = False
         parser, headers = self._parser, self._headers
+        is_known = self._line and self._ahead.startswith(self._line)
+        self._ahead = b""
         if parser.should_upgrade():
             self._upgrades = True
             return
         if len(headers) > MAX_HEADERS or (self._head + self._fed > MAX_HEAD and self._size() > MAX_HEAD):
             raise _too_large()
         self._head = 0
-        version = parser.get_http_version()
-        is_new = version == "1.1"
-        if self._hosts != 1 and (self._hosts or is_new):
+        if not is_known:
+            self._read_line()
+        said = self._said
+        if self._hosts != 1 and (self._hosts or said.is_new):
             raise _invalid()
-        method = parser.get_method()
-        keep_alive = is_new and not self.stops and parser.should_keep_alive()
-        self.cycle = cycle = Cycle(self._connection, method == b"HEAD", is_new, keep_alive, self._expects)
-        if self._url != self._target:
-            self._target, self._place = self._url, _find(self._url)
-        scope = self._scope.copy()
-        scope["http_version"], scope["method"] = version, method.decode("ascii")
-        scope["path"], scope["raw_path"], scope["query_string"] = self._place
+        keep_alive = said.is_new and not self.stops and parser.should_keep_alive()
+        self.cycle = cycle = Cycle(self._connection, said.is_head, said.is_new, keep_alive, self._expects)
+        scope = self._scope | said.scope
         scope["headers"] = headers
-        scope["state"] = self._state.copy()
         scope["extensions"] = {CLIENT: cycle}
         self._headers = []  # what comes now are trailers
         self._queue.append((cycle, scope))
+
+    def _read_line(self) -> None:
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        self._line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        self._said = _Said(
+            is_new=version == "1.1",
+            is_head=method == b"HEAD",
+            scope={
+                "http_version": version, "method": method.decode("ascii"), "raw_path": url.path,
+                "path": unquote(path) if "%" in path else path, "query_string": url.query or b"",
+            },
+        )  # fmt: skip
 
     def _size(self) -> int:
         return sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._url)
@@ -183,12 +204,6 @@ class Arriving:
     def close(self) -> None:
         """Nothing comes any more."""
         del self._parser  # it holds this, and would be held by it
-
-
-def _find(target: bytes) -> tuple[str, bytes, bytes]:
-    url = httptools.parse_url(target)
-    path = url.path.decode("ascii")
-    return unquote(path) if "%" in path else path, url.path, url.query or b""
 
 
 def _invalid() -> ApiError:

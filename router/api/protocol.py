@@ -64,7 +64,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._config = config
         self._app: Any = config.loaded_app
         self._server = server_state
-        self._app_state = app_state
         self._bounds = bounds or Bounds()
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
@@ -98,9 +97,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             "scheme": "https" if is_ssl(transport) else "http",
             "root_path": self._config.root_path,
             "method": "", "path": "", "raw_path": b"", "query_string": b"",
-            "headers": [], "state": {}, "extensions": {},
+            "headers": [], "extensions": {},
         }  # fmt: skip
-        self._arriving = Arriving(self, scope, self._app_state, self._queue)
+        self._arriving = Arriving(self, scope, self._queue)
         self._due = self._loop.time() + self._bounds.receive
         self._look()
 

@@ -30,7 +30,7 @@ class Nobody:
 
 async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
     queue: Queue = deque()
-    arriving = Arriving(Nobody(), {"type": "http"}, {}, queue)  # type: ignore[arg-type]
+    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
     for piece in pieces:
         arriving.feed(piece)
     arriving.close()
