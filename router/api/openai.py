@@ -114,12 +114,10 @@ class Generate:
             raise
         else:
             exchange.status = 200
-            lines = self._heading.lines(exchange)
             if isinstance(answer, Reader):
-                client.begin(200, lines, None)
-                await self._stream(answer, client, send)
+                await self._stream(exchange, answer, client, send)
             else:
-                client.begin(200, lines, len(answer.body))
+                client.begin(200, self._heading.lines(exchange), len(answer.body))
                 await send({"type": "http.response.body", "body": answer.body})
 
     async def _refuse(self, exchange: Exchange, error: ApiError, client: Client, send: Send) -> None:
@@ -142,8 +140,9 @@ class Generate:
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
-    async def _stream(self, reader: Reader, client: Client, send: Send) -> None:
+    async def _stream(self, exchange: Exchange, reader: Reader, client: Client, send: Send) -> None:
         try:
+            client.begin(200, self._heading.lines(exchange), None)
             while not reader.over:
                 data = await reader.next(client.take)
                 await send({"type": "http.response.body", "body": data, "more_body": not reader.over})

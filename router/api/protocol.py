@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 
 from router.api.arriving import Arriving, Queue
 from router.api.cycle import STATUS_LINES, Cycle
-from router.api.running import begin
+from router.api.running import Runner
 from router.errors import ApiError
 
 MAX_WAITING: Final = 256 * 1024
@@ -49,7 +49,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
       case the connection closes.
     - A client that leaves is noticed by the request that is being answered; the others are not begun.
     - A client that does not take its answer in time loses the connection.
-    - What an application does before it first has to wait, it does without a task; see running.begin.
+    - What an application does before it first has to wait, it does without a task; see Runner.
     """
 
     transport: asyncio.Transport
@@ -72,6 +72,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.sent: asyncio.Future[None] = self._loop.create_future()
         self.sent.set_result(None)
         self._queue: Queue = deque()
+        self._runner = Runner(self._loop)
         self._serving: Cycle | None = None  # whose answer is not whole
         self._deaf = False
         self._ahead = 0  # bytes that came while something was being answered
@@ -79,7 +80,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._room = asyncio.Event()
         self._paused = False
         self._steps = 0
-        self._due = inf  # when the client must have sent what it is to send
+        self._since = 0.0  # when it became the client's turn to send, or to go on
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -100,7 +101,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             "headers": [], "extensions": {},
         }  # fmt: skip
         self._arriving = Arriving(self, scope, self._queue)
-        self._due = self._loop.time() + self._bounds.receive
+        self._since = self._loop.time()
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,7 +130,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._take_no_more()
             elif self._steps != arriving.steps:
                 self._steps = arriving.steps
-                self._set_due()
+                if arriving.in_message:
+                    self._since = self._loop.time()
         if queue:
             self._begin()
 
@@ -142,7 +144,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._serving, scope = cycle, _ = self._queue.popleft()
         if not self._queue:
             self._ahead = 0
-        task = begin(self._app(scope, cycle.receive, cycle.send), cycle.ended, self._loop)
+        task = self._runner.begin(self._app(scope, cycle.receive, cycle.send), cycle.ended)
         if task is not None:
             cycle.task = task
             self._server.tasks.add(task)
@@ -159,7 +161,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._queue:
             self._loop.call_soon(self._begin)
         if not self._arriving.in_message:
-            self._set_due()
+            self._since = self._loop.time()
 
     def ended(self, cycle: Cycle) -> None:
         if cycle.task is not None:
@@ -220,7 +222,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._is_unbegun(cycle):
             self._queue.pop()
         if cycle is None or cycle is not self._serving:
-            self._fall_deaf()
+            self._deaf = True
         last = self._queue[-1][0] if self._queue else self._serving
         if last is not None:
             last.keep_alive = False
@@ -230,12 +232,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def _is_unbegun(self, cycle: Cycle | None) -> bool:
         return bool(self._queue) and self._queue[-1][0] is cycle
 
-    def _fall_deaf(self) -> None:
-        self._deaf = True
-        self._due = inf
-
     def _close(self) -> None:
-        self._fall_deaf()
+        self._deaf = True
         self._queue.clear()
         self.transport.close()
 
@@ -269,22 +267,20 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     # -- seconds ----------------------------------------------------------------------------------------------------
 
-    def _set_due(self) -> None:
-        """Notes by when the client must have gone on, if it is for him to go on."""
-        if self._arriving.in_message:
-            self._due = self._loop.time() + self._bounds.receive
-        elif self._serving is not None or self._queue:
-            self._due = inf
-        else:
-            self._due = self._loop.time() + self._idle
+    def _due(self) -> float:
+        """When the client must have gone on, if it is for him to go on."""
+        if self._deaf or (self._is_busy() and not self._arriving.in_message):
+            return inf
+        is_idle = self._arriving.steps and not self._arriving.in_message
+        return self._since + (self._idle if is_idle else self._bounds.receive)
 
     def _look(self) -> None:
         """Looks at the clock when something is due, and so often that nothing can become due earlier than that.
 
         One timer that is late to learn costs less than one that is set and unset at every request.
         """
-        now = self._loop.time()
-        if now >= self._due:
+        now, due = self._loop.time(), self._due()
+        if now >= due:
             if self._arriving.in_message:
                 self._refuse(_LATE)
             elif self.transport.get_write_buffer_size():
@@ -292,4 +288,4 @@ class BoundedHttpProtocol(asyncio.Protocol):
             else:
                 self._close()
         if not self.transport.is_closing():
-            self._timer = self._loop.call_later(min(max(0.0, self._due - now), self._period), self._look)
+            self._timer = self._loop.call_later(min(max(0.0, due - now), self._period), self._look)

@@ -1,52 +1,85 @@
 """An application at work on one request: without a task, as long as it has to wait for nothing."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
 Ended = Callable[[BaseException | None], None]
+Work = Coroutine[Any, Any, None]
 
 
-def begin(
-    coroutine: Coroutine[Any, None, None], ended: Ended, loop: asyncio.AbstractEventLoop
-) -> "asyncio.Task[None] | None":
-    """Makes the first step of a coroutine. Gives the task that makes the others, if there are any.
+class Runner:
+    """Runs coroutines: each is begun at once, and gets a task only if its first step does not end it.
 
     - Where the first step ends it, nothing was scheduled: it has cost what a call costs.
     - Within the first step there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there.
       Who needs them waits for something first, be it `asyncio.sleep(0)`.
     - `ended` is called exactly once, with what the coroutine raised, or None; nothing is raised to the task.
+    - Nothing is begun from within a coroutine's first step.
     """
-    waits_for = _step(coroutine.send, None, ended)
-    return None if waits_for is _END else loop.create_task(_Running(coroutine, ended, waits_for))
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._driver: _Driver | None = None  # one that is at leisure
+
+    def begin(self, work: Work, ended: Ended) -> "asyncio.Task[None] | None":
+        """Makes the first step. Gives the task that makes the others, if there are any."""
+        driver, self._driver = self._driver, None
+        if driver is None:
+            driver = _drive()
+            driver.send(None)
+        waits_for = driver.send((work, ended))
+        if waits_for is not _OVER:
+            return self._loop.create_task(_Rest(driver, waits_for))
+        self._driver = driver
+        return None
 
 
-class _Running(Coroutine[Any, None, None]):
-    """What is left of a coroutine after its first step, with what that waits for."""
+_OVER: Final = object()
+_Driver = Generator[Any, Any, None]
 
-    __slots__ = ("_coroutine", "_ended", "_waits_for")
 
-    def __init__(self, coroutine: Coroutine[Any, None, None], ended: Ended, waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._ended = ended
-        self._waits_for = waits_for
+@types.coroutine
+def _drive() -> _Driver:
+    """Is sent coroutines and who is told of their ends, and gives what each waits for until that is over.
+
+    A generator, since what it goes through ends without an exception.
+    """
+    work, ended = yield
+    while True:
+        failure: BaseException | None = None
+        try:
+            yield from work
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            failure = error  # the last line of defence: the server says what went wrong, and ends the answer
+        ended(failure)
+        failure = None
+        work, ended = yield _OVER
+
+
+class _Rest(Coroutine[Any, Any, None]):
+    """All steps of a coroutine but the first, for a task."""
+
+    __slots__ = ("_driver", "_waits_for")
+
+    def __init__(self, driver: _Driver, waits_for: Any) -> None:
+        self._driver = driver
+        self._waits_for = waits_for  # what the first step did, where the task does not know it yet
 
     def __next__(self) -> Any:
-        waits_for = self._waits_for
-        if waits_for is None:
-            return self._go_on(self._coroutine.send, None)
-        self._waits_for = None
-        return waits_for  # the task waits for what the first step waited for
+        waits_for, self._waits_for = self._waits_for, None
+        return waits_for if waits_for is not None else self._unless_over(self._driver.send(None))
 
     def send(self, value: None) -> Any:
         return self.__next__()
 
     def throw(self, error: Any, *_: Any) -> Any:
         self._waits_for = None
-        return self._go_on(self._coroutine.throw, error)
+        return self._unless_over(self._driver.throw(error))
 
     def close(self) -> None:
-        self._coroutine.close()
+        self._driver.close()
 
     def __await__(self) -> Any:
         return self
@@ -54,23 +87,7 @@ class _Running(Coroutine[Any, None, None]):
     def __iter__(self) -> Any:
         return self
 
-    def _go_on(self, step: Callable[[Any], Any], value: Any) -> Any:
-        waits_for = _step(step, value, self._ended)
-        if waits_for is _END:
+    def _unless_over(self, waits_for: Any) -> Any:
+        if waits_for is _OVER:
             raise StopIteration
         return waits_for
-
-
-def _step(step: Callable[[Any], Any], value: Any, ended: Ended) -> Any:
-    failure: BaseException | None = None
-    try:
-        return step(value)
-    except StopIteration:
-        pass
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-        failure = error  # the last line of defence: the server says what went wrong, and ends the answer
-    ended(failure)
-    return _END
-
-
-_END: Final = object()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.running import begin
+from router.api.running import Runner
 
 
 class Ends:
@@ -16,7 +16,7 @@ class Ends:
         self.seen: list[BaseException | None] = []
 
     def begin(self, coroutine: Coroutine[Any, None, None]) -> "asyncio.Task[None] | None":
-        return begin(coroutine, self.seen.append, asyncio.get_running_loop())
+        return Runner(asyncio.get_running_loop()).begin(coroutine, self.seen.append)
 
 
 async def test_what_waits_for_nothing_is_over_at_once_and_gets_no_task() -> None:
