@@ -41,7 +41,7 @@ class Parser(Protocol):
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """What a request's first line says; `is_new`: that it is HTTP/1.1, `scope`: in ASGI's words."""
+    """What a request's first line says; `is_new`: that it is HTTP/1.1, `scope`: what is known of the request so far."""
 
     is_new: bool = False
     is_head: bool = False
@@ -164,7 +164,7 @@ class Arriving:
             raise _invalid()
         keep_alive = said.is_new and not self.stops and parser.should_keep_alive()
         self.cycle = cycle = Cycle(self._connection, said.is_head, said.is_new, keep_alive, self._expects)
-        scope = self._scope | said.scope
+        scope = said.scope.copy()
         scope["headers"] = headers
         scope["extensions"] = {CLIENT: cycle}
         self._headers = []  # what comes now are trailers
@@ -178,7 +178,8 @@ class Arriving:
         self._said = _Said(
             is_new=version == "1.1",
             is_head=method == b"HEAD",
-            scope={
+            scope=self._scope
+            | {
                 "http_version": version, "method": method.decode("ascii"), "raw_path": url.path,
                 "path": unquote(path) if "%" in path else path, "query_string": url.query or b"",
             },

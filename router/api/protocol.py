@@ -92,14 +92,11 @@ class BoundedHttpProtocol(asyncio.Protocol):
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
-            "http_version": "",
             "server": get_local_addr(transport),
             "client": get_remote_addr(transport),
             "scheme": "https" if is_ssl(transport) else "http",
             "root_path": self._config.root_path,
-            "method": "", "path": "", "raw_path": b"", "query_string": b"",
-            "headers": [], "extensions": {},
-        }  # fmt: skip
+        }
         self._arriving = Arriving(self, scope, self._queue)
         self._since = self._loop.time()
         self._look()

@@ -15,6 +15,9 @@ H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings
 SENT = b"".join([
     request({"a": 1}, b"X-Mixed: Case"),
     VERSION,
+    b"\r\n" + VERSION,
+    VERSION.replace(b"/version", b"/version?"),
+    VERSION.replace(b"GET", b"PUT"),
     request({"b": 2}, *H2C),
     CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"abc", b"def", trailers=b"x-trailer: y\r\n"),
     request(method=b"GET", path=b"/a%20b?c=d"),
@@ -46,13 +49,20 @@ async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
 async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
     whole = await arrive(SENT)
     assert [(method, path) for method, path, *_ in whole] == [
-        ("POST", "/v1/chat/completions"), ("GET", "/version"), ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/chat/completions"), ("GET", "/a b"),
+        ("POST", "/v1/chat/completions"), *[(method, "/version") for method in ("GET", "GET", "GET", "PUT")],
+        ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("GET", "/a b"),
     ]  # fmt: skip
-    assert [body for *_, body in whole] == [b'{"a": 1}', b"", b'{"b": 2}', b"abcdef", b""]
+    assert [body for *_, body in whole] == [b'{"a": 1}', *[b""] * 4, b'{"b": 2}', b"abcdef", b""]
     assert (b"x-mixed", b"Case") in whole[0][3]
-    assert whole[4][2] == b"c=d"
+    assert whole[-1][2] == b"c=d"
     assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == whole
+
+
+async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
+    requests = await arrive(*[VERSION, VERSION, VERSION.replace(b"version", b"versions"), VERSION])
+    assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
+    with pytest.raises(ApiError):
+        await arrive(VERSION, VERSION.replace(b"HTTP/1.1", b"HTTP/1.1x"))
 
 
 @given(cut=st.integers(0, 60))

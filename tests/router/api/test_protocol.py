@@ -274,6 +274,24 @@ async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full
     assert answer.body.count(b"x") == 65536 * int(answer.body.rpartition(b"c")[2])
 
 
+@pytest.mark.parametrize(
+    ("length", "framing"), [(5, b"content-length: 5"), (None, b"transfer-encoding: chunked")], ids=["whole", "stream"]
+)
+async def test_an_answer_may_begin_with_lines_that_are_made(length: int | None, framing: bytes) -> None:
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        client.begin(203, b"x-one: a\r\n", length)
+        with pytest.raises(RuntimeError):
+            client.begin(200, b"", None)
+        await send(body(b"hello"))
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(VERSION)
+        answer = await connection.answer()
+        assert (answer.status, answer.body) == (203, b"hello")
+        assert answer.head.split()[3:] == [b"x-one:", b"a", *framing.split()]
+
+
 async def test_a_request_that_is_arriving_may_be_answered_before_it_is_whole_and_the_next_one_follows() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(start((b"content-length", b"0"), status=413 if scope["method"] == "POST" else 200))
