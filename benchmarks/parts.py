@@ -16,6 +16,7 @@ from typing import Final
 PARTS: Final = {
     "router/api/openai": "endpoint: headers in and out",
     "router/api/auth": "endpoint: headers in and out",
+    "router/api/heading": "endpoint: headers in and out",
     "router/api/": "server: HTTP, and writes to the client",
     "router/application": "server: HTTP, and writes to the client",
     "uvicorn/protocols/": "server: HTTP, and writes to the client",

@@ -204,7 +204,7 @@ class Arriving:
 
     def close(self) -> None:
         """Nothing comes any more."""
-        del self._parser  # it holds this, and would be held by it
+        del self._parser, self._connection  # they hold this, and would be held by it
 
 
 def _invalid() -> ApiError:

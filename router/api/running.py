@@ -54,7 +54,7 @@ def _drive() -> _Driver:
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             failure = error  # the last line of defence: the server says what went wrong, and ends the answer
         ended(failure)
-        failure = None
+        del work, ended, failure  # nothing is held while there is nothing to do
         work, ended = yield _OVER
 
 
