@@ -22,7 +22,7 @@ from router.shared.refusals import refusal
 CLIENT_NAME: Final = "roundhouse"
 
 _INCOMPLETE: Final = object()
-_PIECE: Final = 32 << 10  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read
+_PIECE: Final = 16 << 10  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 5,
