@@ -143,10 +143,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._serving, scope = cycle, _ = self._queue.popleft()
         if not self._queue:
             self._ahead = 0
-        task = Running(self._app(scope, cycle.receive, cycle.send), cycle.ended).begin(self._loop)
-        if task is not None:
-            cycle.task = task
-            self._server.tasks.add(task)
+        Running(self._app(scope, cycle.receive, cycle.send), self._loop, cycle.works, cycle.ended).go_on()
+
+    def works(self, task: "asyncio.Task[None]") -> None:
+        self._server.tasks.add(task)
 
     def answered(self, cycle: Cycle) -> None:
         self._serving = None

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from router.core.names import PURGES
 from router.shared.link import Answer, Command, Link, LinkError, Packed
+from router.shared.reply import Reply
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
@@ -88,11 +89,22 @@ class Line:
         if not self._up.is_set():
             raise RedisDownError
         replies: asyncio.Future[Replies] = self._loop.create_future()
-        self._waiting.append((commands, size, replies))
+        self._queue((commands, size, replies))
+        return replies
+
+    def look_up(self, command: Command | Packed) -> Reply:
+        """The same for one command, whose reply a request waits for: without a task, if it has none."""
+        if not self._up.is_set():
+            raise RedisDownError
+        reply = Reply(self._loop)
+        self._queue(((command,), 0, reply))
+        return reply
+
+    def _queue(self, asked: "_Asked") -> None:
+        self._waiting.append(asked)
         if self._idle.is_set():
             self._idle.clear()
             self._loop.call_soon(self._send)  # whoever else has his turn now may ask as well
-        return replies
 
     # -- a batch ----------------------------------------------------------------------------------------------------
 
@@ -132,24 +144,24 @@ class Line:
             log.exception("the line to Redis failed")
             self._fail_all()
             return
+        answered, self._in_hand = self._in_hand, []
+        if self._waiting:
+            self._send()  # first, so that Redis is at work while those who are told go on
+        else:
+            self._idle.set()
         at = 0
-        for asked, _, waiting in self._in_hand:
+        for asked, _, waiting in answered:
             if not waiting.done():  # else who asked has left
                 waiting.set_result(replies[at : at + len(asked)])
             at += len(asked)
-        self._in_hand = []
-        if self._waiting:
-            self._send()
-        else:
-            self._idle.set()
 
     def _fail_all(self) -> None:
-        for _, _, waiting in self._in_hand + self._waiting:
+        failed, self._in_hand, self._waiting = self._in_hand + self._waiting, [], []
+        self._idle.set()
+        for _, _, waiting in failed:
             if not waiting.done():
                 waiting.set_exception(RedisDownError())
                 waiting.exception()  # nobody need look
-        self._in_hand, self._waiting = [], []
-        self._idle.set()
 
     # -- out of service and back ------------------------------------------------------------------------------------
 
@@ -187,4 +199,4 @@ class Line:
             raise LinkError(str(reply))
 
 
-_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies]"]
+_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies] | Reply"]

@@ -58,7 +58,7 @@ class EntryStore:
         entry = None
         try:
             at = key.encode()
-            (reply,) = await self._line.ask(_LOOK_UP % (len(at), at))
+            (reply,) = await self._line.look_up(_LOOK_UP % (len(at), at))
             if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
                 return None
             if isinstance(reply, Exception):
