@@ -62,8 +62,10 @@ class Batch:
         self._told: Callable[[Batch], object] | None = None
 
     def add_done_callback(self, told: Callable[["Batch"], object], /) -> None:
-        """There can be one."""
+        """There can be one. What is over tells it at once."""
         self._told = told
+        if self._replies is not None or self._fault is not None:
+            told(self)
 
     def result(self) -> list[Any]:
         if self._fault is not None:
