@@ -26,6 +26,7 @@ from msgspec.structs import asdict, replace
 
 from router.access_log import set_up_logging
 from router.api.protocol import BoundedHttpProtocol, Bounds
+from router.api.turns import Turns
 from router.app import build
 from router.application import Application
 from router.settings import ConfigurationError, Settings, load
@@ -162,7 +163,7 @@ def make_server(
     router = settings.router
     options: dict[str, Any] = {
         "loop": "uvloop",
-        "http": functools.partial(BoundedHttpProtocol, bounds=Bounds(router.receive, router.send)),
+        "http": functools.partial(BoundedHttpProtocol, bounds=Bounds(router.receive, router.send), turns=Turns()),
         "lifespan": "on",
         "access_log": False,
         "log_config": None,

@@ -26,6 +26,7 @@ from uvicorn.server import ServerState
 from router.api.arriving import Arriving, Queue
 from router.api.cycle import STATUS_LINES, Cycle
 from router.api.running import Running
+from router.api.turns import Turns
 from router.errors import ApiError
 
 MAX_WAITING: Final = 256 * 1024
@@ -57,15 +58,16 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None, *, bounds: Bounds | None = None,
+        _loop: asyncio.AbstractEventLoop | None = None, *, bounds: Bounds | None = None, turns: Turns | None = None,
     ) -> None:  # fmt: skip
-        """All but the last is what uvicorn gives to every protocol."""
+        """All but the last two are what uvicorn gives to every protocol; `turns` are those of all connections."""
         self._loop = _loop or asyncio.get_running_loop()
         self._config = config
         self._app: Any = config.loaded_app
         self._server = server_state
         self._app_state = app_state
         self._bounds = bounds or Bounds()
+        self._turns = turns or Turns()
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -132,7 +134,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._steps = arriving.steps
                 self._set_due()
         if queue:
-            self._begin()
+            self._turns.begin(self._begin, self._loop)
 
     # -- what is answered -------------------------------------------------------------------------------------------
 
