@@ -49,6 +49,9 @@ class Connection(Protocol):
     def resume_reading(self) -> None:
         """More of the request is wanted."""
 
+    def works(self, task: "asyncio.Task[None]") -> None:
+        """A task of the application's works on a request."""
+
     def answered(self, cycle: "Cycle") -> None:
         """The answer is whole."""
 
@@ -133,6 +136,29 @@ class Cycle:
         self._parts.clear()
         self._held, self._has_news = 0, False
         return {"type": "http.request", "body": body, "more_body": self._more_body}
+
+    # -- the application --------------------------------------------------------------------------------------------
+
+    def works(self, task: "asyncio.Task[None]") -> None:
+        """The application goes on in a task."""
+        self.task = task
+        self._connection.works(task)
+        if self._watched:  # the client may have left before there was one
+            self.watch()
+
+    def ended(self, error: BaseException | None) -> None:
+        """The application has come to its end, or has raised."""
+        if error is not None:
+            log.error("Exception in ASGI application\n", exc_info=error)
+        elif not self.complete and not self.disconnected:
+            log.error("the application has ended, and its answer has not")
+        if not self.complete and not self.disconnected:
+            if self.begun:
+                self._connection.transport.close()
+            else:
+                self.disconnected = True
+                self._connection.answer(internal_error())
+        self._connection.ended(self)
 
     # -- the client leaves ------------------------------------------------------------------------------------------
 
@@ -242,20 +268,6 @@ class Cycle:
         if self._missing and not self._is_head:
             raise _other_length()
         return b"0\r\n\r\n" if self._in_chunks else b""
-
-    def ended(self, error: BaseException | None) -> None:
-        """The application has come to its end, or has raised."""
-        if error is not None:
-            log.error("Exception in ASGI application\n", exc_info=error)
-        elif not self.complete and not self.disconnected:
-            log.error("the application has ended, and its answer has not")
-        if not self.complete and not self.disconnected:
-            if self.begun:
-                self._connection.transport.close()
-            else:
-                self.disconnected = True
-                self._connection.answer(internal_error())
-        self._connection.ended(self)
 
 
 def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

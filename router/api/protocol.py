@@ -143,10 +143,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._serving, scope = cycle, _ = self._queue.popleft()
         if not self._queue:
             self._ahead = 0
-        task = self._runner.begin(self._app(scope, cycle.receive, cycle.send), cycle.ended)
-        if task is not None:
-            cycle.task = task
-            self._server.tasks.add(task)
+        self._runner.begin(self._app(scope, cycle.receive, cycle.send), cycle.works, cycle.ended)
+
+    def works(self, task: "asyncio.Task[None]") -> None:
+        self._server.tasks.add(task)
 
     def answered(self, cycle: Cycle) -> None:
         self._serving = None

@@ -1,20 +1,25 @@
-"""An application at work on one request: without a task, as long as it has to wait for nothing."""
+"""An application at work on one request: without a task, as long as it has to wait for nothing but Redis."""
 
 import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, Final
 
+from router.shared.reply import Reply
+
+Works = Callable[["asyncio.Task[None]"], None]
 Ended = Callable[[BaseException | None], None]
 Work = Coroutine[Any, Any, None]
 
 
 class Runner:
-    """Runs coroutines: each is begun at once, and gets a task only if its first step does not end it.
+    """Runs coroutines: each is begun at once, and gets a task only once it waits for something else than a Reply.
 
-    - Where the first step ends it, nothing was scheduled: it has cost what a call costs.
-    - Within the first step there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there.
-      Who needs them waits for something first, be it `asyncio.sleep(0)`.
+    - Where it waits for nothing, nothing was scheduled: it has cost what a call costs.
+    - Where it waits for a Reply, it goes on in the moment in which that comes; what waits for one cannot be cancelled.
+    - Until it has a task there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there. Who
+      needs them waits for something first, be it `asyncio.sleep(0)`.
     - `ended` is called exactly once, with what the coroutine raised, or None; nothing is raised to the task.
     - Nothing is begun from within a coroutine's first step.
     """
@@ -23,17 +28,22 @@ class Runner:
         self._loop = loop
         self._driver: _Driver | None = None  # one that is at leisure
 
-    def begin(self, work: Work, ended: Ended) -> "asyncio.Task[None] | None":
-        """Makes the first step. Gives the task that makes the others, if there are any."""
+    def begin(self, work: Work, works: Works, ended: Ended) -> None:
+        """Makes the first step, and each that comes after a Reply. `works` is told the task that makes the others."""
         driver, self._driver = self._driver, None
         if driver is None:
             driver = _drive()
             driver.send(None)
-        waits_for = driver.send((work, ended))
-        if waits_for is not _OVER:
-            return self._loop.create_task(_Rest(driver, waits_for))
-        self._driver = driver
-        return None
+        self._go_on(driver, works, (work, ended))
+
+    def _go_on(self, driver: "_Driver", works: Works, sent: "tuple[Work, Ended] | None" = None) -> None:
+        waits_for = driver.send(sent)
+        if waits_for is _OVER:
+            self._driver = driver
+        elif type(waits_for) is Reply:
+            waits_for.then(partial(self._go_on, driver, works))
+        else:
+            works(self._loop.create_task(_Rest(driver, waits_for)))
 
 
 _OVER: Final = object()
@@ -59,13 +69,13 @@ def _drive() -> _Driver:
 
 
 class _Rest(Coroutine[Any, Any, None]):
-    """All steps of a coroutine but the first, for a task."""
+    """The steps that are left of a coroutine, for a task."""
 
     __slots__ = ("_driver", "_waits_for")
 
     def __init__(self, driver: _Driver, waits_for: Any) -> None:
         self._driver = driver
-        self._waits_for = waits_for  # what the first step did, where the task does not know it yet
+        self._waits_for = waits_for  # what the last step did, where the task does not know it yet
 
     def __next__(self) -> Any:
         waits_for, self._waits_for = self._waits_for, None

@@ -20,7 +20,7 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
-from router.shared.link import Command, Later, LinkError, Packed, PackedLater
+from router.shared.link import Answer, Command, Later, LinkError, Packed, PackedLater
 from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
 from router.shared.tasks import end
@@ -88,7 +88,7 @@ class ClusterLink:
     def topology(self) -> object:
         return frozenset(self._nodes)
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer:
         return asyncio.get_running_loop().create_task(self._execute(commands, timeout))
 
     async def _execute(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:

@@ -118,8 +118,8 @@ class SharedFlights:
         """
         mine = Claim(self.process, flight, digest)
         entry, at, text = key.encode(), claim_of(key).encode(), mine.text().encode()
-        claim = Packed(_CLAIM % (len(at), at, len(text), text))
-        look = later(Packed(_CREATED % (len(entry), entry)))
+        claim = _CLAIM % (len(at), at, len(text), text)
+        look = later(_CREATED % (len(entry), entry))
         taken, created = await self._line.ask(claim, look)
         found = None
         if taken is None:  # which is rare; it may be free again by now
@@ -144,7 +144,7 @@ class SharedFlights:
     def _release(self, key: str, claim: Claim) -> None:
         # Whoever finds it gone must find the entry, and all of the stream.
         at, text = claim_of(key).encode(), claim.text().encode()
-        self._tell(later(Packed(_RELEASE % (len(at), at, len(text), text))))
+        self._tell(later(_RELEASE % (len(at), at, len(text), text)))
 
     def _tell(self, *commands: Command | Packed) -> None:
         try:

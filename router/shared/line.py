@@ -15,7 +15,8 @@ import logging
 from typing import Any, Final
 
 from router.core.names import PURGES
-from router.shared.link import Command, Link, LinkError, Packed
+from router.shared.link import Answer, Command, Link, LinkError, Packed
+from router.shared.reply import Reply
 from router.shared.tasks import end
 
 log = logging.getLogger("roundhouse.redis")
@@ -49,8 +50,9 @@ class Line:
         self._retry = retry
         self._waiting: list[_Asked] = []
         self._in_hand: list[_Asked] = []
-        self._busy = False  # a batch is on its way, or will be in the next turn of the loop
-        self._answer: asyncio.Future[Replies] | None = None
+        self._idle = asyncio.Event()  # else a batch is on its way, or will be in the next turn of the loop
+        self._idle.set()
+        self._loop: asyncio.AbstractEventLoop
         self._probe: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
 
@@ -61,6 +63,7 @@ class Line:
 
     async def start(self) -> None:
         """Begins to look for Redis; waits for it a moment, so that the first request need not."""
+        self._loop = asyncio.get_running_loop()
         self._go_down(None)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._up.wait(), _CONNECT)
@@ -71,9 +74,8 @@ class Line:
 
     async def aclose(self) -> None:
         """Sends what waits to be sent, and closes the connections."""
-        while self._busy:
-            if self._answer is not None:
-                await asyncio.wait([self._answer])
+        while not self._idle.is_set():
+            await self._idle.wait()
             await asyncio.sleep(0)  # who has just been answered may have one more thing to say
         await end(self._probe)
         self._up.clear()  # what comes now must not connect anew
@@ -86,13 +88,23 @@ class Line:
         """
         if not self._up.is_set():
             raise RedisDownError
-        loop = asyncio.get_running_loop()
-        replies: asyncio.Future[Replies] = loop.create_future()
-        self._waiting.append((commands, size, replies))
-        if not self._busy:
-            self._busy = True
-            loop.call_soon(self._send)  # whoever else has his turn now may ask as well
+        replies: asyncio.Future[Replies] = self._loop.create_future()
+        self._queue((commands, size, replies))
         return replies
+
+    def look_up(self, command: Command | Packed) -> Reply:
+        """The same for one command, whose reply a request waits for: without a task, if it has none."""
+        if not self._up.is_set():
+            raise RedisDownError
+        reply = Reply(self._loop)
+        self._queue(((command,), 0, reply))
+        return reply
+
+    def _queue(self, asked: "_Asked") -> None:
+        self._waiting.append(asked)
+        if self._idle.is_set():
+            self._idle.clear()
+            self._loop.call_soon(self._send)  # whoever else has his turn now may ask as well
 
     # -- a batch ----------------------------------------------------------------------------------------------------
 
@@ -110,16 +122,15 @@ class Line:
         self._in_hand, size = self._take()
         commands = [command for asked in self._in_hand for command in asked[0]]
         try:
-            self._answer = self._link.execute(commands, self._timeout + size / _SLOWEST)
+            answer = self._link.execute(commands, self._timeout + size / _SLOWEST)
         except Exception:
             # A defect here must not leave requests waiting for ever.
             log.exception("the line to Redis failed")
             self._fail_all()
         else:
-            self._answer.add_done_callback(self._answered)
+            answer.add_done_callback(self._answered)
 
-    def _answered(self, answer: "asyncio.Future[Replies]") -> None:
-        self._answer = None
+    def _answered(self, answer: Answer) -> None:
         try:
             replies = answer.result()
         except LinkError as error:
@@ -133,24 +144,24 @@ class Line:
             log.exception("the line to Redis failed")
             self._fail_all()
             return
+        answered, self._in_hand = self._in_hand, []
+        if self._waiting:
+            self._send()  # first, so that Redis is at work while those who are told go on
+        else:
+            self._idle.set()
         at = 0
-        for asked, _, waiting in self._in_hand:
+        for asked, _, waiting in answered:
             if not waiting.done():  # else who asked has left
                 waiting.set_result(replies[at : at + len(asked)])
             at += len(asked)
-        self._in_hand = []
-        if self._waiting:
-            self._send()
-        else:
-            self._busy = False
 
     def _fail_all(self) -> None:
-        for _, _, waiting in self._in_hand + self._waiting:
+        failed, self._in_hand, self._waiting = self._in_hand + self._waiting, [], []
+        self._idle.set()
+        for _, _, waiting in failed:
             if not waiting.done():
                 waiting.set_exception(RedisDownError())
                 waiting.exception()  # nobody need look
-        self._in_hand, self._waiting = [], []
-        self._busy = False
 
     # -- out of service and back ------------------------------------------------------------------------------------
 
@@ -159,7 +170,7 @@ class Line:
             if error is not None:
                 log.warning("Redis does not answer (%s); requests go on without it", error)
             self._up.clear()
-            self._probe = asyncio.get_running_loop().create_task(self._look_for_it(was_up=error is not None))
+            self._probe = self._loop.create_task(self._look_for_it(was_up=error is not None))
 
     async def _look_for_it(self, *, was_up: bool) -> None:
         silent = not was_up  # nothing has been said of it being away, so nothing need be said of it being back
@@ -188,4 +199,4 @@ class Line:
             raise LinkError(str(reply))
 
 
-_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies]"]
+_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies] | Reply"]

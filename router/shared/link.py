@@ -1,7 +1,7 @@
 """A link to Redis: commands out, replies in, whatever stands at the other end."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -13,10 +13,8 @@ Command = tuple[Word, ...]
 """A command's name and its arguments."""
 
 
-class Packed(bytes):
-    """A command as it goes over the wire: for what is sent often and is nearly always the same; see `form`."""
-
-    __slots__ = ()
+Packed = bytes
+"""A command as it goes over the wire: for what is sent often and is nearly always the same; see `form`."""
 
 
 class Later(Command):
@@ -25,7 +23,7 @@ class Later(Command):
     __slots__ = ()
 
 
-class PackedLater(Packed):
+class PackedLater(bytes):
     """See `later`."""
 
     __slots__ = ()
@@ -36,7 +34,7 @@ def later(command: Command | Packed) -> Command | Packed:
 
     It may then come after others of the same key.
     """
-    return PackedLater(command) if isinstance(command, Packed) else Later(command)
+    return PackedLater(command) if isinstance(command, bytes) else Later(command)
 
 
 pack: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
@@ -73,6 +71,21 @@ class LinkError(Exception):
         return cls(str(error) if isinstance(error, redis.exceptions.ResponseError) else type(error).__name__)
 
 
+class Answer(Protocol):
+    """The replies to come; a future is one. Who waits for them is told no later than a future tells him.
+
+    Whoever is told by a callback may be told at once, in the midst of what brings the replies. To stop waiting is to
+    give up what was asked; it may be done all the same.
+    """
+
+    def add_done_callback(self, told: Callable[[Any], object], /) -> None: ...
+
+    def result(self) -> list[Any]:
+        """The replies, once they are there. Raises LinkError."""
+
+    def __await__(self) -> Generator[Any, None, list[Any]]: ...
+
+
 class Link(Protocol):
     """The way to a Redis, or to a cluster of them.
 
@@ -82,14 +95,14 @@ class Link(Protocol):
     - It fails with LinkError where no server answers, or where nothing is known of some of the commands.
     - It takes no longer than `timeout`, in seconds, and nothing is tried twice.
     - After a LinkError the next `execute` connects anew, and finds the servers that have taken over.
-    - Only one `execute` is under way at a time; whoever gives one up cancels it.
+    - Only one `execute` is under way at a time.
     """
 
     @property
     def topology(self) -> object:
         """Compares equal as long as the same servers hold the keys."""
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]": ...
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer: ...
 
     async def listeners(self) -> list[AbstractConnection]:
         """Connections of their own to every server that holds keys, for whoever wants to be told of changes.

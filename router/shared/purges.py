@@ -46,7 +46,7 @@ class Purges:
         self._forgotten = BEGINNING  # of the purges up to here, only that there were some is known
         self.last = BEGINNING
         self.learned = False
-        self._news: tuple[Mark | None, Packed] = (None, Packed())  # `news`, and what was the last when it was made
+        self._news: tuple[Mark | None, Packed] = (None, b"")  # `news`, and what was the last when it was made
 
     async def learn(self) -> None:
         """Finds the last: what was purged before this process began means nothing to it. Raises RedisDownError."""
@@ -68,7 +68,7 @@ class Purges:
         known, command = self._news
         if known != self.last:
             after = "(%d-%d" % self.last  # noqa: UP031 - shorter so
-            command = Packed(pack(("XRANGE", PURGES, after, "+", "COUNT", _PAGE)))
+            command = pack(("XRANGE", PURGES, after, "+", "COUNT", _PAGE))
             self._news = (self.last, command)
         return command
 

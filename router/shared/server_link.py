@@ -11,7 +11,7 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection
 
 from router.shared.connection import Connection, Login, Place, connect
-from router.shared.link import FAULTS, Command, LinkError, Packed
+from router.shared.link import FAULTS, Answer, Command, LinkError, Packed
 
 
 class ServerLink:
@@ -27,7 +27,7 @@ class ServerLink:
     def topology(self) -> object:
         return None
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> "asyncio.Future[list[Any]]":
+    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer:
         connection = self._connection
         if connection is not None and connection.ready:
             return connection.send(commands, timeout)

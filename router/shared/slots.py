@@ -24,7 +24,7 @@ SlotMap = list[Host | None]
 
 def slot_of(command: Command | Packed) -> int | None:
     """The slot of a command's key; None for one without a key, which any server can do."""
-    words = _unpacked(command) if isinstance(command, Packed) else command
+    words = _unpacked(command) if isinstance(command, bytes) else command
     name = _word(words[0])
     if name in _KEYLESS:
         return None

@@ -128,6 +128,8 @@ class _Held(Stored):
 
     __slots__ = ("_room", "key", "size", "until")
 
+    stays = True
+
     def __init__(self, key: str, entry: Entry, room: Callable[["_Held", int], bool]) -> None:
         super().__init__(entry)
         self._room = room

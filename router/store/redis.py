@@ -58,7 +58,7 @@ class EntryStore:
         entry = None
         try:
             at = key.encode()
-            (reply,) = await self._line.ask(Packed(_LOOK_UP % (len(at), at)))
+            (reply,) = await self._line.look_up(_LOOK_UP % (len(at), at))
             if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
                 return None
             if isinstance(reply, Exception):
@@ -120,4 +120,4 @@ def _writing(key: str, entry: Entry) -> Packed:
     for name, value in fields.items():
         size = len(value)
         parts += (_NAMES[name], _SIZES[size] if size < _SMALL else b"$%d\r\n" % size, value, b"\r\n")
-    return Packed(b"".join(parts))
+    return b"".join(parts)

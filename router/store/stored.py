@@ -1,6 +1,6 @@
 """An entry as it was found at its key, and what has been worked out of it."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 from router.core.key import Key
 from router.core.replay import replay
@@ -21,6 +21,9 @@ class Stored:
 
     __slots__ = ("_answers", "_form", "entry")
 
+    stays: ClassVar = False
+    """Whether others may come who ask for it."""
+
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self._form: tuple[str | bytes, ...] | None = None
@@ -32,7 +35,7 @@ class Stored:
             return True
         if self.entry.digest != key.digest:
             return False
-        if self._form is None and key.size <= MAX_FORM and self.may_keep(key.size):
+        if self.stays and self._form is None and (size := key.size) <= MAX_FORM and self.may_keep(size):
             self._form = key.form
         return True
 

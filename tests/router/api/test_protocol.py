@@ -14,6 +14,7 @@ from waiting import PATIENCE
 
 from router.api.client import CLIENT
 from router.api.protocol import BoundedHttpProtocol
+from router.shared.reply import Reply
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -202,6 +203,33 @@ async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bo
         async with connect(port) as connection:
             connection.write(request("a"))
             await begun.wait()
+        async with asyncio.timeout(PATIENCE):
+            await told.wait()
+
+
+async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_all_the_same() -> None:
+    lost, told = asyncio.Event(), asyncio.Event()
+    replies: asyncio.Queue[Reply] = asyncio.Queue()
+
+    async def app(scope: Any, _: Any, __: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        reply = Reply(asyncio.get_running_loop())
+        replies.put_nowait(reply)
+        await reply
+        assert asyncio.current_task() is None
+        client.watch()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert client.left
+            told.set()
+
+    async with serving(app, lost) as (port, _):
+        async with connect(port) as connection:
+            connection.write(request("a"))
+            reply = await replies.get()
+        await lost.wait()
+        asyncio.get_running_loop().call_soon(reply.set_result, [])
         async with asyncio.timeout(PATIENCE):
             await told.wait()
 

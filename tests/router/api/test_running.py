@@ -1,12 +1,16 @@
 """An application's work is begun at once, and gets a task only where it has to wait."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from router.api.running import Runner
+from router.shared.reply import Reply
+
+Value = TypeVar("Value")
 
 
 class Ends:
@@ -14,9 +18,11 @@ class Ends:
 
     def __init__(self) -> None:
         self.seen: list[BaseException | None] = []
+        self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self, coroutine: Coroutine[Any, None, None]) -> "asyncio.Task[None] | None":
-        return Runner(asyncio.get_running_loop()).begin(coroutine, self.seen.append)
+        Runner(asyncio.get_running_loop()).begin(coroutine, self.tasks.append, self.seen.append)
+        return self.tasks.pop() if self.tasks else None
 
 
 async def test_what_waits_for_nothing_is_over_at_once_and_gets_no_task() -> None:
@@ -48,6 +54,67 @@ async def test_what_waits_goes_on_in_a_task_where_it_waited(turns: int) -> None:
     await task
     assert heard == list(range(turns))
     assert ends.seen == [None]
+
+
+async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_and_needs_no_task() -> None:
+    ends = Ends()
+    first, second = (Reply(asyncio.get_running_loop()) for _ in range(2))
+    heard: list[Any] = []
+
+    async def work() -> None:
+        heard.append(await first)
+        heard.append(await second)
+
+    assert await called(lambda: ends.begin(work())) is None
+    await called(lambda: first.set_result([1]))
+    assert (heard, ends.seen) == ([[1]], [])
+    await called(lambda: second.set_result([2]))
+    assert (heard, ends.seen) == ([[1], [2]], [None])
+
+
+async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() -> None:
+    ends = Ends()
+    reply, future = Reply(asyncio.get_running_loop()), asyncio.get_running_loop().create_future()
+    in_tasks: list[bool] = []
+
+    async def work() -> None:
+        with contextlib.suppress(LookupError):
+            await reply
+        in_tasks.append(asyncio.current_task() is not None)
+        await future
+        in_tasks.append(asyncio.current_task() is not None)
+
+    assert await called(lambda: ends.begin(work())) is None
+    await called(lambda: reply.set_exception(LookupError()))
+    (task,) = ends.tasks
+    future.set_result(None)
+    await task
+    assert (in_tasks, ends.seen) == ([False, True], [None])
+
+
+async def test_in_a_task_a_reply_is_as_a_future_is() -> None:
+    ends = Ends()
+    reply = Reply(asyncio.get_running_loop())
+    heard: list[Any] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        heard.append(await reply)
+        heard.append(await reply)
+
+    task = ends.begin(work())
+    await asyncio.sleep(0)
+    reply.set_result([1])
+    assert task is not None
+    await task
+    assert (heard, ends.seen) == ([[1], [1]], [None])
+
+
+async def called(function: Callable[[], Value]) -> Value:
+    """As the loop calls what has no task."""
+    value: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(lambda: value.set_result(function()))
+    return await value
 
 
 async def test_what_it_waits_for_may_be_there_before_its_task_has_begun() -> None:

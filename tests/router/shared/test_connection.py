@@ -11,7 +11,8 @@ from redis.exceptions import ReadOnlyError
 from waiting import PATIENCE, eventually
 
 from router.shared.connection import Connection, Login, connect
-from router.shared.link import LinkError, pack
+from router.shared.link import Answer, LinkError, pack
+from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -120,13 +121,19 @@ async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_m
 
 
 async def test_one_who_stops_waiting_is_in_the_way_until_his_replies_are_there(pair: Pair) -> None:
-    pair.connection.send([GET], PATIENCE).cancel()
+    leaving = asyncio.ensure_future(_replies(pair.connection.send([GET], PATIENCE)))
+    await asyncio.sleep(0)
+    await end(leaving)
     assert not pair.connection.ready
     await pair.server.say(b":1\r\n")
     await eventually(lambda: pair.connection.ready)
     batch = pair.connection.send([GET], PATIENCE)
     await pair.server.say(b":2\r\n")
     assert await batch == [2]
+
+
+async def _replies(answer: Answer) -> list[Any]:
+    return await answer
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import redis.exceptions
 from redis_process import RedisServer
 from waiting import eventually
 
+from router.api.running import Runner
 from router.shared.connect import open_link
 from router.shared.line import Line, RedisDownError
 
@@ -78,6 +79,27 @@ async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothin
     assert line.up, "it answers, so it is not down"
 
 
+async def test_a_look_up_has_its_place_among_what_is_asked(line: Line) -> None:
+    line.ask(("SET", "k", "before"))
+    found = line.look_up(("GET", "k"))
+    line.ask(("SET", "k", "after"))
+    assert await found == [b"before"]
+    assert await line.look_up(("GET", "k")) == [b"after"]
+
+
+async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: Line) -> None:
+    over: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await line.look_up(("SET", "k", "v"))
+        over.set_result([asyncio.current_task(), *await line.look_up(("GET", "k"))])
+
+    loop = asyncio.get_running_loop()
+    runner = Runner(loop)
+    loop.call_soon(runner.begin, work(), lambda task: over.set_exception(AssertionError(task)), lambda _: None)
+    assert await over == [None, b"v"]
+
+
 async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: Line) -> None:
     first, left, last = (line.ask(("INCR", "n")) for _ in range(3))
     left.cancel()
@@ -129,8 +151,11 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     await own_redis.start()
     line = await open_line(own_redis)
     own_redis.kill()
+    asked, looked_up = line.ask(("GET", "k")), line.look_up(("GET", "k"))
     with pytest.raises(RedisDownError):
-        await line.ask(("GET", "k"))
+        await asked
+    with pytest.raises(RedisDownError):
+        await looked_up
     assert not line.up
     await own_redis.start()
     await asyncio.wait_for(line.wait_until_up(), 10)

@@ -74,8 +74,8 @@ async def test_a_script_finds_its_key(link: Link) -> None:
 async def test_a_packed_command_is_done_as_any_other(link: Link) -> None:
     keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
     put, get = form("SET", None, None), form("GET", None)
-    commands: list[Command | Packed] = [Packed(put % (len(key), key, len(key), key)) for key in keys]
-    commands += [later(Packed(get % (len(key), key))) for key in keys]
+    commands: list[Command | Packed] = [put % (len(key), key, len(key), key) for key in keys]
+    commands += [later(get % (len(key), key)) for key in keys]
     assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
 
 

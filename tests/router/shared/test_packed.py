@@ -1,6 +1,6 @@
 """Commands as they go over the wire."""
 
-from router.shared.link import Packed, form, later, pack
+from router.shared.link import form, later, pack
 from router.shared.slots import slot_of
 
 
@@ -11,5 +11,5 @@ def test_a_form_that_is_filled_is_the_command_packed() -> None:
 
 def test_a_packed_command_has_the_slot_of_its_key() -> None:
     for command in [("GET", "key"), ("EVAL", "return 1", 1, "key", "x"), ("PING",)]:
-        packed = Packed(pack(command))
+        packed = pack(command)
         assert slot_of(packed) == slot_of(later(packed)) == slot_of(command)
