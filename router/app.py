@@ -278,10 +278,9 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
 
 def build_reader(settings: Settings, catalog: Catalog) -> RequestReader:
     """What understands requests."""
-    classifier = Classifier.load()
     return RequestReader(
         catalog=catalog,
-        classify=lambda text: classifier.classify(text).task,
+        classify=Classifier.load().task,
         markers=Markers(settings.cache.context_open, settings.cache.context_close),
     )
 

@@ -18,7 +18,7 @@ from router.access_log import AccessLog
 from router.core.breaker import State
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, Work
-from router.tallies import Batched, Tally
+from router.tallies import Batched, Count, Tally
 from router.upstream.catalog import Engine
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -121,6 +121,7 @@ class Telemetry:
         }
 
         self._engines: set[str] = set()
+        self._counts: dict[tuple[Counter, tuple[str, ...]], Count] = {}
 
     # -- facts come in ----------------------------------------------------------------------------------------------
 
@@ -193,18 +194,25 @@ class Telemetry:
         for engine, reason in work.attempts:
             self._retries.labels(engine, reason).inc()
         if work.not_kept is not None:
-            self._writes.labels(work.not_kept.value).inc()
+            self.written(work.not_kept)
         if work.first_token is None:
             return
-        self._tokens.labels(work.tenant, work.model, "prompt").inc(work.prompt_tokens)
-        self._tokens.labels(work.tenant, work.model, "completion").inc(work.completion_tokens)
+        self._count(self._tokens, work.tenant, work.model, "prompt")(work.prompt_tokens)
+        self._count(self._tokens, work.tenant, work.model, "completion")(work.completion_tokens)
         took = time.perf_counter() - work.first_token
         if work.stream and took > 0 and work.completion_tokens > 1:
             self._speed.labels(work.model).observe((work.completion_tokens - 1) / took)
 
     def written(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
-        self._writes.labels(result).inc()
+        self._count(self._writes, result)(1)
+
+    def _count(self, counter: Counter, *labels: str) -> Count:
+        """A counter's sample, to be counted up; to look for it each time would cost more than to count."""
+        count = self._counts.get((counter, labels))
+        if count is None:
+            count = self._counts[counter, labels] = counter.labels(*labels).inc
+        return count
 
     def queued(self, model: str, waiting: int) -> None:
         """Takes over how many wait for a model's engines."""

@@ -162,7 +162,11 @@ class Classifier:
     def classify(self, text: str) -> Verdict:
         """What the query asks for; the caller leaves system prompt and retrieved context out of `text`."""
         log_odds = self._model(text).log_odds(features(text))
-        return Verdict("code" if log_odds > 0 else "chat", 1 / (1 + math.exp(-log_odds)))
+        return Verdict(_task(log_odds), 1 / (1 + math.exp(-log_odds)))
+
+    def task(self, text: str) -> Task:
+        """The task of the verdict, for those who need no more of it."""
+        return _task(self._model(text).log_odds(features(text)))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
         """What each known feature adds to the log-odds, the bias as `(bias)` among them; the weightiest first."""
@@ -170,6 +174,10 @@ class Classifier:
 
     def _model(self, text: str) -> "_Model":
         return self._short if is_short(text) else self._long
+
+
+def _task(log_odds: float) -> Task:
+    return "code" if log_odds > 0 else "chat"
 
 
 class _Model:

@@ -18,7 +18,7 @@ TEMPLATE: Final = 256
 """Tokens that a chat template may add of its own, beside what it writes for each message."""
 
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal", "tool_use", "tool_result", "thinking", "function_call")
-_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt_embeds")
+_ELSEWHERE: Final = frozenset(("previous_response_id", "conversation", "prompt_embeds"))
 _PROMPT: Final = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.EMBEDDINGS: "input",
@@ -90,13 +90,14 @@ def _ids(prompt: Any) -> int:
 
 def _holds_more_than_text(fields: dict[str, Any]) -> bool:
     """Whether a request has images or the like, of which a short address can be many tokens, or refers to a text."""
-    if any(fields.get(name) for name in _ELSEWHERE) or isinstance(fields.get("prompt"), dict):
+    if any(map(fields.get, _ELSEWHERE)) or isinstance(fields.get("prompt"), dict):
         return True
     said = fields.get("messages") or fields.get("input")
     for item in said if isinstance(said, list) else ():
         if isinstance(item, dict):
             kind = item.get("type", "message" if "role" in item else "item_reference")
-            if kind == "item_reference" or not _is_text(item.get("content")):
+            content = item.get("content")
+            if kind == "item_reference" or (isinstance(content, list) and not _is_text(content)):
                 return True
     return False
 

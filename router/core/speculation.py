@@ -80,6 +80,11 @@ class Learned(msgspec.Struct, frozen=True):
     tokens_per_step: float | None = None
 
 
+def _left(seconds: float) -> float:
+    """The share that is left after so many seconds."""
+    return float(0.5 ** (max(0.0, seconds) / HALF_LIFE))
+
+
 class _Fading:
     """A ratio of two sums, both of which fade, and how much there is of it."""
 
@@ -90,20 +95,17 @@ class _Fading:
         self._at = 0.0
 
     def add(self, above: float, below: float, weight: float, now: float) -> None:
-        left = self._left(now)
+        left = _left(now - self._at)
         self._above = self._above * left + above
         self._below = self._below * left + below
         self._weight = self._weight * left + weight
         self._at = now
 
     def weight(self, now: float) -> float:
-        return self._weight * self._left(now)
+        return self._weight * _left(now - self._at)
 
     def ratio(self, now: float, enough: float) -> float | None:
         return self._above / self._below if self._below > 0 and self.weight(now) >= enough else None
-
-    def _left(self, now: float) -> float:
-        return float(0.5 ** (max(0.0, now - self._at) / HALF_LIFE))
 
 
 class _Estimate(NamedTuple):
@@ -121,26 +123,29 @@ class _Estimate(NamedTuple):
 class _Speeds:
     """The speeds of single generations, as logarithms: one that stalls must not outweigh all the others."""
 
-    __slots__ = ("_squares", "_values")
+    __slots__ = ("_at", "_count", "_squares", "_sum")
 
     def __init__(self) -> None:
-        self._values = _Fading()
-        self._squares = _Fading()
+        self._count = self._sum = self._squares = 0.0
+        self._at = 0.0
 
     def add(self, tokens_per_second: float, now: float) -> None:
-        value = log(tokens_per_second)
-        self._values.add(value, 1.0, 1.0, now)
-        self._squares.add(value * value, 1.0, 1.0, now)
+        value, left = log(tokens_per_second), _left(now - self._at)
+        self._count = self._count * left + 1.0
+        self._sum = self._sum * left + value
+        self._squares = self._squares * left + value * value
+        self._at = now
 
     def count(self, now: float) -> float:
         """How many there are, faded ones by what is left of them."""
-        return self._values.weight(now)
+        return self._count * _left(now - self._at)
 
     def estimate(self, now: float) -> _Estimate | None:
-        mean, square = self._values.ratio(now, ENOUGH), self._squares.ratio(now, ENOUGH)
-        if mean is None or square is None:
+        count = self.count(now)
+        if count < ENOUGH:
             return None
-        return _Estimate(mean, sqrt(max(0.0, square - mean * mean) / self.count(now)))
+        mean = self._sum / self._count
+        return _Estimate(mean, sqrt(max(0.0, self._squares / self._count - mean * mean) / count))
 
 
 class Experience:
@@ -161,7 +166,10 @@ class Experience:
         ended = self._ended.setdefault(engine, {})
         ended[task] = ended.get(task, 0) + tokens
         if tokens >= _SHORTEST and seconds > 0:
-            self._speeds.setdefault((family, task), _Speeds()).add(tokens / seconds, now)
+            speeds = self._speeds.get((family, task))
+            if speeds is None:
+                speeds = self._speeds[family, task] = _Speeds()
+            speeds.add(tokens / seconds, now)
 
     def counted(self, engine: str, family: str, counts: Counts, now: float) -> None:
         """An engine's counters were read. Whoever has less than before has been started anew."""

@@ -74,23 +74,29 @@ class Chooser:
         plain = [engine for engine in able if engine.speculates is not True]
         if adjusted and any(e.up is not False and not e.drained for e in plain if e.model == able[0].model):
             able, adjusted = plain, ()
-        affinity = affinity_of(asked.key.text, tenant, session)
         explores = session is None and self._random() < self._explore
         by_model = [list(group) for _, group in groupby(able, key=lambda engine: engine.model)]
         return Choice(
-            lambda: [e for one in by_model for e in self._order(one, asked, length, affinity, explores=explores)],
+            lambda: [e for one in by_model for e in self._order(one, asked, length, tenant, session, explores)],
             without(request, adjusted) if adjusted else request,
             adjusted,
         )
 
     def _order(
-        self, engines: Sequence[Engine], asked: Reading, length: Length, affinity: str | None, *, explores: bool
+        self,
+        engines: Sequence[Engine],
+        asked: Reading,
+        length: Length,
+        tenant: str,
+        session: str | None,
+        explores: bool,
     ) -> Sequence[Engine]:
         """The engines of one model, the best first."""
         if len(engines) == 1:
             return [engine for engine in engines if not engine.drained]
         task, families = asked.task, {engine.family for engine in engines}
         slow = self._experience.slow(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
+        affinity = affinity_of(asked.key.text, tenant, session)
         views = plan(
             task, [engine.view(slow=engine.family in slow) for engine in engines], length=length, affinity=affinity
         )

@@ -83,7 +83,7 @@ class Flight:
         self._frames: list[bytes] = []
         self._first = 0  # how many frames have been let go of
         self._held = 0
-        self._events = 0
+        self._events = 0  # in what has been let go of
         self._limit = limit
         self._on_empty = on_empty
         self._on_close = on_close
@@ -129,7 +129,6 @@ class Flight:
             self.work.first_token = time.perf_counter()
         self._frames.append(frames)
         self._held += len(frames)
-        self._events += frames.count(b"data:")
         if self.told is not None:
             self.told(frames)
         for reader in self.readers:
@@ -144,16 +143,24 @@ class Flight:
         self.work.prompt_tokens, self.work.completion_tokens = landing.prompt_tokens, landing.completion_tokens
         self.work.error = landing.reason
         if self.work.first_token is not None or (self.work.dispatched is not None and landing.reason == LOST):
-            self.work.estimate = estimate(len(self.request.body), self._events, len(landing.body or b""))
+            self._estimate(landing)
         for reader in self.readers:
             reader.wake()
+
+    def _estimate(self, landing: Landing) -> None:
+        """What it has used, where nobody has told."""
+        if not landing.prompt_tokens + landing.completion_tokens:
+            events = self._events + sum(map(_events_in, self._frames))
+            self.work.estimate = estimate(len(self.request.body), events, len(landing.body or b""))
 
     def _let_go(self) -> None:
         """Lets go of what all have read, and of readers who are too far behind."""
         self.close()
         while True:
             needed = min((reader.at for reader in self.readers), default=self._first + len(self._frames))
-            self._held -= sum(map(len, self._frames[: needed - self._first]))
+            unneeded = self._frames[: needed - self._first]
+            self._held -= sum(map(len, unneeded))
+            self._events += sum(map(_events_in, unneeded))
             del self._frames[: needed - self._first]
             self._first = needed
             if self._held <= max(self._limit, MAX_LAG):
@@ -258,13 +265,15 @@ class Reader:
             if self.left_behind:
                 self.over = True
                 return self._broken("slow-reader", "The answer broke off: it was not read fast enough.")
+            data = b""
             if self.at < flight.said:
                 data = flight.frames_from(self.at)
                 self.at = flight.said
-                return data
             if flight.landing is not None:
                 self.over = True
-                return self._end(flight.landing)
+                return data + self._end(flight.landing)
+            if data:
+                return data
             self._take = take
             try:
                 await self._news()
@@ -290,6 +299,10 @@ class Reader:
     def close(self) -> None:
         self.over = True
         self._flight.detach(self)
+
+
+def _events_in(frames: bytes) -> int:
+    return frames.count(b"data:")
 
 
 def lost() -> Landing:
