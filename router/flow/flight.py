@@ -63,6 +63,11 @@ class Flight:
     - `on_empty` is called when the last reader has left a flight that is not over, `on_close` when it takes no more.
     """
 
+    __slots__ = (
+        "_events", "_first", "_frames", "_held", "_limit", "_on_close", "_on_empty", "documents", "id", "key",
+        "landing", "led_here", "open", "readers", "request", "since", "task", "told", "work",
+    )  # fmt: skip
+
     def __init__(
         self, id_: str, request: Request, key: Key | None, work: Work, *,
         documents: tuple[str, ...], since: Mark, limit: int,
@@ -87,7 +92,6 @@ class Flight:
         self._limit = limit
         self._on_empty = on_empty
         self._on_close = on_close
-        self.storing = False
         self.readers: set[Reader] = set()
 
     @property
@@ -190,6 +194,10 @@ class Reader:
       without a turn of the loop, until that says that it can have no more.
     - `close` must be called once nothing is wanted any more; with the last reader, the engine is freed.
     """
+
+    __slots__ = (
+        "_exchange", "_flight", "_leads", "_request", "_take", "_waiting", "at", "left_behind", "over",
+    )  # fmt: skip
 
     def __init__(self, flight: Flight, request: Request, exchange: Exchange, *, leads: bool) -> None:
         self.at = 0

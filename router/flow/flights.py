@@ -25,15 +25,14 @@ from router.flow.landings import read_end, write_end
 from router.shared.flights import WANTED, Claim, LostError, SharedFlights, Source
 from router.shared.line import RedisDownError
 from router.shared.purges import Mark
-from router.store.redis import WriteResult
 from router.upstream.catalog import Engine
 from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.flights")
 
 OnAbandon = Literal["cancel", "finish"]
-Keep = Callable[[Recording, Work], "asyncio.Future[WriteResult]"]
-"""Stores an answer; its future is done once that has been tried."""
+Keep = Callable[[Recording, Work], None]
+"""Stores an answer: what Redis is asked from then on is asked after that."""
 
 _ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that has said nothing is taken to have left
 
@@ -148,9 +147,7 @@ class Flights:
         if isinstance(recording, NotKept):
             flight.work.not_kept = recording
         elif recording is not None and keep is not None:
-            # Whoever comes next must find the entry, and not a claim that is gone.
-            flight.storing = True
-            keep(recording, flight.work).add_done_callback(lambda _: self._release(flight))
+            keep(recording, flight.work)
         return landing
 
     async def _stream(self, flight: Flight, engines: Sequence[Engine]) -> tuple[Landing, Recording | NotKept | None]:
@@ -215,8 +212,7 @@ class Flights:
         flight.land(landing)
         self._forget(flight)
         if flight.led_here:
-            if not flight.storing:
-                self._release(flight)
+            self._release(flight)  # after the answer was stored: whoever comes next must find the one or the other
             self._landed(flight.work)
 
     def _close(self, flight: Flight) -> None:

@@ -1,6 +1,5 @@
 """The story of one request: key, look-up, and on a miss the way to an engine and back."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from math import floor
@@ -24,7 +23,7 @@ from router.flow.reading import Reading, RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
-from router.store.redis import EntryStore, WriteResult
+from router.store.redis import EntryStore
 from router.store.stored import Stored
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
@@ -251,7 +250,7 @@ class Gateway:
         stale = self._cache.stale_if_error if lifetime == ttl else 0.0
         documents, since = asked.parts.documents(), self._purges.last
 
-        def keep(recording: Recording, work: Work) -> "asyncio.Future[WriteResult]":
+        def keep(recording: Recording, work: Work) -> None:
             assert work.engine is not None
             entry = Entry(
                 digest=asked.key.digest,
@@ -274,6 +273,5 @@ class Gateway:
             self._hints.note(print_)
             written = self._store.put(asked.key.text, entry, since)
             written.add_done_callback(lambda done: self._written(done.result()))
-            return written
 
         return keep

@@ -91,6 +91,8 @@ class Standing:
 class EngineTurns:
     """See retry.Turns; this waits, and leaves out whose breaker is open."""
 
+    __slots__ = ("_clock", "_dice", "_standing", "_turns")
+
     def __init__(
         self, standing: Standing, engines: Sequence[Engine], clock: Callable[[], float], dice: Callable[[], float]
     ) -> None:
@@ -128,6 +130,8 @@ class Pass:
     failures: else an engine that always stalls after its first token would never be found out. What an engine refuses
     as the client's fault, or for a client that leaves, says nothing of it.
     """
+
+    __slots__ = ("_engine", "_probe", "_standing")
 
     def __init__(self, standing: Standing, engine: Engine, *, probe: bool) -> None:
         self._standing = standing
