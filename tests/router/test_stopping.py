@@ -51,6 +51,8 @@ async def refused(served: Served) -> bool:
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it was in the queue of the socket that was just closed
+        return False
     writer.close()
     return False
 
