@@ -34,7 +34,6 @@ PARTS: Final = {
     "router/core/replay": "recording and replay",
     "router/upstream/": "engine: request and answer",
     "router/flow/dispatch": "engine: whose turn it is",
-    "router/flow/deadline": "engine: whose turn it is",
     "router/flow/standing": "engine: whose turn it is",
     "router/flow/admission": "engine: whose turn it is",
     "router/flow/choosing": "engine: whose turn it is",

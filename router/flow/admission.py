@@ -9,8 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from router.core.fairness import FairQueue, seconds_until_room
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
@@ -45,14 +44,6 @@ class Place:
         admission, self._admission = self._admission, None
         if admission is not None:
             admission.left(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Admission:
