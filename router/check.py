@@ -30,7 +30,7 @@ async def _check_redis(settings: Settings) -> Finding:
     link = open_link(settings.redis_url, timeout=PATIENCE)
     try:
         (info,) = await link.execute([("INFO", "server")], PATIENCE)
-        servers = await link.listeners()
+        servers = await link.servers()
     except LinkError as error:
         return {"what": where, "ok": False, "note": f"does not answer ({error})"}
     finally:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
 
 from router.core.redis_address import Host
 from router.shared.link import Answer, Command, Later, LinkError, Packed, PackedLater
@@ -106,14 +105,14 @@ class ClusterLink:
             raise next((reply for reply in replies if isinstance(reply, LinkError)), LinkError(self._fault))
         return replies
 
-    async def listeners(self) -> list[AbstractConnection]:
+    async def servers(self) -> list[ServerLink]:
         # Somebody asks because a connection was lost; there may have been a failover.
         self._stale = True
         await self._attempt(self._timeout)
         if not self._any_up():
             raise LinkError(self._fault)
         # A server that does not answer belongs to them: as long as it cannot be heard, not every change is told.
-        return [node.link.new_connection() for node in self._nodes.values()]
+        return [node.link for node in self._nodes.values()]
 
     async def aclose(self) -> None:
         await end(self._mending)

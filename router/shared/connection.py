@@ -51,6 +51,10 @@ class Login(msgspec.Struct, frozen=True):
         return [hello, ("SELECT", self.db)] if self.db else [hello]
 
 
+def _ignore(_: object) -> None:
+    pass
+
+
 class Batch:
     """What was asked at once, and its replies once they are there; see router.shared.link.Answer."""
 
@@ -99,12 +103,24 @@ class Connection(asyncio.Protocol):
       not serve; whichever it is, the connection is of no use from then on.
     - `ready`: whether the next batch can be sent. One that its asker has given up stands in the way of the next until
       its replies are there.
+    - What Redis says unasked is told as it comes, and that the connection is lost at once, whether or not it was used.
     """
 
-    def __init__(self, refused: Callable[[redis.exceptions.ResponseError], None] = lambda _: None) -> None:
-        """`refused` is told of each command that Redis refuses."""
+    def __init__(
+        self,
+        *,
+        refused: "Callable[[redis.exceptions.ResponseError], object]" = _ignore,
+        pushed: Callable[[list[Any]], object] = _ignore,
+        lost: Callable[[LinkError], object] = _ignore,
+    ) -> None:
+        """`refused` is told of each command that Redis refuses, `pushed` of what it says unasked: its kind comes first.
+
+        `lost` is told, once, that and why the connection is of no use any more. None of them may raise.
+        """
         self.ready = False
         self._refused = refused
+        self._pushed = pushed
+        self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=self._error, notEnoughData=_INCOMPLETE)
         self._transport: Any = None
@@ -115,6 +131,26 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._fault: Exception | None = None
         self._retired = False
+
+    async def connect(self, place: Place, login: Login, timeout: float) -> None:
+        """Makes it ready; once. `timeout` in seconds. Raises LinkError."""
+        loop = self._loop
+        until = loop.time() + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                if isinstance(place, str):
+                    await loop.create_unix_connection(lambda: self, place)
+                else:
+                    transport, _ = await loop.create_connection(lambda: self, *place, ssl=login.tls)
+                    _keep_alive(transport.get_extra_info("socket"))
+            for reply in await self.send(login.commands(), until - loop.time()):
+                _raise_refusal(reply)
+        except FAULTS as error:
+            self.abort()
+            raise LinkError.of(error) from error
+        except BaseException:
+            self.abort()
+            raise
 
     def send(self, commands: Sequence[Command | Packed], timeout: float) -> Batch:
         """The replies to some commands, at least one. `timeout` in seconds. Only for a connection that is `ready`."""
@@ -149,12 +185,14 @@ class Connection(asyncio.Protocol):
         self.ready = not self._retired
 
     def data_received(self, data: bytes) -> None:
-        reader, replies, size = self._reader, self._replies, len(data)
+        reader, replies, pushed, size = self._reader, self._replies, self._pushed, len(data)
         try:
             for at in range(0, size, _PIECE):
                 reader.feed(data, at, min(_PIECE, size - at))
                 while (reply := reader.gets()) is not _INCOMPLETE:
-                    if type(reply) is not hiredis.PushNotification:  # nobody has asked for one
+                    if type(reply) is hiredis.PushNotification:
+                        pushed(reply)
+                    else:
                         replies.append(reply)
         except hiredis.HiredisError as error:
             self._fail(error)
@@ -203,33 +241,10 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         batch, self._batch = self._batch, None
+        lost, self._lost = self._lost, _ignore
         if batch is not None:
             batch.end(None, LinkError.of(error))
-
-
-async def connect(
-    place: Place, login: Login, timeout: float, refused: Callable[[redis.exceptions.ResponseError], None]
-) -> Connection:
-    """A connection that is ready. `timeout` in seconds. Raises LinkError; `refused` as in Connection."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + timeout
-    connection = Connection(refused)
-    try:
-        async with asyncio.timeout(timeout):
-            if isinstance(place, str):
-                await loop.create_unix_connection(lambda: connection, place)
-            else:
-                transport, _ = await loop.create_connection(lambda: connection, *place, ssl=login.tls)
-                _keep_alive(transport.get_extra_info("socket"))
-        for reply in await connection.send(login.commands(), until - loop.time()):
-            _raise_refusal(reply)
-    except FAULTS as error:
-        connection.abort()
-        raise LinkError.of(error) from error
-    except BaseException:
-        connection.abort()
-        raise
-    return connection
+        lost(LinkError.of(error))
 
 
 def _keep_alive(connected: socket.socket) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hiredis
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
+
+if TYPE_CHECKING:  # which imports this
+    from router.shared.server_link import ServerLink
 
 Word = bytes | str | int | float
 Command = tuple[Word, ...]
@@ -104,10 +106,10 @@ class Link(Protocol):
 
     def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer: ...
 
-    async def listeners(self) -> list[AbstractConnection]:
-        """Connections of their own to every server that holds keys, for whoever wants to be told of changes.
+    async def servers(self) -> "Sequence[ServerLink]":
+        """Every server that holds keys, for whoever wants connections of his own to be told of changes.
 
-        They speak RESP3 and are not connected yet. Raises LinkError where it is not known which servers there are.
+        Raises LinkError where it is not known which servers there are.
         """
 
     async def aclose(self) -> None: ...

@@ -2,21 +2,20 @@
 
 Theory of operation. Connections of their own, one to every server that holds keys, ask Redis to track prefixes in
 broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-caching/): whoever changes a key that
-begins with one of them, Redis says which. The same connections take the messages of a channel. A beat shows that the
-other side still lives: if Redis has said nothing for longer than that should take, or if the servers have changed,
-all connections are given up, and whoever relied on being told learns that he was not.
+begins with one of them, Redis says which. It gathers what changes while it does what it has read, so that a batch of
+writes is one word. The same connections take the messages of a channel. A beat shows that the other side still lives:
+if Redis has not answered it in time, or if the servers have changed, all connections are given up, and whoever relied
+on being told learns that he was not.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from redis.asyncio.connection import AbstractConnection
-
-from router.shared.link import FAULTS, Link, LinkError
-from router.shared.tasks import end
+from router.shared.connection import Connection
+from router.shared.link import Link, LinkError, pack
+from router.shared.server_link import ServerLink
 
 log = logging.getLogger("roundhouse.redis")
 
@@ -27,6 +26,7 @@ SILENCE: Final = 0.8
 """Seconds without any sign after which a connection is taken to be lost: with what it takes to notice, under one."""
 
 _CONNECT: Final = 2.0  # seconds
+_PING: Final = pack(("PING",))
 
 
 class Hears(Protocol):
@@ -55,18 +55,16 @@ class Listener:
         self._channel = channel
         self._hears = hears
         self._retry = retry
-        self._pushed: list[Sequence[bytes] | None] = []
+        self._over: asyncio.Future[None]  # fails with what ends the listening that is under way
 
     async def run(self) -> None:
         """Until it is cancelled."""
         told = ""
         while True:
-            connections: list[Any] = []
             try:
-                connections += await self._link.listeners()
-                await self._listen(connections)
-            except (*FAULTS, LinkError) as error:
-                log.debug("the listening connections to Redis are gone: %s", LinkError.of(error))
+                await self._listen()
+            except LinkError as error:
+                log.debug("the listening connections to Redis are gone: %s", error)
             except Exception as defect:
                 # The last line of defence: a defect here must not end the listening for ever, nor fill the log.
                 if repr(defect) != told:
@@ -74,66 +72,64 @@ class Listener:
                 told = repr(defect)
             finally:
                 self._hears.deaf()
-                for connection in connections:
-                    with contextlib.suppress(*FAULTS):
-                        await connection.disconnect(nowait=True)
             await asyncio.sleep(self._retry)
 
-    async def _listen(self, connections: Sequence[Any]) -> None:
-        """Returns or raises once one of the connections is lost."""
-        if not connections:
+    async def _listen(self) -> None:
+        """Raises LinkError once one of the connections is lost, and what was raised by whoever was told."""
+        servers = await self._link.servers()
+        if not servers:
             raise LinkError("there is no server")
-        self._pushed.clear()
         topology = self._link.topology
-        async with asyncio.timeout(_CONNECT):
-            for number, connection in enumerate(connections):
-                await self._begin(connection, subscribe=number == 0)
-        self._hears.listening()
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._read(connection)) for connection in connections]
-        tasks.append(loop.create_task(self._beat(connections, topology)))
+        until = loop.time() + _CONNECT
+        over = self._over = loop.create_future()
+        connections = [Connection(refused=_refused, pushed=self._pushed, lost=self._end) for _ in servers]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
+                await self._begin(server, connection, until, subscribe=number == 0)
+            self._hears.listening()
+            while not over.done():
+                await asyncio.wait([over], timeout=BEAT)
+                if self._link.topology != topology:
+                    raise LinkError("the servers have changed")
+                for connection in connections:
+                    if connection.ready:  # else it has yet to answer the last beat
+                        connection.send([_PING], SILENCE - BEAT)
+            over.result()
         finally:
-            await end(*tasks)
-
-    async def _begin(self, connection: Any, *, subscribe: bool) -> None:
-        connection.socket_timeout = None  # silence is what it mostly hears; _read minds it
-        await connection.connect()
-        # There is no other way to be given them; the one for messages is the default.
-        connection._parser.set_invalidation_push_handler(self._invalidated)  # noqa: SLF001
-        prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]
-        await connection.send_command("CLIENT", "TRACKING", "ON", "BCAST", *prefixes)
-        await connection.read_response()
-        if subscribe:
-            await connection.send_command("SUBSCRIBE", self._channel)
-            await connection.read_response(push_request=True)
-
-    async def _beat(self, connections: Sequence[AbstractConnection], topology: object) -> None:
-        while True:
-            await asyncio.sleep(BEAT)
-            if self._link.topology != topology:
-                raise LinkError("the servers have changed")
+            self._end(LinkError("nobody listens any more"))
+            over.exception()  # nobody need look
             for connection in connections:
-                await connection.send_command("PING", check_health=False)
+                connection.abort()
 
-    async def _read(self, connection: Any) -> None:
-        last = heard = asyncio.get_running_loop().time()
-        while True:
-            said = await connection.read_response(push_request=True, disable_decoding=True, timeout=SILENCE)
-            heard = asyncio.get_running_loop().time()
-            # redis-py gives None for silence, and for a push that the handler below has had.
-            if said is None and heard - last >= SILENCE:
-                raise LinkError("Redis is silent")
-            if said is not None:
-                last = heard
-            pushed, self._pushed = self._pushed, []
-            for keys in pushed:
-                self._hears.changed(keys)
-            if isinstance(said, list) and said[0] == b"message":
-                self._hears.message(said[2])
+    async def _begin(self, server: ServerLink, connection: Connection, until: float, *, subscribe: bool) -> None:
+        clock = asyncio.get_running_loop().time
+        await server.connect(connection, until - clock())
+        prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]
+        commands = [pack(("CLIENT", "TRACKING", "ON", "BCAST", *prefixes))]
+        if subscribe:
+            # It is answered by a push, so what comes behind it has the reply.
+            commands.append(pack(("SUBSCRIBE", self._channel)) + _PING)
+        for reply in await connection.send(commands, until - clock()):
+            if isinstance(reply, Exception):
+                raise LinkError.of(reply)
 
-    async def _invalidated(self, push: Sequence[Any]) -> None:
-        self._pushed.append(push[1])  # redis-py would keep what is raised here to itself, and the change would be lost
+    # -- what the connections tell ----------------------------------------------------------------------------------
+
+    def _pushed(self, push: list[Any]) -> None:
+        try:
+            if push[0] == b"invalidate":
+                self._hears.changed(push[1])
+            elif push[0] == b"message":
+                self._hears.message(push[2])
+        except Exception as defect:  # noqa: BLE001 - `run` tells of it
+            # A change that was not taken in is one that was not told.
+            self._end(defect)
+
+    def _end(self, error: Exception) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+
+def _refused(error: Exception) -> None:
+    log.debug("Redis does not let a router listen: %s", error)

@@ -29,10 +29,10 @@ class SentinelLink(ServerLink):
         host, port = await self._pool.get_master_address()
         return host, int(port)
 
-    async def _connect(self, timeout: float) -> Connection:
+    async def connect(self, connection: Connection, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        connection = await super()._connect(timeout)
+        await super().connect(connection, timeout)
         try:
             (role,) = await connection.send([("ROLE",)], until - loop.time())
         except BaseException:
@@ -41,7 +41,6 @@ class SentinelLink(ServerLink):
         if isinstance(role, Exception) or role[0] != b"master":
             connection.abort()
             raise LinkError("the server is no master")
-        return connection
 
     def _refused(self, error: redis.exceptions.ResponseError) -> None:
         # A script's writes are refused in words of their own by Redis 6, which are not those of a ReadOnlyError.

@@ -1,6 +1,6 @@
 """The link to one server.
 
-The connection for what is hot is our own; redis-py knows the settings, and makes the connections to listen on.
+The connections are our own; redis-py knows the settings.
 """
 
 import asyncio
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import redis.exceptions
-from redis.asyncio.connection import AbstractConnection
 
-from router.shared.connection import Connection, Login, Place, connect
+from router.shared.connection import Connection, Login, Place
 from router.shared.link import FAULTS, Answer, Command, LinkError, Packed
 
 
@@ -37,20 +36,17 @@ class ServerLink:
         self._drop()
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        connection = self._connection = await self._connect(timeout)
+        connection = Connection(refused=self._refused)
+        await self.connect(connection, timeout)
+        self._connection = connection
         try:
             return await connection.send(commands, until - loop.time())
         except asyncio.CancelledError:
             self._drop()
             raise
 
-    async def listeners(self) -> list[AbstractConnection]:
-        return [self.new_connection()]
-
-    def new_connection(self) -> AbstractConnection:
-        """A connection to the same server, for the caller to connect and to close."""
-        connection: AbstractConnection = self._pool.make_connection()
-        return connection
+    async def servers(self) -> "list[ServerLink]":
+        return [self]
 
     async def aclose(self) -> None:
         self._drop()
@@ -59,22 +55,26 @@ class ServerLink:
 
     # -- connecting -------------------------------------------------------------------------------------------------
 
-    async def _connect(self, timeout: float) -> Connection:
-        """A connection that serves. Raises LinkError."""
+    async def connect(self, connection: Connection, timeout: float) -> None:
+        """Connects a new connection, which is the caller's, to the server. Raises LinkError."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         try:
             async with asyncio.timeout(timeout):
                 place = await self._place()
-            login = self._login = self._login or _login(self.new_connection())
+            login = self._login = self._login or _login(self._settings())
         except FAULTS as error:
             raise LinkError.of(error) from error
-        return await connect(place, login, until - loop.time(), self._refused)
+        await connection.connect(place, login, until - loop.time())
 
     async def _place(self) -> Place:
         """Where the server is now. Raises one of FAULTS where that is not known."""
-        settings: Any = self.new_connection()
+        settings = self._settings()
         return settings.path if hasattr(settings, "path") else (settings.host, settings.port)
+
+    def _settings(self) -> Any:
+        """What redis-py knows of a connection, which it holds in one that is never made."""
+        return self._pool.make_connection()
 
     def _refused(self, error: redis.exceptions.ResponseError) -> None:
         """A command was refused."""

@@ -10,7 +10,7 @@ import pytest_asyncio
 from redis.exceptions import ReadOnlyError
 from waiting import PATIENCE, eventually
 
-from router.shared.connection import Connection, Login, connect
+from router.shared.connection import Connection, Login
 from router.shared.link import Answer, LinkError, pack
 from router.shared.tasks import end
 
@@ -52,23 +52,28 @@ class Server:
 
 
 class Pair:
-    def __init__(self, server: Server, connection: Connection, refused: list[Exception]) -> None:
+    """A server and a connection to it, which tells what it was `refused`, what was `pushed`, and that it is `lost`."""
+
+    def __init__(self, server: Server) -> None:
         self.server = server
-        self.connection = connection
-        self.refused = refused
+        self.refused: list[Exception] = []
+        self.pushed: list[list[Any]] = []
+        self.lost: list[LinkError] = []
+        self.connection = Connection(refused=self.refused.append, pushed=self.pushed.append, lost=self.lost.append)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair() -> AsyncIterator[Pair]:
-    server, refused = Server(), list[Exception]()
+    server = Server()
     async with AsyncExitStack() as stack:
         listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
         stack.callback(listening.close)
         port = listening.sockets[0].getsockname()[1]
-        connection = await connect(("127.0.0.1", port), NOBODY, PATIENCE, refused.append)
-        stack.callback(connection.abort)
-        yield Pair(server, connection, refused)
-        connection.abort()
+        pair = Pair(server)
+        stack.callback(pair.connection.abort)
+        await pair.connection.connect(("127.0.0.1", port), NOBODY, PATIENCE)
+        yield pair
+        pair.connection.abort()
         await eventually(lambda: server.left)
 
 
@@ -96,12 +101,13 @@ async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
         assert pair.connection.ready
 
 
-async def test_what_is_pushed_is_no_reply(pair: Pair) -> None:
+async def test_what_is_pushed_is_no_reply_and_is_told(pair: Pair) -> None:
     pushed = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
     await pair.server.say(pushed)
     batch = pair.connection.send([GET, GET], PATIENCE)
     await pair.server.say(b":1\r\n", pushed, b":2\r\n")
     assert await batch == [1, 2]
+    assert pair.pushed == [[b"invalidate", [b"k"]]] * 2
 
 
 async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> None:
@@ -165,6 +171,15 @@ async def test_a_server_that_leaves_is_missed_at_once(pair: Pair) -> None:
     with pytest.raises(LinkError, match="Connection"):
         await batch
     assert not pair.connection.ready
+    assert len(pair.lost) == 1
+
+
+async def test_that_one_is_lost_which_nobody_uses_is_told_once(pair: Pair) -> None:
+    pair.server.leave()
+    await eventually(lambda: bool(pair.lost))
+    pair.connection.abort()
+    await eventually(lambda: pair.server.left)
+    assert [str(error) for error in pair.lost] == ["ConnectionError"]
 
 
 async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pair) -> None:

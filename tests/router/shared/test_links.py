@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -14,6 +14,7 @@ from redis_traffic import KEYS, Traffic
 from waiting import eventually
 
 from router.shared.connect import open_link
+from router.shared.connection import Connection
 from router.shared.link import Command, Link, LinkError, Packed, form, later
 from router.shared.tasks import end
 
@@ -158,38 +159,29 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: De
 
 async def test_whoever_listens_is_told_of_a_change_of_every_key(link: Link) -> None:
     keys = [f"rh:1:told:{number}" for number in range(30)]
-    listeners: Sequence[Any] = await link.listeners()
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
-    async def changed(push: Any) -> None:
+    def changed(push: list[Any]) -> None:
         for key in push[1]:
             heard.put_nowait(key)
 
-    async def read(listener: Any) -> None:
-        while True:
-            await listener.read_response(push_request=True, disable_decoding=True, timeout=PATIENCE)
-
-    reading = []
-    for listener in listeners:
-        await listener.connect()
-        listener._parser.set_invalidation_push_handler(changed)
-        await listener.send_command("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")
-        assert await listener.read_response() in (b"OK", "OK")
-        reading.append(asyncio.ensure_future(read(listener)))
+    listening = []
+    for server in await link.servers():
+        connection = Connection(pushed=changed)
+        await server.connect(connection, PATIENCE)
+        assert await connection.send([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
+        listening.append(connection)
     await ask(link, *(("SET", key, "x") for key in keys))
     async with asyncio.timeout(PATIENCE):
         assert {await heard.get() for _ in keys} == {key.encode() for key in keys}
-    for task in reading:
-        task.cancel()
-    await asyncio.wait(reading)
-    for listener in listeners:
-        await listener.disconnect(nowait=True)
+    for connection in listening:
+        connection.abort()
 
 
 async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: Link) -> None:
     await ask(link, ("PING",))
     before = link.topology
-    await link.listeners()
+    await link.servers()
     await ask(link, *(("SET", f"rh:1:same:{number}", "x") for number in range(30)))
     assert link.topology == before
 
@@ -247,7 +239,7 @@ async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(
         await eventually(lambda: traffic.well_since(decided))
         assert clock() - decided < 3, "the servers learn of it one by one"
         assert link.topology != servers
-        assert len(await link.listeners()) == 3
+        assert len(await link.servers()) == 3
     assert traffic.wrong == []
     assert traffic.slowest < 1, "nothing is tried again for seconds"
 

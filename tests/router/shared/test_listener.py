@@ -9,10 +9,11 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as aioredis
 from redis_process import RedisServer
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 from router.core.names import PURGES, heard
 from router.shared.connect import open_client, open_link
+from router.shared.connection import Connection
 from router.shared.link import Link
 from router.shared.listener import SILENCE, Listener
 from router.shared.server_link import ServerLink
@@ -111,16 +112,14 @@ async def test_what_concerns_no_router_is_not_told(told: Told, redis: Any) -> No
 
 async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: RedisServer, redis: Any) -> None:
     link = open_link(redis_server.url, timeout=0.5)
-    (connection,) = await link.listeners()
+    (server,) = await link.servers()
     listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, hears=Told(), retry=1)
-    await listener._begin(connection, subscribe=False)
-    odd: Any = connection
-    await odd.send_command("CLIENT", "TRACKINGINFO")
-    info = await odd.read_response(disable_decoding=True)
-    fields = info if isinstance(info, dict) else dict(zip(info[::2], info[1::2], strict=True))
+    connection = Connection()
+    await listener._begin(server, connection, asyncio.get_running_loop().time() + PATIENCE, subscribe=False)
+    (fields,) = await connection.send([("CLIENT", "TRACKINGINFO")], PATIENCE)
     assert set(fields[b"flags"]) == {b"on", b"bcast"}
     assert {prefix.decode() for prefix in fields[b"prefixes"]} == set(PREFIXES)
-    await connection.disconnect()
+    connection.abort()
     await link.aclose()
 
 
@@ -210,18 +209,18 @@ async def test_a_redis_that_comes_later_is_listened_to(own_redis: RedisServer, l
 
 async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: RedisServer, listen: Listen) -> None:
     class Moving(ServerLink):
-        servers = "these"
+        now = "these"
 
         @property
         def topology(self) -> object:
-            return self.servers
+            return self.now
 
     await own_redis.start()
     client: Any = open_client(own_redis.url, timeout=0.5)
     told, link = Told(), Moving(client.connection_pool)
     listen(own_redis, told, link)
     await told.hears("listening")
-    link.servers = "those"
+    link.now = "those"
     assert await told.hears("deaf") == []
     await told.hears("listening")
 
