@@ -84,6 +84,8 @@ def engine_of(breaker: str) -> str:
     return breaker[len(_BREAKER) :]
 
 
+_OTHERS: Final = (_BREAKER, _DRAIN, _FLIGHT, _PURGE)
+
 ALL_CLAIMS: Final = _CLAIM + "*"
 ALL_FLIGHTS: Final = _FLIGHT + "*"
 ALL_HITS: Final = _HITS + "*"
@@ -100,4 +102,9 @@ def heard(tenants: Iterable[str]) -> list[str]:
 
     Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
     """
-    return [*map(entries_of, tenants), _BREAKER, _DRAIN, _FLIGHT, _PURGE]
+    return [*map(entries_of, tenants), *_OTHERS]
+
+
+def is_entry(key: str) -> bool:
+    """Whether that is an entry, of all whose changes a router is told."""
+    return not key.startswith(_OTHERS)

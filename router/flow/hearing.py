@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from router.core.names import DRAINS, PURGES, is_flight
+from router.core.names import DRAINS, PURGES, is_breaker, is_entry, is_flight
 from router.core.reason import Hints
 from router.core.scope import Scope
 from router.flow.flights import Flights
@@ -52,17 +52,24 @@ class Hearing:
             self._begin(self._drains.changed())
             return
         entries = []
-        for key in map(_text, keys):
-            if key == PURGES:
-                self._begin(self._purges.changed())
-            elif key == DRAINS:
-                self._begin(self._drains.changed())
-            elif is_flight(key):
-                self._shared.changed(key)
-            elif not self._breakers.changed(key):
+        for name in keys:
+            key = name.decode("utf-8", "replace")
+            if is_entry(key):
                 entries.append(key)
                 self._hints.note_key(key)
+            else:
+                self._other(key)
         self._local.changed(entries)
+
+    def _other(self, key: str) -> None:
+        if key == PURGES:
+            self._begin(self._purges.changed())
+        elif key == DRAINS:
+            self._begin(self._drains.changed())
+        elif is_flight(key):
+            self._shared.changed(key)
+        elif is_breaker(key):
+            self._breakers.changed(key)
 
     def message(self, payload: bytes) -> None:
         self._shared.message(payload)
@@ -77,7 +84,3 @@ def on_purge(flights: Flights, hints: Hints, scope: Scope) -> None:
     """A purge has become known; of entries, Redis tells by itself."""
     flights.purged(scope)
     hints.clear()
-
-
-def _text(key: bytes) -> str:
-    return key.decode("utf-8", "replace")

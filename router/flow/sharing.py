@@ -70,7 +70,7 @@ class Sharing:
         commands = self._popularity.take()
         with contextlib.suppress(RedisDownError):
             for at in range(0, len(commands), _AT_ONCE):
-                self._line.ask(*commands[at : at + _AT_ONCE])
+                self._line.tell(*commands[at : at + _AT_ONCE])
 
     async def aclose(self) -> None:
         """Ends the flights that are still in the air, and lets what is to be written be written."""

@@ -13,13 +13,13 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from router.core.breaker import Breaker, Limits, State
-from router.core.names import breaker_of, engine_of, is_breaker, probe_of
-from router.shared.line import Line, RedisDownError
+from router.core.names import breaker_of, engine_of, probe_of
+from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import later
 from router.shared.scripts import DELETE_IF_SAME
 
@@ -124,7 +124,7 @@ class Breakers:
         holds = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
         life = int(1000 * (max(0.0, holds) + _KEPT))
         try:
-            self._line.ask(("SET", breaker_of(engine), _pack(breaker), "PX", life))
+            self._line.tell(("SET", breaker_of(engine), _pack(breaker), "PX", life))
         except RedisDownError:
             log.debug("the others will find out for themselves while Redis is away")
 
@@ -160,7 +160,7 @@ class Breakers:
         """What the probe has shown has been told by now."""
         self._claimed.pop(engine, None)
         try:
-            self._line.ask(later(("EVAL", DELETE_IF_SAME, 1, probe_of(engine), self._me)))
+            self._line.tell(later(("EVAL", DELETE_IF_SAME, 1, probe_of(engine), self._me)))
         except RedisDownError:
             log.debug("the claim lapses by itself while Redis is away")
 
@@ -170,28 +170,25 @@ class Breakers:
         """Something may have changed of which nobody told."""
         self._read(list(self._known()))
 
-    def changed(self, key: str) -> bool:
-        """A key has changed; whether it is one of these."""
-        if not is_breaker(key):
-            return False
+    def changed(self, key: str) -> None:
+        """A breaker's key has changed, or that of a claim."""
         engine = engine_of(key)
         if engine in self._known():
             self._read([engine])
-        return True
 
     def _read(self, engines: list[str]) -> None:
         if not engines:
             return
         try:
-            asked = self._line.ask(*[("GET", breaker_of(engine)) for engine in engines])
+            self._line.tell(
+                *[("GET", breaker_of(engine)) for engine in engines],
+                told=lambda replies: self._have_read(engines, replies),
+            )
         except RedisDownError:
-            return
-        asked.add_done_callback(lambda replies: self._have_read(engines, replies))
+            log.debug("the breakers will be read when Redis is back")
 
-    def _have_read(self, engines: list[str], replies: "asyncio.Future[list[Any]]") -> None:
-        if replies.cancelled() or replies.exception() is not None:
-            return
-        for engine, found in zip(engines, replies.result(), strict=True):
+    def _have_read(self, engines: list[str], replies: Replies | None) -> None:
+        for engine, found in zip(engines, replies or (), strict=False):
             self._take_over(engine, found)
 
     def _take_over(self, engine: str, found: object) -> None:

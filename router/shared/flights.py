@@ -20,8 +20,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from router.core.names import claim_of, flight_of
-from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, Packed, Word, form, later
+from router.shared.line import Line, RedisDownError, Replies
+from router.shared.link import Command, Word, form, later
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
@@ -65,6 +65,10 @@ class Claim(msgspec.Struct, frozen=True):
         return cls(*words) if len(words) == 3 else None
 
 
+_Held = tuple[int, bytes, int, bytes]
+"""Of a claim that is ours its name and its text, each after its length: what _CLAIM and _RELEASE are filled with."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """Who generates: the engine, and its model where that is not the one that was asked for."""
 
@@ -98,7 +102,7 @@ class SharedFlights:
         self.process = secrets.token_hex(6)
         self._line = line
         self._wanted = wanted
-        self._held: dict[str, tuple[str, Claim]] = {}
+        self._held: dict[str, _Held] = {}
         self._broadcasts: dict[str, _Broadcast] = {}
         self._followed: dict[str, asyncio.Event] = {}
 
@@ -116,10 +120,9 @@ class SharedFlights:
 
         `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
         """
-        mine = Claim(self.process, flight, digest)
-        entry, at, text = key.encode(), claim_of(key).encode(), mine.text().encode()
-        claim = _CLAIM % (len(at), at, len(text), text)
-        look = later(_CREATED % (len(entry), entry))
+        entry, at, text = key.encode(), claim_of(key).encode(), f"{self.process}:{flight}:{digest}".encode()
+        words = (len(at), at, len(text), text)
+        claim, look = _CLAIM % words, later(_CREATED % (len(entry), entry))
         taken, created = await self._line.ask(claim, look)
         found = None
         if taken is None:  # which is rare; it may be free again by now
@@ -128,27 +131,23 @@ class SharedFlights:
             raise RedisDownError
         if taken is None:
             # What is at the place of a claim and is none, is nobody's; whoever comes then generates for himself.
-            return Claim.read(found) or mine
+            return Claim.read(found) or Claim(self.process, flight, digest)
         if _is_another(created, seen):
-            self._release(key, mine)
+            self._release(words)
             return "stored"
-        self._held[flight] = (key, mine)
+        self._held[flight] = words
         return None
 
     def release(self, flight: str) -> None:
         """Gives up the claim of a flight, if it has one."""
         held = self._held.pop(flight, None)
         if held is not None:
-            self._release(*held)
+            self._release(held)
 
-    def _release(self, key: str, claim: Claim) -> None:
-        # Whoever finds it gone must find the entry, and all of the stream.
-        at, text = claim_of(key).encode(), claim.text().encode()
-        self._tell(later(_RELEASE % (len(at), at, len(text), text)))
-
-    def _tell(self, *commands: Command | Packed) -> None:
+    def _release(self, held: "_Held") -> None:
         try:
-            self._line.ask(*commands)
+            # Whoever finds it gone must find the entry, and all of the stream.
+            self._line.tell(later(_RELEASE % held))
         except RedisDownError:
             log.debug("claims lapse by themselves while Redis is away")
 
@@ -159,10 +158,8 @@ class SharedFlights:
             if self._held:
                 await self._renew(list(self._held.items()))
 
-    async def _renew(self, held: list[tuple[str, tuple[str, Claim]]]) -> None:
-        commands: list[Command] = [
-            ("EVAL", _RENEW, 1, claim_of(key), claim.text(), int(LEASE * 1000)) for _, (key, claim) in held
-        ]
+    async def _renew(self, held: "list[tuple[str, _Held]]") -> None:
+        commands: list[Command] = [("EVAL", _RENEW, 1, at, text, int(LEASE * 1000)) for _, (_, at, _, text) in held]
         try:
             replies = await self._line.ask(*commands)
         except RedisDownError:
@@ -194,7 +191,7 @@ class SharedFlights:
         try:
             while True:
                 if loop.time() - said >= WANTED:
-                    self._line.ask(("PUBLISH", channel_of(claim.process), claim.flight))
+                    self._line.tell(("PUBLISH", channel_of(claim.process), claim.flight))
                     said = loop.time()
                 changed.clear()
                 # The claim first: if it is gone by then, the stream has all that it ever will.
@@ -311,16 +308,18 @@ class _Broadcast:
         record += ("engine", self._source.engine or "", "frames", frames)
         if self._source.fallback is not None:
             record += ("fallback", self._source.fallback)
+        ended = self._end is not None
         if self._end is not None:
             record += ("end", self._end)
         try:
-            sent = self._line.ask(record, ("PEXPIRE", self._stream, _STREAM_LIFE), size=len(frames))
+            self._line.tell(
+                record, ("PEXPIRE", self._stream, _STREAM_LIFE), size=len(frames),
+                told=lambda replies: self._sent(replies, ended=ended),
+            )  # fmt: skip
         except RedisDownError:
             self._give_up()
             return
         self._sending = True
-        ended = self._end is not None
-        sent.add_done_callback(lambda replies: self._sent(replies, ended=ended))
 
     def _first_kept(self, size: int) -> int:
         self._records.append(size)
@@ -329,9 +328,9 @@ class _Broadcast:
             self._kept -= self._records.popleft()
         return self._number - len(self._records) + 1
 
-    def _sent(self, replies: "asyncio.Future[list[Any]]", *, ended: bool) -> None:
+    def _sent(self, replies: Replies | None, *, ended: bool) -> None:
         self._sending = False
-        if replies.cancelled() or replies.exception() is not None or isinstance(replies.result()[0], Exception):
+        if replies is None or isinstance(replies[0], Exception):
             self._give_up()
         elif self._unsent or (self._end is not None and not ended):
             self._send()

@@ -12,6 +12,7 @@ whoever asks is told so at once, without waiting, until a probe in the backgroun
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from router.core.names import PURGES
@@ -99,6 +100,15 @@ class Line:
         reply = Reply(self._loop)
         self._queue(((command,), 0, reply))
         return reply
+
+    def tell(self, *commands: Command | Packed, size: int = 0, told: "Told | None" = None) -> None:
+        """The same for commands that nobody waits for. Raises RedisDownError.
+
+        `told` is called with the replies in the moment in which they come, or with None where Redis went away first.
+        """
+        if not self._up.is_set():
+            raise RedisDownError
+        self._queue((commands, size, _NOBODY if told is None else _Telling(told)))
 
     def _queue(self, asked: "_Asked") -> None:
         self._waiting.append(asked)
@@ -199,4 +209,33 @@ class Line:
             raise LinkError(str(reply))
 
 
-_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies] | Reply"]
+Told = Callable[[Replies | None], object]
+
+
+class _Telling:
+    """One who is told, and takes replies as a future does."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, replies: Replies | None) -> None:
+        try:
+            self._told(replies)
+        except Exception:
+            # A defect there must not keep their replies from the others.
+            log.exception("what Redis has replied was not understood")
+
+    def set_exception(self, _: Exception) -> None:
+        self.set_result(None)
+
+    def exception(self) -> None:
+        pass
+
+
+_NOBODY: Final = _Telling(lambda _: None)
+_Asked = tuple[tuple[Command | Packed, ...], int, "asyncio.Future[Replies] | Reply | _Telling"]

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import redis.exceptions
 
 from router.core.types import Entry
-from router.shared.line import Line, RedisDownError
+from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import LinkError, Packed, form, later, part
 from router.shared.purges import BEGINNING, Mark, Purges
 from router.store.fields import FIELDS, entry_of, to_fields
@@ -78,27 +78,26 @@ class EntryStore:
         if self._backlog + size > MAX_BACKLOG:
             done.set_result("dropped")
             return done
+
+        def written(replies: Replies | None) -> None:
+            self._backlog -= size
+            done.set_result(self._see(replies, key, entry, since))
+
         try:
-            replies = self._line.ask(_writing(key, entry), later(self._purges.news()), size=size)
+            self._line.tell(_writing(key, entry), later(self._purges.news()), size=size, told=written)
         except RedisDownError:
             done.set_result("dropped")
             return done
         self._backlog += size
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
         self._local.changed([key])
-
-        def written(replies: "asyncio.Future[list[Any]]") -> None:
-            self._backlog -= size
-            done.set_result(self._see(replies, key, entry, since))
-
-        replies.add_done_callback(written)
         return done
 
-    def _see(self, replies: "asyncio.Future[list[Any]]", key: str, entry: Entry, since: Mark) -> WriteResult:
+    def _see(self, replies: Replies | None, key: str, entry: Entry, since: Mark) -> WriteResult:
         """What became of a write."""
-        if replies.cancelled() or replies.exception() is not None:
+        if replies is None:
             return "failed"
-        reply, news = replies.result()
+        reply, news = replies
         self._purges.note(news)
         if isinstance(reply, Exception):
             # It answers, so it is not down; out of memory or read-only, it still gives what it has.
@@ -108,7 +107,7 @@ class EntryStore:
         if not unsure and not self._purges.cover(key, entry.documents, since):
             return "stored"
         with contextlib.suppress(RedisDownError):
-            self._line.ask(("DEL", key))
+            self._line.tell(("DEL", key))
         return "failed" if unsure else "purged"
 
 

@@ -14,7 +14,7 @@ from waiting import eventually
 
 from router.api.running import Runner
 from router.shared.connect import open_link
-from router.shared.line import Line, RedisDownError
+from router.shared.line import Line, RedisDownError, Replies
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -87,6 +87,22 @@ async def test_a_look_up_has_its_place_among_what_is_asked(line: Line) -> None:
     assert await line.look_up(("GET", "k")) == [b"after"]
 
 
+async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told_of_it(line: Line) -> None:
+    told: list[Replies | None] = []
+    line.tell(("SET", "k", "1"))
+    line.tell(("INCR", "k"), ("INCR", "k"), told=told.append)
+    assert await line.ask(("GET", "k")) == [b"3"]
+    assert told == [[2, 3]]
+
+
+async def test_a_defect_of_one_who_is_told_keeps_nothing_from_the_others(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.tell(("GET", "k"), told=lambda _: 1 // 0)
+    assert await line.ask(("SET", "k", "v")) == [b"OK"]
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: Line) -> None:
     over: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
@@ -151,12 +167,17 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     await own_redis.start()
     line = await open_line(own_redis)
     own_redis.kill()
+    told: list[Replies | None] = []
     asked, looked_up = line.ask(("GET", "k")), line.look_up(("GET", "k"))
+    line.tell(("GET", "k"), told=told.append)
     with pytest.raises(RedisDownError):
         await asked
     with pytest.raises(RedisDownError):
         await looked_up
+    assert told == [None]
     assert not line.up
+    with pytest.raises(RedisDownError):
+        line.tell(("GET", "k"))
     await own_redis.start()
     await asyncio.wait_for(line.wait_until_up(), 10)
     assert await line.ask(("SET", "k", "v")) == [b"OK"]
