@@ -1,8 +1,8 @@
 """Entries in Redis, and beside them the copy that this process holds of some."""
 
-import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final, Literal
 
 import redis.exceptions
@@ -10,7 +10,7 @@ import redis.exceptions
 from router.core.types import Entry
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import LinkError, Packed, form, later, part
-from router.shared.purges import BEGINNING, Mark, Purges
+from router.shared.purges import Mark, Purges
 from router.store.fields import FIELDS, entry_of, to_fields
 from router.store.local import LocalCopy
 
@@ -43,7 +43,7 @@ class EntryStore:
     - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
     - What is at a key and is no entry is a miss, not an error.
     - What has been purged since its generation began is not stored.
-    - A `put` never raises and never waits; what it came to is told by its future.
+    - A `put` never raises and never waits; what it came to is told once, at once where that is known.
     """
 
     def __init__(self, line: Line, purges: Purges, local: LocalCopy) -> None:
@@ -68,30 +68,28 @@ class EntryStore:
             fetched(entry)
         return entry
 
-    def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
+    def put(self, key: str, entry: Entry, since: Mark, told: Callable[[WriteResult], object]) -> None:
         """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
-        done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         size = entry.size + 1024
         if self._purges.cover(key, entry.documents, since):
-            done.set_result("purged")
-            return done
+            told("purged")
+            return
         if self._backlog + size > MAX_BACKLOG:
-            done.set_result("dropped")
-            return done
+            told("dropped")
+            return
 
         def written(replies: Replies | None) -> None:
             self._backlog -= size
-            done.set_result(self._see(replies, key, entry, since))
+            told(self._see(replies, key, entry, since))
 
         try:
             self._line.tell(_writing(key, entry), later(self._purges.news()), size=size, told=written)
         except RedisDownError:
-            done.set_result("dropped")
-            return done
+            told("dropped")
+            return
         self._backlog += size
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
         self._local.changed([key])
-        return done
 
     def _see(self, replies: Replies | None, key: str, entry: Entry, since: Mark) -> WriteResult:
         """What became of a write."""

@@ -39,7 +39,9 @@ class Store:
         return await self.entries.get(key)
 
     def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
-        return self.entries.put(key, entry, since)
+        done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        self.entries.put(key, entry, since, done.set_result)
+        return done
 
     async def command(self, *words: Any) -> Any:
         """What Redis answers to a command of one key."""
