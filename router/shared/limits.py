@@ -24,7 +24,7 @@ import msgspec
 
 from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, Allowance, Ledger, Quota, Step, What, refusal
 from router.core.names import limit_of
-from router.shared.line import Line, RedisDownError
+from router.shared.line import Line, RedisDownError, Replies, Told
 from router.shared.link import Command
 
 log = logging.getLogger("roundhouse.limits")
@@ -176,13 +176,12 @@ class _Tenant:
         self._told = True  # whether Redis knows `_working`
 
     async def ask(self) -> Permit:
+        answer: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         try:
-            replies = self._send(Step(process=self._process, ask=True))
+            self._send(Step(process=self._process, ask=True), partial(self._answered, answer))
         except RedisDownError:
             return self._ask_here()
         self._asking += 1
-        answer: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
-        replies.add_done_callback(partial(self._answered, answer))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -190,7 +189,7 @@ class _Tenant:
                 answer.result().close()
             raise
 
-    def _answered(self, answer: "asyncio.Future[Permit]", replies: "asyncio.Future[list[Any]]") -> None:
+    def _answered(self, answer: "asyncio.Future[Permit]", replies: Replies | None) -> None:
         self._asking -= 1
         allowance = self._read(replies)
         if allowance is None:
@@ -237,31 +236,30 @@ class _Tenant:
 
     def _tell(self, step: Step) -> bool:
         try:
-            replies = self._send(step)
+            self._send(step, self._heard)
         except RedisDownError:
             self._told = False
             return False
-        replies.add_done_callback(self._heard)
         return True
 
-    def _heard(self, replies: "asyncio.Future[list[Any]]") -> None:
+    def _heard(self, replies: Replies | None) -> None:
         if self._read(replies) is None:
             self._told = False
 
     # -- Redis, and what stands in for it ---------------------------------------------------------------------------
 
-    def _send(self, step: Step) -> "asyncio.Future[list[Any]]":
-        return self._line.ask(command(self._key, self.quota, step))
+    def _send(self, step: Step, told: Told | None = None) -> None:
+        self._line.tell(command(self._key, self.quota, step), told=told)
 
     def _step_here(self, step: Step) -> Allowance:
         now = int(asyncio.get_running_loop().time() * 1000)
         return self._local.step(self.quota, step, now, LEASE)
 
     @staticmethod
-    def _read(replies: "asyncio.Future[list[Any]]") -> Allowance | None:
-        if replies.cancelled() or replies.exception() is not None:
+    def _read(replies: Replies | None) -> Allowance | None:
+        if replies is None:
             return None
-        (reply,) = replies.result()
+        (reply,) = replies
         if isinstance(reply, Exception):
             log.warning("the limits cannot be counted in Redis: %s", reply)
             return None
