@@ -185,7 +185,8 @@ class Connection(asyncio.Protocol):
         if sink is not None:
             if reader.chunks:
                 if self._each is not None:
-                    self._until = min(self._loop.time() + self._each, self._last)
+                    until = self._loop.time() + self._each
+                    self._until = until if until < self._last else self._last
                 try:
                     self.enough = sink(reader.take())
                 except Exception as error:  # noqa: BLE001 - it goes to the one who waits
