@@ -7,7 +7,6 @@ parts in a turn is one write.
 """
 
 import asyncio
-from collections import deque
 from typing import Protocol
 
 
@@ -24,7 +23,7 @@ class Outbox:
     __slots__ = ("_writers",)
 
     def __init__(self) -> None:
-        self._writers: deque[Writer] = deque()
+        self._writers: list[Writer] = []
 
     def add(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         """Has it write at the end of this turn; it need not ask again until it has."""
@@ -33,10 +32,11 @@ class Outbox:
         self._writers.append(writer)
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        writers = self._writers
+        writers, self._writers = self._writers, []
+        turns = iter(writers)
         try:
-            while writers:
-                writers.popleft().flush()
+            for writer in turns:
+                writer.flush()
         finally:
-            if writers:  # one has raised, which is not the fault of the others
-                loop.call_soon(self._flush, loop)
+            for writer in turns:  # one has raised, which is not the fault of the others
+                self.add(writer, loop)

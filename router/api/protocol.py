@@ -33,8 +33,7 @@ from router.errors import ApiError
 MAX_WAITING: Final = 256 * 1024
 """Bytes that a connection may send ahead while another of its requests is being answered."""
 
-_MAX_PARTS: Final = 16  # of an answer that wait for the end of the turn
-_LARGE: Final = 16 * 1024  # bytes that are written at once: to wake a reader is little beside them
+_LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
 
 _LATE: Final = ApiError(408, "The request did not arrive in time.", code="request_timeout")
 _CLOSE: Final = b"connection: close\r\n"
@@ -74,7 +73,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._bounds = bounds or Bounds()
         self._turns = turns or Turns()
         self._outbox = outbox or Outbox()
-        self._unsent: list[bytes] = []
+        self._unsent = b""
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -115,7 +114,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._server.connections.discard(self)
         self._deaf = True
         self._queue.clear()
-        self._unsent.clear()
+        self._unsent = b""
         self._arriving.close()
         if self._serving is not None:
             self._serving.leave()
@@ -252,18 +251,17 @@ class BoundedHttpProtocol(asyncio.Protocol):
     # -- flow -------------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        unsent = self._unsent
-        if not unsent:
+        if self._unsent:
+            data = self._unsent + data
+        else:
             self._outbox.add(self, self._loop)
-        unsent.append(data)
-        if len(data) > _LARGE or len(unsent) > _MAX_PARTS:
+        self._unsent = data
+        if len(data) > _LARGE:
             self.flush()
 
     def flush(self) -> None:
-        unsent = self._unsent
-        if unsent:
-            data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
-            unsent.clear()
+        data, self._unsent = self._unsent, b""
+        if data:
             self.transport.write(data)
 
     def pause_reading(self, cycle: Cycle) -> None:
