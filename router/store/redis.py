@@ -43,7 +43,7 @@ class EntryStore:
     - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
     - What is at a key and is no entry is a miss, not an error.
     - What has been purged since its generation began is not stored.
-    - A `put` never raises and never waits; what it came to is told once, at once where that is known.
+    - A `put` never raises and never waits; what it came to is told to its `written`.
     """
 
     def __init__(self, line: Line, purges: Purges, local: LocalCopy) -> None:
@@ -68,24 +68,24 @@ class EntryStore:
             fetched(entry)
         return entry
 
-    def put(self, key: str, entry: Entry, since: Mark, told: Callable[[WriteResult], object]) -> None:
+    def put(self, key: str, entry: Entry, since: Mark, written: Callable[[WriteResult], None]) -> None:
         """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
         size = entry.size + 1024
         if self._purges.cover(key, entry.documents, since):
-            told("purged")
+            written("purged")
             return
         if self._backlog + size > MAX_BACKLOG:
-            told("dropped")
+            written("dropped")
             return
 
-        def written(replies: Replies | None) -> None:
+        def answered(replies: Replies | None) -> None:
             self._backlog -= size
-            told(self._see(replies, key, entry, since))
+            written(self._see(replies, key, entry, since))
 
         try:
-            self._line.tell(_writing(key, entry), later(self._purges.news()), size=size, told=written)
+            self._line.tell(_writing(key, entry), later(self._purges.news()), size=size, told=answered)
         except RedisDownError:
-            told("dropped")
+            written("dropped")
             return
         self._backlog += size
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
