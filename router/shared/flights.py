@@ -123,10 +123,10 @@ class SharedFlights:
         entry, at, text = key.encode(), claim_of(key).encode(), f"{self.process}:{flight}:{digest}".encode()
         words = (len(at), at, len(text), text)
         claim, look = _CLAIM % words, later(_CREATED % (len(entry), entry))
-        taken, created = await self._line.look_up(claim, look)
+        taken, created = await self._line.ask(claim, look)
         found = None
         if taken is None:  # which is rare; it may be free again by now
-            taken, found, created = await self._line.look_up(claim, ("GET", at), look)
+            taken, found, created = await self._line.ask(claim, ("GET", at), look)
         if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:
