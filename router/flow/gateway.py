@@ -271,7 +271,6 @@ class Gateway:
                 params=print_.params,
             )
             self._hints.note(print_)
-            written = self._store.put(asked.key.text, entry, since)
-            written.add_done_callback(lambda done: self._written(done.result()))
+            self._store.put(asked.key.text, entry, since, self._written)
 
         return keep

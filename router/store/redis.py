@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import redis.exceptions
@@ -10,8 +11,8 @@ import redis.exceptions
 from router.core.types import Entry
 from router.shared.line import Line, RedisDownError
 from router.shared.link import LinkError, Packed, form, later, part
-from router.shared.purges import BEGINNING, Mark, Purges
-from router.store.fields import FIELDS, entry_of, to_fields
+from router.shared.purges import Mark, Purges
+from router.store.fields import FIELDS, entry_of, to_words
 from router.store.local import LocalCopy
 
 log = logging.getLogger("roundhouse.store")
@@ -31,9 +32,6 @@ _WRITE: Final = (
 )
 _PUT: Final = b"*%d\r\n" + part("EVAL", _WRITE, 1, None, None)
 _PUT_WORDS: Final = 5
-_NAMES: Final = {name: part(name) for name in FIELDS}
-_SMALL: Final = 256
-_SIZES: Final = [b"$%d\r\n" % size for size in range(_SMALL)]  # to look one up takes a tenth of writing it
 
 
 class EntryStore:
@@ -43,7 +41,7 @@ class EntryStore:
     - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
     - What is at a key and is no entry is a miss, not an error.
     - What has been purged since its generation began is not stored.
-    - A `put` never raises and never waits; what it came to is told by its future.
+    - A `put` never raises and never waits; what it came to is told to its `written`.
     """
 
     def __init__(self, line: Line, purges: Purges, local: LocalCopy) -> None:
@@ -68,31 +66,29 @@ class EntryStore:
             fetched(entry)
         return entry
 
-    def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
+    def put(self, key: str, entry: Entry, since: Mark, written: Callable[[WriteResult], None]) -> None:
         """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
-        done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         size = entry.size + 1024
         if self._purges.cover(key, entry.documents, since):
-            done.set_result("purged")
-            return done
+            written("purged")
+            return
         if self._backlog + size > MAX_BACKLOG:
-            done.set_result("dropped")
-            return done
+            written("dropped")
+            return
         try:
             replies = self._line.ask(_writing(key, entry), later(self._purges.news()), size=size)
         except RedisDownError:
-            done.set_result("dropped")
-            return done
+            written("dropped")
+            return
         self._backlog += size
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
         self._local.changed([key])
 
-        def written(replies: "asyncio.Future[list[Any]]") -> None:
+        def answered(replies: "asyncio.Future[list[Any]]") -> None:
             self._backlog -= size
-            done.set_result(self._see(replies, key, entry, since))
+            written(self._see(replies, key, entry, since))
 
-        replies.add_done_callback(written)
-        return done
+        replies.add_done_callback(answered)
 
     def _see(self, replies: "asyncio.Future[list[Any]]", key: str, entry: Entry, since: Mark) -> WriteResult:
         """What became of a write."""
@@ -113,11 +109,6 @@ class EntryStore:
 
 
 def _writing(key: str, entry: Entry) -> Packed:
-    fields = to_fields(entry)
+    count, words = to_words(entry)
     at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
-    words = _PUT_WORDS + 2 * len(fields)
-    parts = [_PUT % (words, len(at), at, len(lifetime), lifetime)]
-    for name, value in fields.items():
-        size = len(value)
-        parts += (_NAMES[name], _SIZES[size] if size < _SMALL else b"$%d\r\n" % size, value, b"\r\n")
-    return b"".join(parts)
+    return b"".join([_PUT % (_PUT_WORDS + count, len(at), at, len(lifetime), lifetime), *words])

@@ -39,7 +39,9 @@ class Store:
         return await self.entries.get(key)
 
     def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
-        return self.entries.put(key, entry, since)
+        written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        self.entries.put(key, entry, since, written.set_result)
+        return written
 
     async def command(self, *words: Any) -> Any:
         """What Redis answers to a command of one key."""
