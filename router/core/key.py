@@ -124,6 +124,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     def documents(self) -> tuple[str, ...]:
         """The names of the documents in the rag part: their ids, or the hashes of their texts."""
+        if not self.rag:
+            return ()
         names: dict[str, None] = {}
         for item in self.rag:
             for document in item if isinstance(item, list) else [item]:

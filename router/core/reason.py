@@ -100,7 +100,7 @@ class Hints:
     def note_key(self, key: str) -> None:
         """An entry of which the key is known, as another process wrote it."""
         parts = key[len(PREFIX) :].split(":")
-        if len(parts) == 5:
+        if len(parts) == 5 and self._mark_of_key(*parts) not in self._new:  # else it is this process' own, most likely
             self._remember(self._marks_of_key(*parts))
 
     def clear(self) -> None:
@@ -121,9 +121,13 @@ class Hints:
                 ("system", system), ("rag", rag), ("query", context)]  # fmt: skip
 
     @staticmethod
+    def _mark_of_key(tenant: str, model: str, system: str, rag: str, query: str) -> int:
+        return hash(("key", tenant, model, system, rag, query))
+
+    @staticmethod
     def _marks_of_key(tenant: str, model: str, system: str, rag: str, query: str) -> list[int]:
         return [
-            hash(("key", tenant, model, system, rag, query)),
+            Hints._mark_of_key(tenant, model, system, rag, query),
             hash(("system", tenant, model, rag, query)),
             hash(("rag", tenant, model, system, query)),
             hash(("query", tenant, model, system, rag)),

@@ -78,8 +78,8 @@ class Admission:
         for engine in catalog.engines.values():
             engine.freed = self._offer
 
-    async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
-        """A place at the first of these engines that has room, or at any as soon as one has. Raises NoRoomError.
+    def enter(self, tenant: str, engines: Sequence[Engine]) -> Place | None:
+        """A place at the first of these engines that has room; whoever gets none can `wait` for one.
 
         The engines are all of one model, and there is at least one. Those that are not well count only where none is.
         """
@@ -91,7 +91,7 @@ class Admission:
                 engine.in_flight += 1
                 model.queue.began(tenant)
                 return Place(self, engine, tenant)
-        return await self._wait(tenant, engines, model)
+        return None
 
     def left(self, place: Place) -> None:
         """A place is free again."""
@@ -125,7 +125,9 @@ class Admission:
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    async def _wait(self, tenant: str, engines: Sequence[Engine], model: "_Model") -> Place:
+    async def wait(self, tenant: str, engines: Sequence[Engine]) -> Place:
+        """A place at any of these engines as soon as one has room. Raises NoRoomError."""
+        model = self._models[engines[0].model]
         waiter = _Waiter(engines)
         self._line_up(tenant, waiter, model)
         late = asyncio.get_running_loop().call_later(self._patience, self._too_late, tenant, waiter, model)
