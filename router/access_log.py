@@ -184,12 +184,12 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 class _TextLines(logging.Formatter):
-    """A time to the millisecond, the logger and the message. The time's seconds are put into words once a second."""
+    """A time to the millisecond, the logger and the message. A time is put into words once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._second = -1
-        self._in_words = ""
+        self._second = self._millisecond = -1
+        self._in_words = self._begin = ""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{self._time(record.created)} {record.name} {record.getMessage()}"
@@ -197,7 +197,10 @@ class _TextLines(logging.Formatter):
 
     def begin(self, now: float) -> str:
         """What stands before an access line; `now` in seconds since the epoch."""
-        return f"{self._time(now)} {ACCESS} "
+        millisecond = int(1000 * now)
+        if millisecond != self._millisecond:
+            self._millisecond, self._begin = millisecond, f"{self._time(now)} {ACCESS} "
+        return self._begin
 
     def _time(self, now: float) -> str:
         second = int(now)
