@@ -186,10 +186,10 @@ class StreamRecorder:
     def _sift(self, frames: bytes) -> bytes:
         begin = _text_before(frames) if self.started else 0
         passed = [frames[:begin]]
-        for frame in split(frames[begin:]):
-            if self.ended or self.failure is not None:
-                break
-            if self.started and _is_only_text(frame):
+        events = iter(split(frames[begin:]))
+        for frame in events:
+            started = self.started
+            if started and _is_only_text(frame):
                 passed.append(frame)
                 continue
             data = payload(frame)
@@ -199,6 +199,10 @@ class StreamRecorder:
                 self.ended = True
             elif self._passes(frame, data):
                 passed.append(frame)
+            if self.ended or self.failure is not None:
+                break
+            if self.started and not started:
+                passed.append(self._sift(b"".join(events)))  # of which most is text from now on
         return b"".join(passed)
 
     def _passes(self, frame: bytes, data: bytes) -> bool:
