@@ -297,8 +297,11 @@ def whole_body(body: bytes, usage: Usage | None, limit: int) -> Recording | NotK
 
 def _verdict(request: Request, reasons: list[Any], *, said: bool) -> NotKept | None:
     """`reasons` has the finish reason of each choice, if it has one; `said`: any says something."""
-    if len(reasons) < _expected(request) or not all(reasons) or any(reason in _NOT_WELL for reason in reasons):
+    if len(reasons) < _expected(request):
         return NotKept.INCOMPLETE
+    for reason in reasons:
+        if not reason or reason in _NOT_WELL:
+            return NotKept.INCOMPLETE
     return None if said else NotKept.EMPTY
 
 
