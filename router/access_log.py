@@ -192,21 +192,21 @@ class _TextLines(logging.Formatter):
         self._in_words = self._begin = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self._time(record.created)} {record.name} {record.getMessage()}"
+        line = f"{self._time(int(1000 * record.created))} {record.name} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def begin(self, now: float) -> str:
         """What stands before an access line; `now` in seconds since the epoch."""
         millisecond = int(1000 * now)
         if millisecond != self._millisecond:
-            self._millisecond, self._begin = millisecond, f"{self._time(now)} {ACCESS} "
+            self._millisecond, self._begin = millisecond, f"{self._time(millisecond)} {ACCESS} "
         return self._begin
 
-    def _time(self, now: float) -> str:
-        second = int(now)
+    def _time(self, millisecond: int) -> str:
+        second, rest = divmod(millisecond, 1000)
         if second != self._second:
             self._second, self._in_words = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        return f"{self._in_words},{int(1000 * (now - second)):03d}"
+        return f"{self._in_words},{rest:03d}"
 
 
 class _JsonLines(logging.Formatter):
