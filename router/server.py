@@ -25,6 +25,7 @@ import uvicorn
 from msgspec.structs import asdict, replace
 
 from router.access_log import set_up_logging
+from router.api.outbox import Outbox
 from router.api.protocol import BoundedHttpProtocol, Bounds
 from router.api.turns import Turns
 from router.app import build
@@ -163,7 +164,9 @@ def make_server(
     router = settings.router
     options: dict[str, Any] = {
         "loop": "uvloop",
-        "http": functools.partial(BoundedHttpProtocol, bounds=Bounds(router.receive, router.send), turns=Turns()),
+        "http": functools.partial(
+            BoundedHttpProtocol, bounds=Bounds(router.receive, router.send), turns=Turns(), outbox=Outbox()
+        ),
         "lifespan": "on",
         "access_log": False,
         "log_config": None,

@@ -43,6 +43,12 @@ class Connection(Protocol):
     async def drain(self) -> None:
         """Returns once there is room to write."""
 
+    def write(self, data: bytes) -> None:
+        """Sends this, at the latest when this turn of the loop ends."""
+
+    def close(self) -> None:
+        """Closes once all is sent."""
+
     def pause_reading(self, cycle: "Cycle") -> None:
         """More of the request is not wanted now."""
 
@@ -124,7 +130,7 @@ class Cycle:
         if self._expects_continue:
             self._expects_continue = False
             if not self.begun and not connection.transport.is_closing():
-                connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._has_news or self.disconnected or self.complete):
             connection.resume_reading()
             self._news = self._news or asyncio.Event()
@@ -154,7 +160,7 @@ class Cycle:
             log.error("the application has ended, and its answer has not")
         if not self.complete and not self.disconnected:
             if self.begun:
-                self._connection.transport.close()
+                self._connection.close()
             else:
                 self.disconnected = True
                 self._connection.answer(internal_error())
@@ -221,7 +227,7 @@ class Cycle:
             self.begun = True
             data = self._head + data
         if data:
-            connection.transport.write(data)
+            connection.write(data)
         if last:
             self.complete = True
             if self._news is not None:
@@ -233,7 +239,7 @@ class Cycle:
         connection = self._connection
         if connection.is_full or self.disconnected or self.complete or not self.begun:
             return False
-        connection.transport.write(self._framed(data))
+        connection.write(self._framed(data))
         return True
 
     async def _send_later(self, message: Message) -> None:

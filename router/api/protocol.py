@@ -25,12 +25,15 @@ from uvicorn.server import ServerState
 
 from router.api.arriving import Arriving, Queue
 from router.api.cycle import STATUS_LINES, Cycle
+from router.api.outbox import Outbox
 from router.api.running import Runner
 from router.api.turns import Turns
 from router.errors import ApiError
 
 MAX_WAITING: Final = 256 * 1024
 """Bytes that a connection may send ahead while another of its requests is being answered."""
+
+_LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
 
 _LATE: Final = ApiError(408, "The request did not arrive in time.", code="request_timeout")
 _CLOSE: Final = b"connection: close\r\n"
@@ -59,14 +62,18 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, bounds: Bounds | None = None, turns: Turns | None = None,
+        outbox: Outbox | None = None,
     ) -> None:  # fmt: skip
-        """All but the last two are what uvicorn gives to every protocol; `turns` are those of all connections."""
+        """What comes before `bounds` is what uvicorn gives to every protocol; `turns` and `outbox` are those of all
+        connections."""
         self._loop = _loop or asyncio.get_running_loop()
         self._config = config
         self._app: Any = config.loaded_app
         self._server = server_state
         self._bounds = bounds or Bounds()
         self._turns = turns or Turns()
+        self._outbox = outbox or Outbox()
+        self._unsent = b""
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -107,6 +114,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._server.connections.discard(self)
         self._deaf = True
         self._queue.clear()
+        self._unsent = b""
         self._arriving.close()
         if self._serving is not None:
             self._serving.leave()
@@ -212,7 +220,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             b"x-request-id: %b\r\ncontent-type: application/json\r\n" % uuid.uuid4().hex.encode("ascii"),
             b"content-length: %d\r\n%b\r\n" % (len(body), _CLOSE),
         ]
-        self.transport.write(b"".join([*lines, body]))
+        self.write(b"".join([*lines, body]))
         self._close()
 
     def _take_no_more(self) -> None:
@@ -231,12 +239,30 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def _is_unbegun(self, cycle: Cycle | None) -> bool:
         return bool(self._queue) and self._queue[-1][0] is cycle
 
+    def close(self) -> None:
+        self.flush()
+        self.transport.close()
+
     def _close(self) -> None:
         self._deaf = True
         self._queue.clear()
-        self.transport.close()
+        self.close()
 
     # -- flow -------------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self._unsent:
+            data = self._unsent + data
+        else:
+            self._outbox.add(self, self._loop)
+        self._unsent = data
+        if len(data) > _LARGE:
+            self.flush()
+
+    def flush(self) -> None:
+        data, self._unsent = self._unsent, b""
+        if data:
+            self.transport.write(data)
 
     def pause_reading(self, cycle: Cycle) -> None:
         if cycle is self._serving and not self._paused:

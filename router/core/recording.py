@@ -176,8 +176,8 @@ class StreamRecorder:
             return frames
         if not self.started or not _is_only_text(frames):
             frames = self._sift(frames)
-        self._size += len(frames)
-        if self._size <= self._limit:
+        size = self._size = self._size + len(frames)
+        if size <= self._limit:
             self._kept.append(frames)
         else:
             self._kept.clear()

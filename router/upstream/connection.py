@@ -176,34 +176,44 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        sink, reader = self._sink, self.reader
+        if sink is None:
+            self._hold(data)
+            return
+        reader.feed(data)
+        if reader.chunks:
+            if self._each is not None:
+                until = self._loop.time() + self._each
+                self._until = until if until < self._last else self._last
+            try:
+                self.enough = sink(reader.take())
+            except Exception as error:  # noqa: BLE001 - it goes to the one who waits
+                self._wake(error)
+                return
+        if self.enough or reader.done:
+            self._wake(None)
+        if reader.malformed is not None:
+            self._refuse(reader.malformed)
+
+    def _hold(self, data: bytes) -> None:
+        """Takes what comes while there is no sink for it."""
         if not self._busy:  # an answer to no question must never become one to the next
             self.abort()
             return
-        reader = self.reader
-        reader.feed(data)
-        sink = self._sink
-        if sink is not None:
-            if reader.chunks:
-                if self._each is not None:
-                    self._until = min(self._loop.time() + self._each, self._last)
-                try:
-                    self.enough = sink(reader.take())
-                except Exception as error:  # noqa: BLE001 - it goes to the one who waits
-                    self._wake(error)
-                    return
-            if self.enough or reader.done:
-                self._wake(None)
-        else:
-            self._unread += len(data)
-            if reader.head and self._waiter is not None:
-                self._wake(None)
-            if self._unread > self._high_water and not self._paused and self._transport is not None:
-                self._paused = True
-                self._transport.pause_reading()
-        if reader.malformed is not None:
-            failure = broken_off()
-            failure.__cause__ = ValueError(reader.malformed)
-            self.abort(failure)
+        self.reader.feed(data)
+        self._unread += len(data)
+        if self.reader.head and self._waiter is not None:
+            self._wake(None)
+        if self._unread > self._high_water and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        if self.reader.malformed is not None:
+            self._refuse(self.reader.malformed)
+
+    def _refuse(self, malformed: str) -> None:
+        failure = broken_off()
+        failure.__cause__ = ValueError(malformed)
+        self.abort(failure)
 
     def eof_received(self) -> None:
         self._closed = True  # returning None has the loop close the socket

@@ -12,9 +12,12 @@ What llhttp leaves to its user is settled here:
 - nothing limits a head; `max_head` does, the same wherever the input is cut
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import httptools
+
+_FAULTS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
 class ResponseReader:
@@ -33,6 +36,7 @@ class ResponseReader:
         "_fields",
         "_keep_alive",
         "_max_head",
+        "_parse",
         "_parser",
         "_progressless",
         "chunks",
@@ -53,6 +57,7 @@ class ResponseReader:
         self._fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
         self.on_header = self._fields.__setitem__
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._parse: Callable[[bytes], object] = self._parser.feed_data
         self.begin()
 
     def begin(self) -> None:
@@ -74,20 +79,24 @@ class ResponseReader:
         if self.done:
             self._excess = True
             return
-        if not self.head:
-            self.untouched = False
-            data = self._feed_head(data)
-            if not data:
-                return
-        before = len(self.chunks)
-        self._parse(data)
-        if len(self.chunks) != before:
+        chunks = self.chunks
+        before = len(chunks)
+        try:
+            if not self.head:
+                self.untouched = False
+                data = self._feed_head(data)
+                if not data:
+                    return
+            self._parse(data)
+        except _FAULTS as error:
+            self._fails(error)
+        if len(chunks) != before:
             self._progressless = 0
         elif not self.done:
             # Chunk extensions and trailers are not kept, but an endless one would be, in the parser.
             self._progressless += len(data)
             if self._progressless > self._max_head:
-                self.malformed = f"{self._progressless} bytes of chunk heads or trailers without body"
+                self._give_up(f"{self._progressless} bytes of chunk heads or trailers without body")
 
     def end(self) -> bool:
         """No more bytes will come: whether the response is complete with that."""
@@ -109,6 +118,7 @@ class ResponseReader:
     def close(self) -> None:
         """Let go of the parser, which refers back to this reader; what was read stays."""
         self._parser = None
+        self._parse = _pass_over
 
     @property
     def reusable(self) -> bool:
@@ -122,7 +132,7 @@ class ResponseReader:
         if self.head:
             self._progressless = 0
         elif self._progressless >= self._max_head and self.malformed is None:
-            self.malformed = f"a head of more than {self._max_head} bytes"
+            self._give_up(f"a head of more than {self._max_head} bytes")
         rest = data[room:]
         if self.done and rest:
             self._excess = True
@@ -135,18 +145,17 @@ class ResponseReader:
             return not coding.strip().lower().endswith(b"chunked")
         return self.header(b"content-length") is None
 
-    def _parse(self, data: bytes) -> None:
-        if self._parser is None or self.malformed is not None:
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self.malformed = "a switch to another protocol that was not asked for"
-        except httptools.HttpParserError as error:
-            if self.done:
-                self._excess = True
-            else:
-                self.malformed = str(error)
+    def _fails(self, error: Exception) -> None:
+        if isinstance(error, httptools.HttpParserUpgrade):
+            self._give_up("a switch to another protocol that was not asked for")
+        elif self.done:
+            self._excess = True
+        else:
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        self.malformed = why
+        self._parse = _pass_over
 
     # Called by the parser.
 
@@ -169,3 +178,7 @@ class ResponseReader:
         if self.head and not self.done and self._parser is not None:
             self.done = True
             self._keep_alive = self._parser.should_keep_alive()
+
+
+def _pass_over(data: bytes) -> None:
+    """What comes after something that was no HTTP is of no interest."""

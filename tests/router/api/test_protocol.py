@@ -90,20 +90,53 @@ async def test_an_answer_that_waits_for_nothing_is_made_without_a_task_and_is_on
         assert pieces == [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"]
 
 
-async def test_each_part_of_a_stream_is_one_write_and_the_head_goes_with_the_first() -> None:
+async def test_what_a_stream_says_in_a_turn_is_one_write_and_the_head_goes_with_the_first() -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         await send(start())
         await receive()
         await asyncio.sleep(0)
-        for data in (b"one", b"two"):
+        await send(body(b"one", more=True))
+        await asyncio.sleep(0)
+        for data in (b"two", b"three"):
             await send(body(data, more=True))
-        await send(body(b"three"))
+        await asyncio.sleep(0)
+        await send(body(b"four"))
 
     async with serving(app) as (port, pieces), connect(port) as connection:
         connection.write(request("a"))
-        assert (await connection.answer()).body == b"onetwothree"
+        assert (await connection.answer()).body == b"onetwothreefour"
         head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-        assert pieces == [head + b"3\r\none\r\n", b"3\r\ntwo\r\n", b"5\r\nthree\r\n0\r\n\r\n"]
+        assert pieces == [head + b"3\r\none\r\n", b"3\r\ntwo\r\n5\r\nthree\r\n", b"4\r\nfour\r\n0\r\n\r\n"]
+
+
+async def test_an_application_that_never_lets_go_fills_no_memory_with_what_it_sends() -> None:
+    large, small = b"a" * 20_000, b"b" * 1000
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(start())
+        await send(body(large, more=True))
+        for _ in range(40):
+            await send(body(small, more=True))
+        await send(body(b""))
+
+    async with serving(app) as (port, pieces), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.answer()).body == large + 40 * small
+        assert len(pieces) > 3
+        assert max(map(len, pieces)) < 21_000
+
+
+async def test_what_was_sent_before_an_application_raises_reaches_the_client() -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(start())
+        await send(body(b"one", more=True))
+        raise RuntimeError("a defect")
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.end()).endswith(b"3\r\none\r\n")
 
 
 async def test_requests_that_are_sent_ahead_have_a_turn_each() -> None:
