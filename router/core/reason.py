@@ -21,7 +21,7 @@ REMEMBERED: Final = 4096
 _MARKS: Final = 7  # what is remembered of one entry
 
 
-class Fingerprint(msgspec.Struct, frozen=True):
+class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     """A request's parts as an entry notes them: those of its key, and hashes of the two halves of the last.
 
     `question` is what was asked, `params` how: all fields but the messages, and the endpoint.

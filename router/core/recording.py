@@ -36,7 +36,7 @@ class NotKept(StrEnum):
     FALLBACK = "fallback"  # another model's than the one that was asked for
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
 
     body: bytes | None
@@ -46,7 +46,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
 
     prompt_tokens: int = 0

@@ -123,7 +123,7 @@ def _no_messages() -> ApiError:
     return bad_request("`messages` must hold at least one message.", param="messages")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request whose known fields have the right types.
 
     - `fields`: the whole body as plain values; equal JSON gives equal fields, however its numbers were spelt.

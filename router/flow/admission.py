@@ -75,8 +75,9 @@ class Admission:
         self._models = {model.name: _Model(model.name, catalog.serving(model.name)) for model in catalog.models}
         for name in self._models:
             queued(name, 0)
+        self._freed = self._offer  # the one bound method, to be known again
         for engine in catalog.engines.values():
-            engine.freed = self._offer
+            engine.freed = self._freed
 
     def enter(self, tenant: str, engines: Sequence[Engine]) -> Place | None:
         """A place at the first of these engines that has room; whoever gets none can `wait` for one.
@@ -101,7 +102,7 @@ class Admission:
         model.queue.ended(place.tenant)
         model.finished.append(self._clock())
         self._offer(engine)
-        if engine.freed is not None:  # by another configuration's admission, once that has taken over
+        if engine.freed is not None and engine.freed is not self._freed:  # another configuration has taken over
             engine.freed(engine)
 
     def look_again(self) -> None:
