@@ -201,8 +201,8 @@ class StreamRecorder:
                 passed.append(frame)
             if self.ended or self.failure is not None:
                 break
-            if self.started and not started:
-                passed.append(self._sift(b"".join(events)))  # of which most is text from now on
+            if self.started and not started and (rest := b"".join(events)):
+                passed.append(self._sift(rest))  # of which most is text
         return b"".join(passed)
 
     def _passes(self, frame: bytes, data: bytes) -> bool:
