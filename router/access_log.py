@@ -33,6 +33,7 @@ class _Hole(msgspec.Struct, frozen=True):
     quoted: bool = False
 
 
+_MOMENT: Final = 0.02  # seconds for which an access line may wait for others
 _UNSEEN: Final = "%.0s"  # what fills it leaves no trace
 _NO_HOLE: Final = _Hole(_UNSEEN)
 
@@ -77,7 +78,7 @@ class AccessLog:
         handlers = logging.getLogger("roundhouse").handlers
         lines = next((handler.line for handler in handlers if isinstance(handler, _Lines)), None)
         if lines is None and self._json:
-            return lambda line: log.info("%s%s", _json_begin(), line)
+            return lambda line: log.info("%s%s", _json_begin(time.time()), line)
         return lines or log.info
 
 
@@ -120,12 +121,12 @@ def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
     yield "key", _Hole("%s", quoted=True) if exchange.key is not None else _NO_HOLE
 
 
-def _json_begin() -> str:
-    return f'{{"time":"{_now()}",'
+def _json_begin(now: float) -> str:
+    return f'{{"time":"{_utc(now)}",'
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _utc(now: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
 
 
 def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
@@ -148,10 +149,10 @@ def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Writes records as they come, and access lines together, once in a turn of the loop.
+    """Writes records as they come, and access lines together, those of a moment at once.
 
     There is an access line for every request, and a system call for each would be a tenth of what a hit costs. Their
-    order among the records is kept.
+    order among the records is kept, and what still waits when the process ends is written then, by logging's own end.
     """
 
     def __init__(self, formatter: "_TextLines | _JsonLines") -> None:
@@ -161,17 +162,16 @@ class _Lines(logging.StreamHandler[TextIO]):
         self._waiting: list[str] = []
 
     def line(self, message: str) -> None:
-        """Takes an access line; it is written in the next turn of the running loop, and has the time of that."""
+        """Takes an access line, which has the time of now; the running loop writes it in a moment."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._write)
-        self._waiting.append(message)
+            asyncio.get_running_loop().call_later(_MOMENT, self._write)
+        self._waiting.append(f"{self._begin(time.time())}{message}\n")
 
     def _write(self) -> None:
         if self._waiting:
-            begin = self._begin(time.time())
             lines, self._waiting = self._waiting, []
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
-                self.stream.write(begin + f"\n{begin}".join(lines) + "\n")
+                self.stream.write("".join(lines))
                 self.stream.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -184,38 +184,56 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 class _TextLines(logging.Formatter):
-    """A time to the millisecond, the logger and the message. The time's seconds are put into words once a second."""
+    """A time to the millisecond, the logger and the message. A time is put into words once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._second = -1
-        self._in_words = ""
+        self._second = self._millisecond = -1
+        self._in_words = self._begin = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self._time(record.created)} {record.name} {record.getMessage()}"
+        line = f"{self._time(int(1000 * record.created))} {record.name} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def begin(self, now: float) -> str:
         """What stands before an access line; `now` in seconds since the epoch."""
-        return f"{self._time(now)} {ACCESS} "
+        millisecond = int(1000 * now)
+        if millisecond != self._millisecond:
+            self._millisecond, self._begin = millisecond, f"{self._time(millisecond)} {ACCESS} "
+        return self._begin
 
-    def _time(self, now: float) -> str:
-        second = int(now)
+    def _time(self, millisecond: int) -> str:
+        second, rest = divmod(millisecond, 1000)
         if second != self._second:
             self._second, self._in_words = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        return f"{self._in_words},{int(1000 * (now - second)):03d}"
+        return f"{self._in_words},{rest:03d}"
 
 
 class _JsonLines(logging.Formatter):
-    def begin(self, _: float) -> str:
-        """What stands before the rest of an access line."""
-        return _json_begin()
+    """A JSON object a line. The begin of an access line is made once a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = -1
+        self._begin = ""
+
+    def begin(self, now: float) -> str:
+        """What stands before the rest of an access line; `now` in seconds since the epoch."""
+        second = int(now)
+        if second != self._second:
+            self._second, self._begin = second, _json_begin(second)
+        return self._begin
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         if record.name == ACCESS:
             return message  # is JSON already
-        fields = {"time": _now(), "level": record.levelname.lower(), "logger": record.name, "message": message}
+        fields = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message,
+        }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return _encode(fields).decode()

@@ -75,3 +75,45 @@ class Tally:
         if self._saved is not None:
             self._saved(self.saved)
         self.saved = 0
+
+
+class Generated:
+    """What the generations of one tenant at one model came to since that was told last.
+
+    `speeds`: tokens a second, of those that were streamed.
+    """
+
+    __slots__ = ("_completion", "_prompt", "_speeds", "completion", "prompt", "speeds", "untold")
+
+    def __init__(self, *, prompt: Count, completion: Count, speeds: Batched) -> None:
+        self.untold = False
+        self.prompt = self.completion = 0
+        self.speeds: list[float] = []
+        self._prompt = prompt
+        self._completion = completion
+        self._speeds = speeds
+
+    def tell(self) -> None:
+        """Tells all, and begins anew."""
+        self._prompt(self.prompt)
+        self._completion(self.completion)
+        if self.speeds:
+            self._speeds.add(self.speeds)
+            self.speeds.clear()
+        self.prompt = self.completion = 0
+        self.untold = False
+
+
+class Sum:
+    """What a counter is to be counted up by."""
+
+    __slots__ = ("_count", "untold")
+
+    def __init__(self, count: Count) -> None:
+        self.untold = 0
+        self._count = count
+
+    def tell(self) -> None:
+        """Tells it, and begins anew."""
+        self._count(self.untold)
+        self.untold = 0

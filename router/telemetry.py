@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -18,7 +18,7 @@ from router.access_log import AccessLog
 from router.core.breaker import State
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, Work
-from router.tallies import Batched, Count, Tally
+from router.tallies import Batched, Generated, Sum, Tally
 from router.upstream.catalog import Engine
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -49,7 +49,9 @@ class Telemetry:
         self._access_log = AccessLog(log_format)
         # What is counted of one kind of exchange, found by one look; a kind is made of words that nobody can invent.
         self._tallies: dict[tuple[object, ...], Tally] = {}
-        self._untold: list[Tally] = []
+        self._generated: dict[tuple[str, str], Generated] = {}
+        self._written: dict[str, Sum] = {}
+        self._untold: list[Tally | Generated | Sum] = []
         self._wait = _TELL_EVERY
         self._multiprocess = multiprocess
         self.registry = registry = CollectorRegistry()
@@ -68,7 +70,7 @@ class Telemetry:
             "llm_router_overhead_seconds", "What the router itself took before an engine was asked or the store's "
             "answer went out", ("cache",), buckets=_OVERHEADS, registry=registry,
         )  # fmt: skip
-        self._speed = Histogram(
+        self._speed = Batched(
             "llm_tokens_per_second", "Tokens per second after the first", ("model",), buckets=_SPEEDS, registry=registry
         )
         self._tokens = Counter(
@@ -121,7 +123,6 @@ class Telemetry:
         }
 
         self._engines: set[str] = set()
-        self._counts: dict[tuple[Counter, tuple[str, ...]], Count] = {}
 
     # -- facts come in ----------------------------------------------------------------------------------------------
 
@@ -173,7 +174,7 @@ class Telemetry:
             at_once=cache in _STORED,
         )
 
-    def _tell_soon(self, tally: Tally) -> None:
+    def _tell_soon(self, tally: Tally | Generated | Sum) -> None:
         if not self._untold:
             asyncio.get_running_loop().call_later(self._wait, self.tell)
         self._untold.append(tally)
@@ -197,22 +198,33 @@ class Telemetry:
             self.written(work.not_kept)
         if work.first_token is None:
             return
-        self._count(self._tokens, work.tenant, work.model, "prompt")(work.prompt_tokens)
-        self._count(self._tokens, work.tenant, work.model, "completion")(work.completion_tokens)
+        tally = self._generated.get((work.tenant, work.model)) or self._generations(work.tenant, work.model)
+        if not tally.untold:
+            tally.untold = True
+            self._tell_soon(tally)
+        tally.prompt += work.prompt_tokens
+        tally.completion += work.completion_tokens
         took = time.perf_counter() - work.first_token
         if work.stream and took > 0 and work.completion_tokens > 1:
-            self._speed.labels(work.model).observe((work.completion_tokens - 1) / took)
+            tally.speeds.append((work.completion_tokens - 1) / took)
+
+    def _generations(self, tenant: str, model: str) -> Generated:
+        """The first of a tenant at a model."""
+        tally = self._generated[tenant, model] = Generated(
+            prompt=self._tokens.labels(tenant, model, "prompt").inc,
+            completion=self._tokens.labels(tenant, model, "completion").inc,
+            speeds=self._speed.labels(model),
+        )
+        return tally
 
     def written(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
-        self._count(self._writes, result)(1)
-
-    def _count(self, counter: Counter, *labels: str) -> Count:
-        """A counter's sample, to be counted up; to look for it each time would cost more than to count."""
-        count = self._counts.get((counter, labels))
-        if count is None:
-            count = self._counts[counter, labels] = counter.labels(*labels).inc
-        return count
+        tally = self._written.get(result)
+        if tally is None:
+            tally = self._written[result] = Sum(self._writes.labels(result).inc)
+        if not tally.untold:
+            self._tell_soon(tally)
+        tally.untold += 1
 
     def queued(self, model: str, waiting: int) -> None:
         """Takes over how many wait for a model's engines."""

@@ -49,8 +49,10 @@ _UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\
 # What word processors and telephones put between words.
 _TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
-# What may stand anywhere, within a word or across several. Each is a search of the window: a few are affordable.
-_MARKS: Final = ("\n    ", "\n\t", "\n\n", ";\n", "_", "()", " = ", "```", "error", "\\d")
+# What may stand anywhere, within a word or across several, and its feature. Each is a search of the window: a few are
+# affordable.
+_LINE_MARKS: Final = [(mark, "~" + mark) for mark in ("\n    ", "\n\t", "\n\n", ";\n")]
+_MARKS: Final = [(mark, "~" + mark) for mark in ("_", "()", " = ", "```", "error", "\\d")]
 
 # A word, a run of symbols or a mark as itself; a pair of characters as its two units of UTF-16 in one number.
 Feature = str | int
@@ -106,7 +108,9 @@ def features(text: str) -> list[Feature]:
         words = packed.translate(_WORDS).decode("utf-8").split()
         found += [word if word < "\u0370" else word[:5] for word in words]
     found += packed.translate(_SYMBOLS).decode("ascii").split()
-    found += ["~" + mark for mark in _MARKS if mark in lowered]
+    found += [name for mark, name in _MARKS if mark in lowered]
+    if "\n" in lowered:
+        found += [name for mark, name in _LINE_MARKS if mark in lowered]
     return found
 
 
@@ -183,21 +187,22 @@ def _task(log_odds: float) -> Task:
 class _Model:
     """One table, laid out for a quick sum."""
 
-    __slots__ = ("_bias", "_known", "_weights")
+    __slots__ = ("_bias", "_weights")
 
     def __init__(self, table: Table) -> None:
         self._bias = table.bias
         self._weights: Mapping[Feature, int] = {feature(name): value for name, value in table.features.items()}
-        self._known = frozenset(self._weights)
 
     def log_odds(self, found: list[Feature]) -> float:
-        known = self._known.intersection(found)
+        # One look for each: the table is large, and cold by the time that the next prompt comes.
+        weights = list(map(self._weights.get, set(found)))
+        known = len(weights) - weights.count(None)
         if not known:
             return self._bias / 100
-        return (self._bias + sum(map(self._weights.__getitem__, known)) / math.sqrt(len(known))) / 100
+        return (self._bias + sum(filter(None, weights)) / math.sqrt(known)) / 100
 
     def parts(self, found: list[Feature]) -> list[tuple[str, float]]:
-        known = self._known.intersection(found)
+        known = self._weights.keys() & found
         scale = 100 * math.sqrt(len(known))
         parts = [("(bias)", self._bias / 100), *((_shown(name_of(one)), self._weights[one] / scale) for one in known)]
         return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))

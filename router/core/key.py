@@ -83,7 +83,7 @@ class Markers(msgspec.Struct, frozen=True):
     close: str = "</context>"
 
 
-class Key(msgspec.Struct, eq=False):
+class Key(msgspec.Struct, eq=False, gc=False):
     """`text` is the Redis key; `form` all that it stands for: tenant, model, and the bytes of the three parts.
 
     `digest`, the hex SHA-256 of the form, is what an entry under the key must bear; it is worked out when it is asked
@@ -110,7 +110,7 @@ class Key(msgspec.Struct, eq=False):
         return sum(map(len, self.form))
 
 
-class Parts(msgspec.Struct, frozen=True):
+class Parts(msgspec.Struct, frozen=True, gc=False):
     """A request, taken apart; see the theory above.
 
     - `query`: the endpoint, the messages, and all other fields.
@@ -124,6 +124,8 @@ class Parts(msgspec.Struct, frozen=True):
 
     def documents(self) -> tuple[str, ...]:
         """The names of the documents in the rag part: their ids, or the hashes of their texts."""
+        if not self.rag:
+            return ()
         names: dict[str, None] = {}
         for item in self.rag:
             for document in item if isinstance(item, list) else [item]:

@@ -49,20 +49,31 @@ class Fit(IntEnum):
 
 def length_of(request: Request) -> Length:
     """The bounds of a request."""
-    fields = request.fields
-    answer = max(request.max_tokens or 0, 0)
-    # Whoever has his prompt cut to fit can send one of any length.
-    cut = fields.get("truncate_prompt_tokens") is not None
-    prompt = 0 if cut else _ids(fields.get(_PROMPT.get(request.endpoint, "")))
-    most = None if _holds_more_than_text(fields) else len(request.body) + TEMPLATE + max(answer, 1)
+    prompt, answer = _certain(request)
+    most = None if _holds_more_than_text(request.fields) else len(request.body) + TEMPLATE + max(answer, 1)
     return Length(prompt, answer, most)
+
+
+def least_context(request: Request) -> int:
+    """The tokens that a context must have at the least: to one with fewer, the request is Fit.NEVER."""
+    return max(_certain(request))
+
+
+def _certain(request: Request) -> tuple[int, int]:
+    """How many tokens the prompt and the answer have for certain."""
+    fields, answer = request.fields, max(request.max_tokens or 0, 0)
+    place = _PROMPT.get(request.endpoint)
+    # Whoever has his prompt cut to fit can send one of any length.
+    if place is None or fields.get("truncate_prompt_tokens") is not None:
+        return 0, answer
+    return _ids(fields.get(place)), answer
 
 
 def fit(length: Length, max_model_len: int | None) -> Fit:
     """`max_model_len`: the engine's; None is unknown, and then it may well fit."""
     if max_model_len is None:
         return Fit.PERHAPS
-    if length.prompt > max_model_len or length.answer > max_model_len:
+    if max(length.prompt, length.answer) > max_model_len:
         return Fit.NEVER
     return Fit.SURELY if length.most is not None and length.most <= max_model_len else Fit.PERHAPS
 

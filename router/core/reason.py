@@ -21,7 +21,7 @@ REMEMBERED: Final = 4096
 _MARKS: Final = 7  # what is remembered of one entry
 
 
-class Fingerprint(msgspec.Struct, frozen=True):
+class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     """A request's parts as an entry notes them: those of its key, and hashes of the two halves of the last.
 
     `question` is what was asked, `params` how: all fields but the messages, and the endpoint.
@@ -72,6 +72,38 @@ def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | No
     return Fingerprint(tenant, model, system, rag, query, question, params)
 
 
+Marks = tuple[int, ...]
+"""Hashes of a request's parts: of all that are in its key, and of all but one. See _REASONS."""
+
+
+def marks_of(print_: Fingerprint) -> Marks:
+    """What Hints remembers of an entry, and looks for."""
+    tenant, model, system, rag = print_.tenant, print_.model, print_.system, print_.rag
+    question, params = print_.question, print_.params
+    return (
+        *_marks_of_key(tenant, model, system, rag, print_.query),
+        # Where all is the same but the key's last part, that is the model's revision.
+        hash(("revision", tenant, model, system, rag, question, params)),
+        hash(("params", tenant, model, system, rag, question)),
+        hash(("model", tenant, system, rag, question, params)),
+    )
+
+
+def _marks_of_key(tenant: str, model: str, system: str, rag: str, query: str) -> Marks:
+    return (
+        hash(("key", tenant, model, system, rag, query)),
+        hash(("system", tenant, model, rag, query)),
+        hash(("rag", tenant, model, system, query)),
+        hash(("query", tenant, model, system, rag)),
+    )
+
+
+_REASONS: Final[tuple[tuple[int, MissReason], ...]] = (
+    (0, "expired"), (4, "model"), (5, "params"), (6, "model"), (1, "system"), (2, "rag"), (3, "query"),
+)  # fmt: skip
+"""What it means that a mark is known, by its place among the marks; the first counts."""
+
+
 class Hints:
     """The keys that a process has heard of, each with one part left out; the oldest are forgotten first.
 
@@ -86,45 +118,29 @@ class Hints:
         self._old: set[int] = set()
         self._limit = _MARKS * remembered // 2
 
-    def reason(self, wanted: Fingerprint) -> MissReason:
+    def reason(self, wanted: Marks) -> MissReason:
         """The word for a request that has no entry."""
-        for reason, mark in self._marks(wanted):
-            if mark in self._new or mark in self._old:
+        new, old = self._new, self._old
+        for place, reason in _REASONS:
+            mark = wanted[place]
+            if mark in new or mark in old:
                 return reason
         return "new"
 
-    def note(self, stored: Fingerprint) -> None:
+    def note(self, stored: Marks) -> None:
         """An entry of which all is known."""
-        self._remember([mark for _, mark in self._marks(stored)])
+        self._remember(stored)
 
     def note_key(self, key: str) -> None:
-        """An entry of which the key is known, as another process wrote it."""
+        """An entry of which the key is known, as another process wrote it, or this one."""
         parts = key[len(PREFIX) :].split(":")
-        if len(parts) == 5:
-            self._remember(self._marks_of_key(*parts))
+        if len(parts) == 5 and (marks := _marks_of_key(*parts))[0] not in self._new:
+            self._remember(marks)
 
     def clear(self) -> None:
         self._new, self._old = set(), set()
 
-    def _remember(self, marks: list[int]) -> None:
+    def _remember(self, marks: Marks) -> None:
         self._new.update(marks)
         if len(self._new) > self._limit:
             self._old, self._new = self._new, set()
-
-    def _marks(self, of: Fingerprint) -> list[tuple[MissReason, int]]:
-        exact, system, rag, context = self._marks_of_key(of.tenant, of.model, of.system, of.rag, of.query)
-        # Where all is the same but the key's last part, that is the model's revision.
-        revision = hash(("revision", of.tenant, of.model, of.system, of.rag, of.question, of.params))
-        params = hash(("params", of.tenant, of.model, of.system, of.rag, of.question))
-        model = hash(("model", of.tenant, of.system, of.rag, of.question, of.params))
-        return [("expired", exact), ("model", revision), ("params", params), ("model", model),
-                ("system", system), ("rag", rag), ("query", context)]  # fmt: skip
-
-    @staticmethod
-    def _marks_of_key(tenant: str, model: str, system: str, rag: str, query: str) -> list[int]:
-        return [
-            hash(("key", tenant, model, system, rag, query)),
-            hash(("system", tenant, model, rag, query)),
-            hash(("rag", tenant, model, system, query)),
-            hash(("query", tenant, model, system, rag)),
-        ]

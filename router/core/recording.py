@@ -36,7 +36,7 @@ class NotKept(StrEnum):
     FALLBACK = "fallback"  # another model's than the one that was asked for
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
 
     body: bytes | None
@@ -46,7 +46,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
 
     prompt_tokens: int = 0
@@ -89,18 +89,27 @@ class Recorder(Protocol):
         """What is to be stored of the stream, or why nothing is."""
 
 
-class _Event(msgspec.Struct):
-    choices: list[dict[str, Any]] = msgspec.field(default_factory=list)
+class _Choice(msgspec.Struct, gc=False):
+    """Of a choice, or an event's piece of one: what tells whether there is content in it, and how it ended."""
+
+    text: Any = None
+    delta: Any = None
+    message: Any = None
+    finish_reason: Any = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    choices: list[_Choice] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     error: Any = None
 
 
-class _ChoiceOutcome(msgspec.Struct):
+class _ChoiceOutcome(msgspec.Struct, gc=False):
     index: int
     finish_reason: Any = None
 
 
-class _Outcome(msgspec.Struct):
+class _Outcome(msgspec.Struct, gc=False):
     """What of an event tells how the answer ended."""
 
     choices: list[_ChoiceOutcome] = msgspec.field(default_factory=list)
@@ -177,10 +186,10 @@ class StreamRecorder:
     def _sift(self, frames: bytes) -> bytes:
         begin = _text_before(frames) if self.started else 0
         passed = [frames[:begin]]
-        for frame in split(frames[begin:]):
-            if self.ended or self.failure is not None:
-                break
-            if self.started and _is_only_text(frame):
+        events = iter(split(frames[begin:]))
+        for frame in events:
+            started = self.started
+            if started and _is_only_text(frame):
                 passed.append(frame)
                 continue
             data = payload(frame)
@@ -190,6 +199,10 @@ class StreamRecorder:
                 self.ended = True
             elif self._passes(frame, data):
                 passed.append(frame)
+            if self.ended or self.failure is not None:
+                break
+            if self.started and not started and (rest := b"".join(events)):
+                passed.append(self._sift(rest))  # of which most is text
         return b"".join(passed)
 
     def _passes(self, frame: bytes, data: bytes) -> bool:
@@ -206,7 +219,7 @@ class StreamRecorder:
             if not event.choices:
                 self._usage_frame = frame
                 return False
-        self.started = self.started or any(map(_says_something, event.choices))
+        self.started = self.started or _say_something(event.choices)
         return True
 
     def ending(self, *, include_usage: bool) -> bytes:
@@ -225,12 +238,15 @@ class StreamRecorder:
             return NotKept.TOO_LARGE
         frames = b"".join(self._kept)
         try:
-            choices = [choice for outcome in _outcomes(frames) for choice in outcome.choices]
+            outcomes = _outcomes(frames)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
-        finished = {choice.index: choice.finish_reason for choice in choices if choice.finish_reason}
-        count = len({choice.index for choice in choices})
-        bad = _verdict(request, list(finished.values()), count, said=self.started)
+        reasons: dict[int, Any] = {}
+        for outcome in outcomes:
+            for choice in outcome.choices:
+                if choice.finish_reason or choice.index not in reasons:
+                    reasons[choice.index] = choice.finish_reason
+        bad = _verdict(request, list(reasons.values()), said=self.started)
         if bad is not None:
             return bad
         used = self.usage or Usage()
@@ -243,8 +259,8 @@ class StreamRecorder:
         )
 
 
-class _Answer(msgspec.Struct):
-    choices: list[dict[str, Any]]
+class _Answer(msgspec.Struct, gc=False):
+    choices: list[_Choice]
     usage: Usage | None = None
     error: Any = None
 
@@ -260,8 +276,8 @@ def record_choices(request: Request, body: bytes, limit: int) -> Recording | Not
         return NotKept.ERROR
     if answer.error is not None:
         return NotKept.ERROR
-    finished = [choice["finish_reason"] for choice in answer.choices if choice.get("finish_reason")]
-    bad = _verdict(request, finished, len(answer.choices), said=any(map(_says_something, answer.choices)))
+    reasons = [choice.finish_reason for choice in answer.choices]
+    bad = _verdict(request, reasons, said=_say_something(answer.choices))
     return bad if bad is not None else whole_body(body, answer.usage, limit)
 
 
@@ -279,10 +295,13 @@ def whole_body(body: bytes, usage: Usage | None, limit: int) -> Recording | NotK
     )
 
 
-def _verdict(request: Request, finished: list[Any], count: int, *, said: bool) -> NotKept | None:
-    """`finished` has the finish reason of each choice that has one, of `count`; `said`: any says something."""
-    if len(finished) < max(count, _expected(request)) or any(reason in _NOT_WELL for reason in finished):
+def _verdict(request: Request, reasons: list[Any], *, said: bool) -> NotKept | None:
+    """`reasons` has the finish reason of each choice, if it has one; `said`: any says something."""
+    if len(reasons) < _expected(request):
         return NotKept.INCOMPLETE
+    for reason in reasons:
+        if not reason or reason in _NOT_WELL:
+            return NotKept.INCOMPLETE
     return None if said else NotKept.EMPTY
 
 
@@ -297,9 +316,14 @@ def _expected(request: Request) -> int:
     return count
 
 
-def _says_something(choice: dict[str, Any]) -> bool:
-    """Whether a choice, or an event's piece of one, has any text, call or other content in it."""
-    if choice.get("text") not in _EMPTY:
-        return True
-    part = choice.get("delta") or choice.get("message")
-    return isinstance(part, dict) and any(name != "role" and value not in _EMPTY for name, value in part.items())
+def _say_something(choices: list[_Choice]) -> bool:
+    """Whether any of the choices, or of an event's pieces of them, has any text, call or other content in it."""
+    for choice in choices:
+        if choice.text or choice.text not in _EMPTY:
+            return True
+        part = choice.delta or choice.message
+        if isinstance(part, dict):
+            for name, value in part.items():
+                if name != "role" and (value or value not in _EMPTY):
+                    return True
+    return False

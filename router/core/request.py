@@ -123,7 +123,7 @@ def _no_messages() -> ApiError:
     return bad_request("`messages` must hold at least one message.", param="messages")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request whose known fields have the right types.
 
     - `fields`: the whole body as plain values; equal JSON gives equal fields, however its numbers were spelt.
@@ -168,6 +168,7 @@ _TYPES: Final[dict[Endpoint, type[_Common]]] = {
     Endpoint.RESPONSES: _Responses,
     Endpoint.MESSAGES: _Messages,
 }
+_ASKING: Final = b',"stream_options":{"include_usage":true}}'
 _ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
 
 
@@ -237,8 +238,11 @@ def for_engine(request: Request, served_model: str) -> bytes:
     not ask for it never sees it. The events of /v1/responses and /v1/messages tell the usage in any case.
     """
     ask = request.stream and request.endpoint in _ASK_FOR_USAGE
-    if request.model == served_model and (not ask or request.include_usage):
-        return request.body
+    if request.model == served_model:
+        if not ask or request.include_usage:
+            return request.body
+        if "stream_options" not in request.fields:
+            return request.body.rstrip()[:-1] + _ASKING
     fields = _split(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
     if ask:

@@ -52,12 +52,15 @@ def unserved(request: Request) -> tuple[str, ...]:
     if request.endpoint not in _SAMPLES:
         return ()  # the others pass over these fields
     fields = request.fields
-    temperature, min_p = fields.get("temperature"), fields.get("min_p")
+    min_p, logit_bias = fields.get("min_p"), fields.get("logit_bias")
+    if not min_p and not logit_bias:
+        return ()
+    temperature = fields.get("temperature")
     greedy = isinstance(temperature, int | float) and temperature < _NOTHING
     refused = []
     if isinstance(min_p, int | float) and min_p > _NOTHING and not greedy:
         refused.append("min_p")
-    if fields.get("logit_bias"):
+    if logit_bias:
         refused.append("logit_bias")
     return tuple(refused)
 

@@ -53,7 +53,7 @@ class Bypass(StrEnum):
     UNCACHEABLE = "uncacheable"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A whole, well-ended answer, as it is kept.
 
     - `digest`: hex SHA-256 of the canonical request that it answers.

@@ -75,11 +75,12 @@ class Admission:
         self._models = {model.name: _Model(model.name, catalog.serving(model.name)) for model in catalog.models}
         for name in self._models:
             queued(name, 0)
+        self._freed = self._offer  # the one bound method, to be known again
         for engine in catalog.engines.values():
-            engine.freed = self._offer
+            engine.freed = self._freed
 
-    async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
-        """A place at the first of these engines that has room, or at any as soon as one has. Raises NoRoomError.
+    def enter(self, tenant: str, engines: Sequence[Engine]) -> Place | None:
+        """A place at the first of these engines that has room; whoever gets none can `wait` for one.
 
         The engines are all of one model, and there is at least one. Those that are not well count only where none is.
         """
@@ -91,7 +92,7 @@ class Admission:
                 engine.in_flight += 1
                 model.queue.began(tenant)
                 return Place(self, engine, tenant)
-        return await self._wait(tenant, engines, model)
+        return None
 
     def left(self, place: Place) -> None:
         """A place is free again."""
@@ -101,7 +102,7 @@ class Admission:
         model.queue.ended(place.tenant)
         model.finished.append(self._clock())
         self._offer(engine)
-        if engine.freed is not None:  # by another configuration's admission, once that has taken over
+        if engine.freed is not None and engine.freed is not self._freed:  # another configuration has taken over
             engine.freed(engine)
 
     def look_again(self) -> None:
@@ -125,7 +126,9 @@ class Admission:
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    async def _wait(self, tenant: str, engines: Sequence[Engine], model: "_Model") -> Place:
+    async def wait(self, tenant: str, engines: Sequence[Engine]) -> Place:
+        """A place at any of these engines as soon as one has room. Raises NoRoomError."""
+        model = self._models[engines[0].model]
         waiter = _Waiter(engines)
         self._line_up(tenant, waiter, model)
         late = asyncio.get_running_loop().call_later(self._patience, self._too_late, tenant, waiter, model)

@@ -55,10 +55,10 @@ class Brownout:
         """
         if endpoint is Endpoint.EMBEDDINGS:
             return [model]
-        first, *others = self._catalog.chain(model)
-        if others and self.level(model) >= Level.FALLBACK and self._is_well(others[0]):
-            return [others[0], first, *others[1:]]
-        return [first, *others]
+        chain = self._catalog.chain(model)
+        if len(chain) > 1 and self.level(model) >= Level.FALLBACK and self._is_well(chain[1]):
+            return [chain[1], model, *chain[2:]]
+        return chain
 
     def _pressure(self, model: str) -> float:
         working = [

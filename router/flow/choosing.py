@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Final, get_args
 
 import msgspec
 
 from router.core.affinity import affinity_of
-from router.core.lengths import Fit, Length, fit, length_of, too_long
+from router.core.lengths import Length, fit, least_context, length_of, too_long
 from router.core.request import Request, without
 from router.core.routing import plan
 from router.core.speculation import Experience, unserved
@@ -65,19 +64,24 @@ class Chooser:
 
         Raises ApiError (400) for a request that no engine of them could take.
         """
-        request, length = asked.request, length_of(asked.request)
-        serving = [engine for model in models or (asked.model.name,) for engine in self._catalog.serving(model)]
-        able = [engine for engine in serving if fit(length, engine.max_model_len) is not Fit.NEVER]
+        request, least = asked.request, least_context(asked.request)
+        serving = [self._catalog.serving(model) for model in models or (asked.model.name,)]
+        able = [
+            large_enough
+            for engines in serving
+            if (large_enough := [e for e in engines if e.max_model_len is None or e.max_model_len >= least])
+        ]
         if not able:
-            raise too_long(request, length, max((engine.max_model_len or 0 for engine in serving), default=0))
+            contexts = [engine.max_model_len or 0 for engines in serving for engine in engines]
+            raise too_long(request, length_of(request), max(contexts, default=0))
         adjusted = unserved(request)
-        plain = [engine for engine in able if engine.speculates is not True]
-        if adjusted and any(e.up is not False and not e.drained for e in plain if e.model == able[0].model):
-            able, adjusted = plain, ()
+        if adjusted:
+            plain = [[engine for engine in engines if engine.speculates is not True] for engines in able]
+            if any(engine.up is not False and not engine.drained for engine in plain[0]):
+                able, adjusted = plain, ()
         explores = session is None and self._random() < self._explore
-        by_model = [list(group) for _, group in groupby(able, key=lambda engine: engine.model)]
         return Choice(
-            lambda: [e for one in by_model for e in self._order(one, asked, length, tenant, session, explores)],
+            lambda: [e for engines in able for e in self._order(engines, asked, tenant, session, explores)],
             without(request, adjusted) if adjusted else request,
             adjusted,
         )
@@ -86,15 +90,14 @@ class Chooser:
         self,
         engines: Sequence[Engine],
         asked: Reading,
-        length: Length,
         tenant: str,
         session: str | None,
         explores: bool,
     ) -> Sequence[Engine]:
         """The engines of one model, the best first."""
-        if len(engines) == 1:
+        if len(engines) < 2:
             return [engine for engine in engines if not engine.drained]
-        task, families = asked.task, {engine.family for engine in engines}
+        length, task, families = length_of(asked.request), asked.task, {engine.family for engine in engines}
         slow = self._experience.slow(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
         affinity = affinity_of(asked.key.text, tenant, session)
         views = plan(

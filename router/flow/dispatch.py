@@ -3,6 +3,7 @@
 Nothing has been sent to the client before that, so until then another engine can take over, and nobody notices.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -146,17 +147,20 @@ class Dispatcher:
         self._standing.asked()
         for _, group in groupby(engines, key=attrgetter("model")):
             turns = self._standing.turns(list(group))
-            while open_ := await turns.next():
+            while (turn := turns.next()) is not None:
+                if turn.wait > 0:
+                    await asyncio.sleep(turn.wait)
+                open_ = turn.engines
                 try:
-                    place = await self._admission.enter(work.tenant, open_)
+                    place = self._admission.enter(work.tenant, open_) or await self._admission.wait(work.tenant, open_)
                 except NoRoomError as error:
                     no_room = error
                     break  # the engines of the next model may have room
                 engine = place.engine
                 turns.took(engine)
                 try:
-                    pass_ = await self._standing.admit(engine, after=last)
-                    if pass_ is not None:
+                    pass_ = self._standing.admit(engine, after=last)
+                    if pass_ is not None and (not pass_.probe or await pass_.claim()):
                         work.engine = engine.name
                         work.fallback = engine.model if engine.model != work.model else None
                         work.dispatched = work.dispatched or time.perf_counter()

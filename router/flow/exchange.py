@@ -13,7 +13,7 @@ Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
 
 
-class Work:
+class Work(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
 
     - `attempts`: those that failed, as (engine, reason).
@@ -22,32 +22,23 @@ class Work:
     - `estimate`: how many tokens it took, where nobody told them; see `used`.
     """
 
-    __slots__ = (
-        "attempts", "begun", "completion_tokens", "dispatched", "engine", "error", "estimate", "fallback",
-        "first_token", "model", "not_kept", "prompt_tokens", "request_id", "stream", "task", "tenant", "traceparent",
-    )  # fmt: skip
-
-    def __init__(
-        self, *, request_id: str, traceparent: str | None, tenant: str, model: str, task: Task, stream: bool,
-        begun: float,
-    ) -> None:  # fmt: skip
-        self.request_id = request_id
-        self.traceparent = traceparent
-        self.tenant = tenant
-        self.model = model
-        self.task: Task = task
-        self.stream = stream
-        self.begun = begun
-        self.engine: str | None = None
-        self.fallback: str | None = None
-        self.attempts: list[tuple[str, str]] = []
-        self.dispatched: float | None = None
-        self.first_token: float | None = None
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.estimate = 0
-        self.not_kept: NotKept | None = None
-        self.error: str | None = None
+    request_id: str
+    traceparent: str | None
+    tenant: str
+    model: str
+    task: Task
+    stream: bool
+    begun: float
+    engine: str | None = None
+    fallback: str | None = None
+    attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    dispatched: float | None = None
+    first_token: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimate: int = 0
+    not_kept: NotKept | None = None
+    error: str | None = None
 
     @property
     def used(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from router.core.control import Control
 from router.core.policy import Store as StorePolicy
 from router.core.policy import Use, decide, usable
-from router.core.reason import Fingerprint, Hints, fingerprint
+from router.core.reason import Fingerprint, Hints, Marks, fingerprint, marks_of
 from router.core.recording import Recording
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
@@ -119,13 +119,14 @@ class Gateway:
         exchange.task = asked.task
         exchange.cache = CacheStatus.BYPASS if exchange.bypass is not None else CacheStatus.MISS
         print_ = fingerprint(asked.key.text, asked.parts)
+        marks = marks_of(print_)
         if exchange.cache is CacheStatus.MISS:
-            exchange.reason = "expired" if found is not None else self._hints.reason(print_)
+            exchange.reason = "expired" if found is not None else self._hints.reason(marks)
         if control.only_if_cached:
             raise not_cached()
         client.watch()
         try:
-            keep = self._keeper(exchange, asked, print_) if may_keep else None
+            keep = self._keeper(exchange, asked, print_, marks) if may_keep else None
             return await self._generated(exchange, asked, keep, found)
         except ApiError as error:
             if error.status not in _ENGINES_FAULT or exchange.bypass is not None:
@@ -242,7 +243,7 @@ class Gateway:
             model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
         )  # fmt: skip
 
-    def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint) -> Keep:
+    def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint, marks: Marks) -> Keep:
         """Stores the answer to this request under its key, for no longer than the client allows."""
         ttl = self._cache.tenants[exchange.tenant].ttl
         lifetime = ttl if asked.control.ttl is None else min(ttl, asked.control.ttl)
@@ -260,7 +261,7 @@ class Gateway:
                 model=work.model,
                 engine=work.engine,
                 task=work.task,
-                created=round(time.time(), 3),
+                created=int(1000 * time.time()) / 1000,
                 ttl=lifetime,
                 stale=stale,
                 prompt_tokens=recording.prompt_tokens,
@@ -270,7 +271,7 @@ class Gateway:
                 question=print_.question,
                 params=print_.params,
             )
-            self._hints.note(print_)
+            self._hints.note(marks)
             self._store.put(asked.key.text, entry, since, self._written)
 
         return keep

@@ -1,6 +1,5 @@
 """How the engines stand with this router: whose breaker is open, who is busy, and what retries may still cost."""
 
-import asyncio
 import logging
 import random
 import time
@@ -9,7 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from router.core.breaker import State
-from router.core.retry import Budget, Turns, judge
+from router.core.retry import Budget, Turn, Turns, judge
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Engine
 from router.upstream.failure import EngineError
@@ -60,15 +59,16 @@ class Standing:
             return 0
         return 2 if self._busy.get(engine.name, 0.0) > now else 1
 
-    async def admit(self, engine: Engine, *, after: EngineError | None) -> "Pass | None":
-        """Leave to ask an engine, if it may be asked. `after`: the request's attempt before, which failed."""
+    def admit(self, engine: Engine, *, after: EngineError | None) -> "Pass | None":
+        """Leave to ask an engine, if it may be asked. `after`: the request's attempt before, which failed.
+
+        A half-open one may be asked only once the leave's `claim` says so.
+        """
         state = self.breakers.state(engine.name)
         if state is State.OPEN:
             return None
         if after is not None and judge(after.reason, after.retry_after).cost and not self._budget.take(self._clock()):
             log.warning("engine %s is not asked in another's place: there were too many retries of late", engine.name)
-            return None
-        if state is State.HALF_OPEN and not await self.breakers.claim_probe(engine.name):
             return None
         return Pass(self, engine, probe=state is State.HALF_OPEN)
 
@@ -89,7 +89,7 @@ class Standing:
 
 
 class EngineTurns:
-    """See retry.Turns; this waits, and leaves out whose breaker is open."""
+    """See retry.Turns; this leaves out whose breaker is open."""
 
     __slots__ = ("_clock", "_dice", "_standing", "_turns")
 
@@ -101,20 +101,17 @@ class EngineTurns:
         self._clock = clock
         self._dice = dice
 
-    async def next(self) -> Sequence[Engine]:
-        """The engines of which one may be asked now, the best first; none, if it is over."""
+    def next(self) -> Turn[Engine] | None:
+        """The engines of which one may be asked, the best first, once the wait is over; None: nobody is left."""
         while (turn := self._turns.next(self._clock(), self._dice())) is not None:
-            open_ = []
-            for engine in turn.engines:
-                if self._standing.is_shut(engine):
-                    self._turns.took(engine)
-                else:
-                    open_.append(engine)
-            if open_:
-                if turn.wait > 0:
-                    await asyncio.sleep(turn.wait)
-                return open_
-        return ()
+            shut = [engine for engine in turn.engines if self._standing.is_shut(engine)]
+            if not shut:
+                return turn
+            for engine in shut:
+                self._turns.took(engine)
+            if len(shut) < len(turn.engines):
+                return Turn(tuple(engine for engine in turn.engines if engine not in shut), turn.wait)
+        return None
 
     def took(self, engine: Engine) -> None:
         self._turns.took(engine)
@@ -131,12 +128,17 @@ class Pass:
     as the client's fault, or for a client that leaves, says nothing of it.
     """
 
-    __slots__ = ("_engine", "_probe", "_standing")
+    __slots__ = ("_engine", "_standing", "probe")
 
     def __init__(self, standing: Standing, engine: Engine, *, probe: bool) -> None:
+        """`probe`: it holds only once `claim` has said so."""
         self._standing = standing
         self._engine = engine
-        self._probe = probe
+        self.probe = probe
+
+    async def claim(self) -> bool:
+        """Whether this is the one request that the half-open engine is asked."""
+        return await self._standing.breakers.claim_probe(self._engine.name)
 
     def __enter__(self) -> None:
         return
@@ -145,8 +147,8 @@ class Pass:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, EngineError):
-            self._standing.failed(self._engine, error, probe=self._probe)
-        elif error is None and self._probe:
+            self._standing.failed(self._engine, error, probe=self.probe)
+        elif error is None and self.probe:
             self._standing.succeeded(self._engine, probe=True)
-        if self._probe:
+        if self.probe:
             self._standing.breakers.release_probe(self._engine.name)

@@ -11,37 +11,58 @@ FIELDS: Final = Entry.__struct_fields__
 """The names of all fields."""
 
 _NAMES: Final = [name.encode() for name in FIELDS]
+
+
+def _form(*names: str) -> str:
+    """Fields with holes for the length of the value, and the value, of each."""
+    return "".join([f"${len(name)}\r\n{name}\r\n$%d\r\n%s\r\n" for name in names])
+
+
+_ALWAYS: Final = _form(
+    "digest",
+    "model",
+    "engine",
+    "task",
+    "created",
+    "ttl",
+    "prompt_tokens",
+    "completion_tokens",
+    "generation_ms",
+    "stale",
+)
+_COUNT: Final = 20  # words of these
+_HALVES: Final = _form("question", "params")
 _MOST: Final = 1e18  # of any number in an entry; what is beyond it is none of ours
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-def to_fields(entry: Entry) -> dict[str, bytes]:
-    """What is written; what an entry does not have is left out."""
-    fields = {
-        "digest": entry.digest.encode(),
-        "model": entry.model.encode(),
-        "engine": entry.engine.encode(),
-        "task": entry.task.encode(),
-        "created": repr(entry.created).encode(),
-        "ttl": repr(entry.ttl).encode(),
-        "prompt_tokens": str(entry.prompt_tokens).encode(),
-        "completion_tokens": str(entry.completion_tokens).encode(),
-        "generation_ms": str(entry.generation_ms).encode(),
-        "stale": repr(entry.stale).encode(),
-    }
-    if entry.body is not None:
-        fields["body"] = entry.body
-    if entry.frames is not None:
-        fields["frames"] = entry.frames
-    if entry.usage_frame is not None:
-        fields["usage_frame"] = entry.usage_frame
-    if entry.documents:
-        fields["documents"] = _encode(entry.documents)
+def to_words(entry: Entry) -> tuple[int, list[bytes]]:
+    """What is written: fields and values, as words of Redis' protocol, and how many they are.
+
+    What an entry does not have is left out. Its names are ASCII, as the configuration's are.
+    """
+    created, ttl, stale = repr(entry.created), repr(entry.ttl), repr(entry.stale)
+    prompt, completion, took = f"{entry.prompt_tokens}", f"{entry.completion_tokens}", f"{entry.generation_ms}"
+    text = _ALWAYS % (
+        len(entry.digest), entry.digest, len(entry.model), entry.model, len(entry.engine), entry.engine,
+        len(entry.task), entry.task, len(created), created, len(ttl), ttl, len(prompt), prompt,
+        len(completion), completion, len(took), took, len(stale), stale,
+    )  # fmt: skip
+    count = _COUNT
     if entry.question:
-        fields["question"], fields["params"] = entry.question.encode(), entry.params.encode()
-    return fields
+        text += _HALVES % (len(entry.question), entry.question, len(entry.params), entry.params)
+        count += 4
+    words = [text.encode("ascii")]
+    documents = _encode(entry.documents) if entry.documents else None
+    for name, value in (
+        (b"body", entry.body), (b"frames", entry.frames), (b"usage_frame", entry.usage_frame), (b"documents", documents)
+    ):  # fmt: skip
+        if value is not None:
+            words += (b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(value)), value, b"\r\n")
+            count += 2
+    return count, words
 
 
 def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:

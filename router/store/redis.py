@@ -11,7 +11,7 @@ from router.core.types import Entry
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import LinkError, Packed, form, later, part
 from router.shared.purges import Mark, Purges
-from router.store.fields import FIELDS, entry_of, to_fields
+from router.store.fields import FIELDS, entry_of, to_words
 from router.store.local import LocalCopy
 
 log = logging.getLogger("roundhouse.store")
@@ -31,9 +31,6 @@ _WRITE: Final = (
 )
 _PUT: Final = b"*%d\r\n" + part("EVAL", _WRITE, 1, None, None)
 _PUT_WORDS: Final = 5
-_NAMES: Final = {name: part(name) for name in FIELDS}
-_SMALL: Final = 256
-_SIZES: Final = [b"$%d\r\n" % size for size in range(_SMALL)]  # to look one up takes a tenth of writing it
 
 
 class EntryStore:
@@ -110,11 +107,6 @@ class EntryStore:
 
 
 def _writing(key: str, entry: Entry) -> Packed:
-    fields = to_fields(entry)
+    count, words = to_words(entry)
     at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
-    words = _PUT_WORDS + 2 * len(fields)
-    parts = [_PUT % (words, len(at), at, len(lifetime), lifetime)]
-    for name, value in fields.items():
-        size = len(value)
-        parts += (_NAMES[name], _SIZES[size] if size < _SMALL else b"$%d\r\n" % size, value, b"\r\n")
-    return b"".join(parts)
+    return b"".join([_PUT % (_PUT_WORDS + count, len(at), at, len(lifetime), lifetime), *words])

@@ -160,7 +160,8 @@ class Catalog:
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
         self._named = {name: model for model in models for name in (model.name, *model.aliases)}
-        self._fallback = {model.name: model.fallback for model in models}
+        fallbacks = {model.name: model.fallback for model in models}
+        self._chains = {model.name: _chain(model.name, fallbacks) for model in models}
         self._serving = {model.name: [e for e in engines if e.model == model.name] for model in models}
 
     def resolve(self, asked: str, task: Task | None) -> Model:
@@ -199,10 +200,7 @@ class Catalog:
 
     def chain(self, model: str) -> Sequence[str]:
         """A model and those that may answer in its place, the nearest first; at most MOST_FALLBACKS, and none twice."""
-        chain = [model]
-        while (following := self._fallback[chain[-1]]) is not None and following not in chain:
-            chain.append(following)
-        return chain[: 1 + MOST_FALLBACKS]
+        return self._chains[model]
 
     def ready(self, takes_work: Callable[[str], bool]) -> bool:
         """Whether of each model, or of a fallback of it, at least one engine is up, not drained, and takes work."""
@@ -211,3 +209,11 @@ class Catalog:
     def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
         engines = [engine for name in self.chain(model) for engine in self._serving[name]]
         return any(engine.up and not engine.drained and takes_work(engine.name) for engine in engines)
+
+
+def _chain(model: str, fallbacks: Mapping[str, str | None]) -> Sequence[str]:
+    """See Catalog.chain."""
+    chain = [model]
+    while (following := fallbacks[chain[-1]]) is not None and following not in chain:
+        chain.append(following)
+    return chain[: 1 + MOST_FALLBACKS]

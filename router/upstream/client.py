@@ -28,7 +28,7 @@ class EngineClient:
 
         `total`: seconds until the whole answer must be there in any case.
         """
-        page = engine.at(endpoint.value)
+        page = engine.at(endpoint.path)
         trace = field("traceparent", traceparent) if traceparent is not None else b""
         message = b"%b%d\r\n%b%b\r\n%b" % (page.post, len(body), field("x-request-id", request_id), trace, body)
         return self._transport.send(page.origin, message, connect=self._connect_timeout, patience=patience, total=total)

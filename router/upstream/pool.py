@@ -39,16 +39,22 @@ class IdlePool(Generic[K, T]):
         stack = self._by_key.get(key)
         if stack is None:
             return None
-        item = next(reversed(stack))
+        item, _ = stack.popitem()
         if now - self._since[item][1] >= self._expiry:
+            stack[item] = None
             return None
-        self.discard(item)
+        del self._since[item]
+        if not stack:
+            del self._by_key[key]
         return item
 
     def put(self, key: K, item: T, now: float) -> list[T]:
         """Add an item that has just become idle, and return those that are over the bound, oldest first."""
         self._since[item] = (key, now)
-        self._by_key.setdefault(key, {})[item] = None
+        stack = self._by_key.get(key)
+        if stack is None:
+            stack = self._by_key[key] = {}
+        stack[item] = None
         surplus = len(self._since) - self._max_idle
         return self._pop_oldest(surplus) if surplus > 0 else []
 

@@ -3,8 +3,10 @@
 import time
 from typing import Any, Final
 
+import hiredis
+
 from router.core.types import Entry
-from router.store.fields import to_fields
+from router.store.fields import to_words
 
 NONE: Final = "0" * 16
 
@@ -24,8 +26,17 @@ def entry(**fields: Any) -> Entry:
     return Entry(**told)
 
 
+def fields_of(stored: Entry) -> dict[bytes, bytes]:
+    """What a router writes of an entry, as Redis reads it."""
+    reader = hiredis.Reader()
+    count, words = to_words(stored)
+    reader.feed(b"".join([b"*%d\r\n" % count, *words]))
+    read: list[bytes] = reader.gets()
+    return dict(zip(read[::2], read[1::2], strict=True))
+
+
 async def store(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
     """Stores an entry at a key, which Redis drops after so many seconds; gives the key."""
-    await redis.hset(at, mapping=to_fields(stored or entry()))
+    await redis.hset(at, mapping=fields_of(stored or entry()))
     await redis.expire(at, expires)
     return at

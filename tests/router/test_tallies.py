@@ -1,6 +1,7 @@
 """Counting in plain numbers comes to what counting one by one comes to, and nothing is lost on the way."""
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from router.core.types import CacheStatus, Endpoint
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, Work
 from router.tallies import Batched
 from router.telemetry import Telemetry
 
@@ -83,3 +84,24 @@ async def test_at_the_end_all_is_told_and_what_comes_later_at_once() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert told(telemetry) == 2
+
+
+def work() -> Work:
+    done = Work(
+        request_id="r", traceparent=None, tenant="acme", model="m", task="chat", stream=True, begun=time.perf_counter()
+    )
+    done.first_token, done.prompt_tokens, done.completion_tokens = done.begun, 3, 5
+    return done
+
+
+async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() -> None:
+    telemetry = Telemetry(log_format="text")
+    for number in range(1, 4):
+        telemetry.landed(work())
+        telemetry.written("stored")
+        shown = counted(telemetry)
+        assert shown["llm_cache_writes_total"] == shown["llm_tokens_per_second_count"] == number
+        samples = {"prompt": 3 * number, "completion": 5 * number}
+        for kind, tokens in samples.items():
+            labels = {"tenant": "acme", "model": "m", "kind": kind}
+            assert telemetry.registry.get_sample_value("llm_tokens_total", labels) == tokens

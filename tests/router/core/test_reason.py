@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import chat, completion, key_of, parts_of, talk
 
-from router.core.reason import Fingerprint, Hints, fingerprint, stored_fingerprint
+from router.core.reason import Fingerprint, Hints, fingerprint, marks_of, stored_fingerprint
 from router.core.request import Request
 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]
@@ -79,59 +79,59 @@ def test_what_is_no_entrys_key_has_no_fingerprint(key: str) -> None:
 
 
 def test_who_has_heard_of_nothing_says_that_it_is_new() -> None:
-    assert Hints().reason(KNOWN) == "new"
+    assert Hints().reason(marks_of(KNOWN)) == "new"
 
 
 @pytest.mark.parametrize(("reason", "wanted"), ONE_APART, ids=IDS)
 def test_a_miss_is_explained_by_the_entry_that_differs_in_one_part(reason: str, wanted: Fingerprint) -> None:
     hints = Hints()
-    hints.note(KNOWN)
-    assert hints.reason(wanted) == reason
+    hints.note(marks_of(KNOWN))
+    assert hints.reason(marks_of(wanted)) == reason
 
 
 def test_what_was_there_and_is_gone_has_expired() -> None:
     hints = Hints()
-    hints.note(KNOWN)
-    assert hints.reason(KNOWN) == "expired"
+    hints.note(marks_of(KNOWN))
+    assert hints.reason(marks_of(KNOWN)) == "expired"
 
 
 @pytest.mark.parametrize("reason", ["system", "rag", "query"])
 def test_of_another_processs_entry_the_key_is_enough_for_the_parts_of_a_key(reason: str) -> None:
     hints = Hints()
     hints.note_key(key_of(changed()).text)
-    assert hints.reason(dict(ONE_APART)[reason]) == reason
-    assert hints.reason(KNOWN) == "expired"
+    assert hints.reason(marks_of(dict(ONE_APART)[reason])) == reason
+    assert hints.reason(marks_of(KNOWN)) == "expired"
 
 
 def test_what_differs_in_two_parts_is_new() -> None:
     hints = Hints()
-    hints.note(KNOWN)
-    assert hints.reason(of(changed(system="Be long.", rag="two"))) == "new"
+    hints.note(marks_of(KNOWN))
+    assert hints.reason(marks_of(of(changed(system="Be long.", rag="two")))) == "new"
 
 
 def test_another_tenants_entries_explain_nothing() -> None:
     hints = Hints()
-    hints.note(KNOWN)
+    hints.note(marks_of(KNOWN))
     hints.note_key(key_of(changed()).text)
     for _, wanted in [("", KNOWN), *ONE_APART]:
         others = Fingerprint(
             "other", wanted.model, wanted.system, wanted.rag, wanted.query, wanted.question, wanted.params
         )
-        assert hints.reason(others) == "new"
+        assert hints.reason(marks_of(others)) == "new"
 
 
 def test_what_is_cleared_is_forgotten() -> None:
     hints = Hints()
-    hints.note(KNOWN)
+    hints.note(marks_of(KNOWN))
     hints.clear()
-    assert hints.reason(KNOWN) == "new"
+    assert hints.reason(marks_of(KNOWN)) == "new"
 
 
 def test_a_key_that_is_none_is_passed_over() -> None:
     hints = Hints()
     for key in ("", "rh:1:purge", "rh:1:hits:acme", "x" * 1000):
         hints.note_key(key)
-    assert hints.reason(KNOWN) == "new"
+    assert hints.reason(marks_of(KNOWN)) == "new"
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
@@ -139,8 +139,8 @@ def test_the_oldest_are_forgotten_first_and_what_is_noted_again_is_young(numbers
     hints = Hints(remembered=4)
     noted = [of(chat(seed=number), model=f"m{number}", tenant=f"t{number}") for number in numbers]
     for one in noted:
-        hints.note(one)
+        hints.note(marks_of(one))
     youngest = list(dict.fromkeys(reversed(noted)))
-    assert [hints.reason(one) for one in youngest[:2]] == ["expired"] * len(youngest[:2])
-    assert {hints.reason(one) for one in youngest[6:]} <= {"new"}
+    assert [hints.reason(marks_of(one)) for one in youngest[:2]] == ["expired"] * len(youngest[:2])
+    assert {hints.reason(marks_of(one)) for one in youngest[6:]} <= {"new"}
     assert len(hints._new) + len(hints._old) <= 6 * 7

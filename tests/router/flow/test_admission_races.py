@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,8 +32,11 @@ class House:
     def _queued(self, _: str, waiting: int) -> None:
         self.waiting = waiting
 
+    async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
+        return self.admission.enter(tenant, engines) or await self.admission.wait(tenant, engines)
+
     def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Place]":
-        return asyncio.ensure_future(self.admission.enter(tenant, engines or self.engines))
+        return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
 
     async def turn(self) -> None:
         """Lets everybody go on who can."""
@@ -159,7 +163,7 @@ async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_
     most = [0, 0]
 
     async def work(tenant: str) -> None:
-        place = await house.admission.enter(tenant, dice.sample(house.engines, dice.randint(1, 2)))
+        place = await house.enter(tenant, dice.sample(house.engines, dice.randint(1, 2)))
         try:
             most[:] = [max(seen, engine.in_flight) for seen, engine in zip(most, house.engines, strict=True)]
             for _ in range(dice.randint(0, 4)):

@@ -5,16 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import entry
+from stored import entry, fields_of
 
-from router.store.fields import to_entry, to_fields
+from router.store.fields import to_entry
 
 BYTES = st.none() | st.binary(max_size=40)
 HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
-
-
-def as_redis_has_it(fields: dict[str, Any]) -> dict[bytes, bytes]:
-    return {name.encode(): v if isinstance(v, bytes) else str(v).encode() for name, v in fields.items()}
 
 
 @given(
@@ -29,13 +25,13 @@ def as_redis_has_it(fields: dict[str, Any]) -> dict[bytes, bytes]:
 )
 def test_what_was_written_is_read(**fields: Any) -> None:
     kept = entry(**fields)
-    assert to_entry(as_redis_has_it(to_fields(kept))) == kept
+    assert to_entry(fields_of(kept)) == kept
 
 
 def test_what_an_entry_does_not_have_takes_no_field() -> None:
-    assert {"frames", "usage_frame", "documents", "question", "params"} & set(to_fields(entry())) == set()
+    assert {b"frames", b"usage_frame", b"documents", b"question", b"params"} & set(fields_of(entry())) == set()
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"nonsense", b"\xff", b'"a"'])
 def test_documents_that_cannot_be_read_make_it_no_entry(value: bytes) -> None:
-    assert to_entry({**as_redis_has_it(to_fields(entry())), b"documents": value}) is None
+    assert to_entry({**fields_of(entry()), b"documents": value}) is None
