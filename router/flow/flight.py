@@ -213,9 +213,10 @@ class Reader:
     def hear(self, frames: bytes) -> None:
         """The flight has said this, its newest."""
         take = self._take
-        if take is not None and self.at == self._flight.said - 1 and take(frames):
+        if take is not None and take(frames):
             self.at += 1
         else:
+            self._take = None  # what comes now comes after what he has to fetch
             self.wake()
 
     def wake(self) -> None:
@@ -282,7 +283,7 @@ class Reader:
                 return data + self._end(flight.landing)
             if data:
                 return data
-            self._take = take
+            self._take = take  # he has had all that was said
             try:
                 await self._news()
             finally:
