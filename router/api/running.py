@@ -85,7 +85,9 @@ class _Rest(Coroutine[Any, Any, None]):
         return self.__next__()
 
     def throw(self, error: Any, *_: Any) -> Any:
-        self._waits_for = None
+        waits_for, self._waits_for = self._waits_for, None
+        if waits_for is not None:
+            waits_for.cancel()  # as its task would have done, had it known of it
         return self._unless_over(self._driver.throw(error))
 
     def close(self) -> None:

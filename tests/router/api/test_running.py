@@ -132,6 +132,24 @@ async def test_what_it_waits_for_may_be_there_before_its_task_has_begun() -> Non
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
+async def test_who_is_cancelled_takes_what_he_waits_for_with_him(at_once: bool) -> None:
+    ends = Ends()
+    future = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await future
+
+    task = ends.begin(work())
+    assert task is not None
+    if not at_once:
+        await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert future.cancelled()  # so that whoever would have given something keeps it
+    assert [type(error) for error in ends.seen] == [asyncio.CancelledError]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
 async def test_a_cancellation_reaches_what_waits_and_it_may_go_on(at_once: bool) -> None:
     ends = Ends()
     begun = asyncio.Event()
