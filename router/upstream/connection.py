@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         "_each",
         "_exchanges",
         "_failure",
+        "_held",
         "_high_water",
         "_last",
         "_loop",
@@ -88,7 +89,8 @@ class Connection(asyncio.Protocol):
         self._failure: EngineError | None = None
         self._waiter: Arrival | None = None
         self._sink: Sink | None = None
-        self._unread = 0  # bytes that came while there was no sink for them
+        self._held: list[bytes] = []  # body that came while there was no sink for it
+        self._unread = 0  # all bytes that came then
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -105,6 +107,11 @@ class Connection(asyncio.Protocol):
         return failure is not None and failure.reason != "timeout" and self._exchanges > 1 and self.reader.untouched
 
     @property
+    def is_spent(self) -> bool:
+        """Whether the response is complete, and all of its body has been given."""
+        return self.reader.done and not any(self._held)
+
+    @property
     def is_open(self) -> bool:
         """Whether there is a socket, which `on_lost` will be called for."""
         return self._transport is not None
@@ -117,6 +124,7 @@ class Connection(asyncio.Protocol):
         self._busy = True
         self._exchanges += 1
         self._failure = None
+        self._held.clear()
         self._unread = 0
         self._until, self._last = until, last
         self._transport.write(message)
@@ -131,7 +139,8 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None:
             raise RuntimeError("another task is already reading this response")
         reader = self.reader
-        self.enough = bool(reader.chunks) and sink(reader.take())
+        held, self._held = b"".join(self._held), []
+        self.enough = bool(held) and sink(held)
         self._unread = 0
         if self._paused:
             self._resume()
@@ -153,7 +162,7 @@ class Connection(asyncio.Protocol):
             and not self._transport.is_closing()
             and not self._transport.get_write_buffer_size()  # else the server has answered before it was asked
         )
-        self.reader.chunks.clear()
+        self._held.clear()
         self._busy = False
         if self._waiter is not None:
             self._wake(RuntimeError("the response was closed"))
@@ -180,13 +189,13 @@ class Connection(asyncio.Protocol):
         if sink is None:
             self._hold(data)
             return
-        reader.feed(data)
-        if reader.chunks:
+        piece = reader.feed(data)
+        if piece:
             if self._each is not None:
                 until = self._loop.time() + self._each
                 self._until = until if until < self._last else self._last
             try:
-                self.enough = sink(reader.take())
+                self.enough = sink(piece)
             except Exception as error:  # noqa: BLE001 - it goes to the one who waits
                 self._wake(error)
                 return
@@ -200,7 +209,7 @@ class Connection(asyncio.Protocol):
         if not self._busy:  # an answer to no question must never become one to the next
             self.abort()
             return
-        self.reader.feed(data)
+        self._held.append(self.reader.feed(data))
         self._unread += len(data)
         if self.reader.head and self._waiter is not None:
             self._wake(None)

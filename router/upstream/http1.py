@@ -23,15 +23,16 @@ _FAULTS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 class ResponseReader:
     """Reads the responses of one connection, one after the other, from bytes cut anywhere.
 
-    - `begin()` makes ready for the response to the next request, `feed()` takes bytes, `end()` says that none follow.
+    - `begin()` makes ready for the response to the next request, `feed()` takes bytes and gives the body that they had,
+      `end()` says that none follow.
     - `head` turns true once `status` and `headers` are those of the final response; of a header that came twice, the
       last counts.
-    - `chunks` holds body that nobody has taken; `take()` gives it as one bytes object.
     - `done` turns true when the response is complete; `malformed` then or before says why it can never be.
     - `reusable`: the response is complete, the server keeps the connection, and nothing came that was not asked for.
     """
 
     __slots__ = (
+        "_body",
         "_excess",
         "_fields",
         "_keep_alive",
@@ -39,7 +40,6 @@ class ResponseReader:
         "_parse",
         "_parser",
         "_progressless",
-        "chunks",
         "done",
         "head",
         "headers",
@@ -52,8 +52,8 @@ class ResponseReader:
 
     def __init__(self, *, max_head: int) -> None:
         self._max_head = max_head
-        self.chunks: list[bytes] = []
-        self.on_body = self.chunks.append
+        self._body: list[bytes] = []
+        self.on_body = self._body.append
         self._fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
         self.on_header = self._fields.__setitem__
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -72,44 +72,41 @@ class ResponseReader:
         self.headers: Mapping[bytes, bytes] = {}
         self.malformed: str | None = None
         self._fields.clear()
-        self.chunks.clear()
+        self._body.clear()
 
-    def feed(self, data: bytes) -> None:
-        """Read bytes as they came; the attributes say what they brought."""
+    def feed(self, data: bytes) -> bytes:
+        """Read bytes as they came; the body that they brought, b"" if none. The attributes say what else they did."""
         if self.done:
             self._excess = True
-            return
-        chunks = self.chunks
-        before = len(chunks)
+            return b""
         try:
             if not self.head:
                 self.untouched = False
                 data = self._feed_head(data)
-                if not data:
-                    return
-            self._parse(data)
+            if data:
+                self._parse(data)
         except _FAULTS as error:
             self._fails(error)
-        if len(chunks) != before:
+        body = self._body
+        if body:
             self._progressless = 0
-        elif not self.done:
+            if len(body) == 1:
+                return body.pop()
+            whole = b"".join(body)
+            body.clear()
+            return whole
+        if self.head and not self.done:
             # Chunk extensions and trailers are not kept, but an endless one would be, in the parser.
             self._progressless += len(data)
             if self._progressless > self._max_head:
                 self._give_up(f"{self._progressless} bytes of chunk heads or trailers without body")
+        return b""
 
     def end(self) -> bool:
         """No more bytes will come: whether the response is complete with that."""
         if self.head and not self.done and self.malformed is None and self._ends_with_connection():
             self.done = True
         return self.done
-
-    def take(self) -> bytes:
-        """All body that has come since the last call, b"" if none."""
-        chunks = self.chunks
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        return data
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header, whose name is given in lower case."""

@@ -52,8 +52,8 @@ class EngineResponse:
         if failure is not None:
             self.close()
             raise failure
-        enough, reader = connection.enough, connection.reader
-        if reader.done and not reader.chunks:
+        enough = connection.enough
+        if connection.is_spent:
             self._complete = True
             self.close()
         return enough
