@@ -32,6 +32,21 @@ url = "http://127.0.0.1:{engine}"
 
 
 @contextlib.asynccontextmanager
+async def bare_engine(interval: float) -> AsyncIterator[int]:
+    """The port of an engine; `interval`: milliseconds between events."""
+    port = free_port()
+    engine = subprocess.Popen(  # noqa: ASYNC220 - it does not block
+        [sys.executable, str(Path(__file__).parent / "bare_engine.py"), str(port), "--interval", str(interval)]
+    )
+    try:
+        await eventually(lambda: is_open(port))
+        yield port
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+@contextlib.asynccontextmanager
 async def stand(
     *, routers: int = 1, interval: float = 0.0, local: str = "64MiB", under: Sequence[str] = ()
 ) -> AsyncIterator[list[Served]]:
@@ -40,28 +55,25 @@ async def stand(
     `interval`: milliseconds between events; `local`: how much of the entries is kept in memory;
     `under`: the command that runs each.
     """
-    redis, port = RedisServer(), free_port()
-    with tempfile.TemporaryDirectory() as folder:
+    redis = RedisServer()
+    try:
         await redis.start()
-        engine = subprocess.Popen(  # noqa: ASYNC220 - it does not block
-            [sys.executable, str(Path(__file__).parent / "bare_engine.py"), str(port), "--interval", str(interval)]
-        )
-        text = CONFIGURATION.format(redis=redis.url, engine=port, local=local)
-        served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
-        try:
-            await eventually(lambda: is_open(port))
-            for router in served:
-                router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
-            for router in served:
-                await eventually(partial(has_begun, router), within=START)
-                await router.ready()
-            yield served
-        finally:
-            for router in served:
-                router.kill()
-            engine.kill()
-            engine.wait()
-            redis.remove()
+        with tempfile.TemporaryDirectory() as folder:
+            async with bare_engine(interval) as port:
+                text = CONFIGURATION.format(redis=redis.url, engine=port, local=local)
+                served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
+                try:
+                    for router in served:
+                        router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
+                    for router in served:
+                        await eventually(partial(has_begun, router), within=START)
+                        await router.ready()
+                    yield served
+                finally:
+                    for router in served:
+                        router.kill()
+    finally:
+        redis.remove()
 
 
 def is_open(port: int) -> bool:

@@ -1,0 +1,111 @@
+"""How much later a stream's first token comes through the router than from the engine itself.
+
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/first_token.py [--streams 256 64] [--interval 20]
+
+So many streams are open at once, each of 66 events that come `--interval` milliseconds apart; they begin one after the
+other, evenly, whatever becomes of those before (an open loop), and nobody has asked the same before. The engine says
+the role first and the first token an interval later; the clock runs from the instant at which a request was due until
+two events are there. One router process, its Redis, the engine and the clients share this machine.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from bare_engine import EVENTS
+from load import bodies
+from stand import bare_engine, cpu_seconds, stand
+
+ROUNDS = 4  # how often each stream's place is taken anew, the first time uncounted
+
+
+class Client(asyncio.Protocol):
+    """One connection; asks when it is told to, and notes when the first token came."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, told: Callable[[float], None], ended: Callable[["Client"], None]) -> None:
+        """`told` is told the seconds to each first token."""
+        self._told = told
+        self._ended = ended
+        self._due = 0.0
+        self._events = 0
+        self._has_token = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def ask(self, body: bytes, due: float) -> None:
+        self._due, self._events, self._has_token = due, 0, False
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n"
+        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+
+    def data_received(self, data: bytes) -> None:
+        if not self._has_token:
+            self._events += data.count(b"data: ")
+            self._has_token = self._events > 1
+            if self._has_token:
+                self._told(time.perf_counter() - self._due)
+        if data.endswith(b"0\r\n\r\n"):
+            self._ended(self)
+
+
+async def arrivals(port: int, asked: Iterator[bytes], streams: int, rate: float) -> list[float]:
+    """Seconds to the first token of each request, in the order in which they came."""
+    idle: list[Client] = []
+    seconds: list[float] = []
+    all_idle = asyncio.Event()
+    count = 2 * streams
+
+    def ended(client: Client) -> None:
+        idle.append(client)
+        if len(idle) == count:
+            all_idle.set()
+
+    for _ in range(count):
+        _, client = await asyncio.get_running_loop().create_connection(
+            lambda: Client(seconds.append, ended), "127.0.0.1", port
+        )
+        idle.append(client)
+    begun = time.perf_counter()
+    for number in range(streams * ROUNDS):
+        due = begun + number / rate
+        await asyncio.sleep(due - time.perf_counter())
+        if not idle:
+            raise RuntimeError("twice as many streams are open as should be: it cannot keep up")
+        all_idle.clear()
+        idle.pop().ask(next(asked), due)
+    await all_idle.wait()
+    for client in idle:
+        client.transport.close()
+    return seconds[streams:]
+
+
+async def measure(streams: int, interval: float) -> dict[str, object]:
+    rate = streams / (len(EVENTS) * interval / 1000)
+    async with bare_engine(interval) as port:
+        direct = sorted(await arrivals(port, bodies(stream=True), streams, rate))
+    async with stand(interval=interval) as (router,):
+        before = cpu_seconds(router.process.pid)
+        through = sorted(await arrivals(router.port, bodies(stream=True), streams, rate))
+        cpu = cpu_seconds(router.process.pid) - before
+    result: dict[str, object] = {"streams": streams, "streams_a_second": round(rate, 1)}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        ours, engines = (round(times[int(share * len(times))] * 1000, 2) for times in (through, direct))
+        result |= {f"{name}_ms": ours, f"engine_{name}_ms": engines, f"added_{name}_ms": round(ours - engines, 2)}
+    return {**result, "cpu_ms_a_stream": round(cpu / (streams * ROUNDS) * 1000, 3)}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[256, 64])
+    parser.add_argument("--interval", type=float, default=20.0)
+    arguments = parser.parse_args()
+    for streams in arguments.streams:
+        print(json.dumps(await measure(streams, arguments.interval)), flush=True)
+
+
+asyncio.run(main())
