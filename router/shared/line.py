@@ -93,12 +93,12 @@ class Line:
         self._queue((commands, size, replies))
         return replies
 
-    def look_up(self, *commands: Command | Packed) -> Reply:
-        """The same, for who waits for the replies and need not have a task."""
+    def look_up(self, command: Command | Packed) -> Reply:
+        """The same for one command, for who waits for its reply and need not have a task."""
         if not self._up.is_set():
             raise RedisDownError
         reply = Reply(self._loop)
-        self._queue((commands, 0, reply))
+        self._queue(((command,), 0, reply))
         return reply
 
     def tell(self, *commands: Command | Packed, size: int = 0, told: "Told | None" = None) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Final
 
@@ -65,6 +67,26 @@ async def test_access_lines_are_written_together_in_a_moment_and_keep_their_orde
     write(log, exchange(3))
     logging.getLogger("roundhouse.store").warning("something else")
     assert ["r3" in line for line in capsys.readouterr().err.splitlines()] == [True, False]
+
+
+LAST_WORDS = """
+import asyncio
+from router.access_log import AccessLog, set_up_logging
+from router.core.types import Endpoint
+from router.flow.exchange import Exchange
+
+async def main():
+    set_up_logging("text")
+    log, exchange = AccessLog("text"), Exchange(endpoint=Endpoint.CHAT, request_id="last", begun=0.0)
+    log.write(log.line(exchange), exchange, 1.0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_line_that_waits_when_the_process_ends_is_written_then() -> None:
+    ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=True)
+    assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS, "request=last"]]
 
 
 async def test_access_lines_are_json_where_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
