@@ -6,7 +6,7 @@ head, and its body follows.
 """
 
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -173,7 +173,7 @@ class Arriving:
     def _read_line(self) -> None:
         method, version = self._parser.get_method(), self._parser.get_http_version()
         self._line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
-        url = httptools.parse_url(self._url)
+        url: Any = httptools.parse_url(self._url)  # its types say that there is always a query
         path = url.path.decode("ascii")
         self._said = _Said(
             is_new=version == "1.1",
@@ -204,7 +204,10 @@ class Arriving:
 
     def close(self) -> None:
         """Nothing comes any more."""
-        del self._parser, self._connection  # they hold this, and would be held by it
+        self._parser, self._connection = (
+            cast("Parser", None),
+            cast("Connection", None),
+        )  # which hold this
 
 
 def _invalid() -> ApiError:

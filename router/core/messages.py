@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.answers import Usage
 from router.core.compaction import compacted
-from router.core.recording import NotKept, Recording, Usage, whole_body
+from router.core.recording import NotKept, Recording, whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
 from router.core.types import Endpoint
 

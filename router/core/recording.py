@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from router.core.answers import Choice, Usage, outcomes, read_answer, read_event
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
@@ -46,18 +47,6 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
 
 
-class Usage(msgspec.Struct, gc=False):
-    """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        # Counters only count up, whatever an engine says.
-        self.prompt_tokens = max(0, self.prompt_tokens)
-        self.completion_tokens = max(0, self.completion_tokens)
-
-
 class Recorder(Protocol):
     """One stream, from its first byte to its last.
 
@@ -87,46 +76,6 @@ class Recorder(Protocol):
 
     def recording(self, request: Request) -> "Recording | NotKept":
         """What is to be stored of the stream, or why nothing is."""
-
-
-class _Choice(msgspec.Struct, gc=False):
-    """Of a choice, or an event's piece of one: what tells whether there is content in it, and how it ended."""
-
-    text: Any = None
-    delta: Any = None
-    message: Any = None
-    finish_reason: Any = None
-
-
-class _Event(msgspec.Struct, gc=False):
-    choices: list[_Choice] = msgspec.field(default_factory=list)
-    usage: Usage | None = None
-    error: Any = None
-
-
-class _ChoiceOutcome(msgspec.Struct, gc=False):
-    index: int
-    finish_reason: Any = None
-
-
-class _Outcome(msgspec.Struct, gc=False):
-    """What of an event tells how the answer ended."""
-
-    choices: list[_ChoiceOutcome] = msgspec.field(default_factory=list)
-
-
-_event = msgspec.json.Decoder(_Event).decode
-_decode_outcomes = msgspec.json.Decoder(list[_Outcome]).decode
-
-
-def _outcomes(frames: bytes) -> list[_Outcome]:
-    """How the choices of a stream ended. Raises what decoding raises, also where any event is no JSON."""
-    try:
-        # All events at once, as they are when they have one line each, which is `data`.
-        return _decode_outcomes(b"[%b]" % frames[len(b"data: ") : -2].replace(b"\n\ndata: ", b","))
-    except msgspec.DecodeError:
-        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
-        return _decode_outcomes(b"[%b]" % b",".join(payloads))
 
 
 _MARKS: Final = (b'"usage"', b'"error"', b"[DONE]")
@@ -207,7 +156,7 @@ class StreamRecorder:
 
     def _passes(self, frame: bytes, data: bytes) -> bool:
         try:
-            event = _event(data)
+            event = read_event(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.failure = b"an event was not JSON"
             return False
@@ -238,11 +187,11 @@ class StreamRecorder:
             return NotKept.TOO_LARGE
         frames = b"".join(self._kept)
         try:
-            outcomes = _outcomes(frames)
+            told = outcomes(frames)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
         reasons: dict[int, Any] = {}
-        for outcome in outcomes:
+        for outcome in told:
             for choice in outcome.choices:
                 if choice.finish_reason or choice.index not in reasons:
                     reasons[choice.index] = choice.finish_reason
@@ -259,19 +208,10 @@ class StreamRecorder:
         )
 
 
-class _Answer(msgspec.Struct, gc=False):
-    choices: list[_Choice]
-    usage: Usage | None = None
-    error: Any = None
-
-
-_answer = msgspec.json.Decoder(_Answer).decode
-
-
 def record_choices(request: Request, body: bytes, limit: int) -> Recording | NotKept:
     """What is to be stored of the JSON answer of a chat or of completions, or why nothing is."""
     try:
-        answer = _answer(body)
+        answer = read_answer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NotKept.ERROR
     if answer.error is not None:
@@ -316,7 +256,7 @@ def _expected(request: Request) -> int:
     return count
 
 
-def _say_something(choices: list[_Choice]) -> bool:
+def _say_something(choices: list[Choice]) -> bool:
     """Whether any of the choices, or of an event's pieces of them, has any text, call or other content in it."""
     for choice in choices:
         if choice.text or choice.text not in _EMPTY:

@@ -1,0 +1,71 @@
+"""Answers of chats and completions as engines send them, as far as their recorder reads them.
+
+The classes that JSON is decoded into stand apart from who works with them: they stay Python where that is compiled
+(docs/decisions/0006-compiled-modules.md), since msgspec reads their annotations.
+"""
+
+from typing import Any
+
+import msgspec
+
+from router.core.sse import payload, split
+
+
+class Usage(msgspec.Struct, gc=False):
+    """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        # Counters only count up, whatever an engine says.
+        self.prompt_tokens = max(0, self.prompt_tokens)
+        self.completion_tokens = max(0, self.completion_tokens)
+
+
+class Choice(msgspec.Struct, gc=False):
+    """Of a choice, or an event's piece of one: what tells whether there is content in it, and how it ended."""
+
+    text: Any = None
+    delta: Any = None
+    message: Any = None
+    finish_reason: Any = None
+
+
+class Event(msgspec.Struct, gc=False):
+    choices: list[Choice] = msgspec.field(default_factory=list)
+    usage: Usage | None = None
+    error: Any = None
+
+
+class Answer(msgspec.Struct, gc=False):
+    choices: list[Choice]
+    usage: Usage | None = None
+    error: Any = None
+
+
+class ChoiceOutcome(msgspec.Struct, gc=False):
+    index: int
+    finish_reason: Any = None
+
+
+class Outcome(msgspec.Struct, gc=False):
+    """What of an event tells how the answer ended."""
+
+    choices: list[ChoiceOutcome] = msgspec.field(default_factory=list)
+
+
+# Each raises what decoding raises.
+read_event = msgspec.json.Decoder(Event).decode
+read_answer = msgspec.json.Decoder(Answer).decode
+_read_outcomes = msgspec.json.Decoder(list[Outcome]).decode
+
+
+def outcomes(frames: bytes) -> list[Outcome]:
+    """How the choices of a stream ended. Raises what decoding raises, also where any event is no JSON."""
+    try:
+        # All events at once, as they are when they have one line each, which is `data`.
+        return _read_outcomes(b"[%b]" % frames[len(b"data: ") : -2].replace(b"\n\ndata: ", b","))
+    except msgspec.DecodeError:
+        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
+        return _read_outcomes(b"[%b]" % b",".join(payloads))

@@ -1,0 +1,64 @@
+"""Compiles what runs for every request, where that can be done; see docs/decisions/0006-compiled-modules.md.
+
+`ROUNDHOUSE_COMPILE=1 pip install .` fails where it cannot be done, and `ROUNDHOUSE_COMPILE=0` leaves everything Python.
+With neither, it is compiled if there is a C compiler with Python's headers. An editable install never is.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+from setuptools import setup
+
+MODULES = {
+    "router": ["access_log", "application", "tallies"],
+    "router/api": ["arriving", "auth", "cycle", "heading", "openai", "outbox", "protocol", "turns"],
+    "router/core": [
+        "compaction", "fairness", "key", "lengths", "limits", "names", "patience", "policy", "reason", "recorders",
+        "recording", "replay", "retry", "routing", "speculation", "sse",
+    ],
+    "router/flow": ["admission", "choosing", "dispatch", "flight", "flights", "gateway", "reading", "standing"],
+    "router/shared": ["connection", "limits", "line", "popularity", "purges", "reply", "server_link"],
+    "router/store": ["fields", "local", "redis", "stored"],
+    "router/upstream": ["client", "connection", "failure", "http1", "pool", "response", "transport"],
+}  # fmt: skip
+"""Of each package, what is compiled: no module that msgspec decodes into the classes of, and none whose work is rare."""
+
+COMPILER = "mypy[mypyc]==2.4.1"
+
+
+def tools() -> list[str]:
+    """The compiler, and what the router imports, whose types it reads."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [COMPILER, *project["dependencies"]]
+
+
+def has_compiler() -> bool:
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+def is_wanted() -> bool:
+    said = os.environ.get("ROUNDHOUSE_COMPILE", "")
+    if said not in ("", "0", "1"):
+        raise SystemExit(f"ROUNDHOUSE_COMPILE is 0 or 1, not {said!r}")
+    return "editable_wheel" not in sys.argv and (said == "1" or (said == "" and has_compiler()))
+
+
+def compiled() -> list:
+    """The extensions; none where the compiler has yet to be installed, which `setup_requires` asks for."""
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        return []
+    paths = [f"{package}/{name}.py" for package, names in MODULES.items() for name in names]
+    return mypycify(paths, opt_level="2", debug_level="0")
+
+
+if is_wanted():
+    setup(ext_modules=compiled(), setup_requires=tools())
+else:
+    setup()
