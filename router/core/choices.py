@@ -8,7 +8,7 @@ function returns None and the entry serves streams only. So joining loses nothin
 The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -27,9 +27,24 @@ JOINED: Final[Mapping[str, Any]] = {
 """Fields whose pieces are joined, and what they are pieces of."""
 
 _BODY: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
-_CHUNK: Final = {Endpoint.CHAT: "chat.completion.chunk", Endpoint.COMPLETIONS: "text_completion"}
+_CHUNK: Final = {Endpoint.CHAT: b"chat.completion.chunk", Endpoint.COMPLETIONS: b"text_completion"}
 _UNSAID: Final = object()
 _SAID_FIRST: Final = ("id", "object", "created", "model")
+
+# An answer is opened as far as an event differs from it, which is down to the fields of a message, in one go. Those and
+# what is deeper are only looked over and told as they were written; that their text is UTF-8 was seen to when it was
+# recorded. Any JSON object fits.
+_Plain: Any = str | int | float | bool | None
+_Closed: Any = dict[str, msgspec.Raw]
+_Choices: Any = list[dict[str, _Closed | list[Any] | _Plain] | list[Any] | _Plain]
+_opened: Callable[[bytes], Json] = msgspec.json.Decoder(dict[str, _Choices | _Closed | _Plain]).decode
+_opened_calls: Callable[[msgspec.Raw], list[Json]] = msgspec.json.Decoder(list[_Closed] | _Closed | _Plain).decode
+
+_NULL: Final = msgspec.Raw(b"null")
+_NO_TEXT: Final = msgspec.Raw(b'""')
+_NO_CALLS: Final = msgspec.Raw(b"[]")
+_ASSISTANT: Final = msgspec.Raw(b'"assistant"')
+_BEGIN: Final = b'%b{"index":%b,"delta":{"role":%b,"content":""},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class _DisagreementError(Exception):
@@ -141,40 +156,39 @@ def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) ->
     As vLLM does it, a chat begins with an event for each choice that has only the role. Raises what decoding and
     taking apart raise for a body that is no answer.
     """
-    answer = msgspec.json.decode(body, type=Json)
-    object_ = _CHUNK[endpoint]
-    head = {"id": answer.get("id"), "object": object_, "created": answer.get("created"), "model": answer.get("model")}
-    beside = {
-        name: value
-        for name, value in answer.items()
-        if value is not None and name not in (*_SAID_FIRST, "choices", "usage")
-    }
-    choices = answer["choices"]
-    frames = []
-    if endpoint is Endpoint.CHAT:
-        for choice in choices:
-            role = choice["message"].get("role") or "assistant"
-            delta = {"role": role, "content": ""}
-            first = {"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}
-            frames.append(_frame({**head, "choices": [first]}))
-        choices = [_streamed(choice) for choice in choices]
+    if body.find(b"\n") >= 0 or body.find(b"\r") >= 0:
+        body = msgspec.json.format(body, indent=-1)  # an event has one line, and Raw goes into it as it stands
+    answer = _opened(body)
+    take = answer.pop
+    choices, usage = take("choices"), take("usage", None)
+    if not isinstance(choices, list):
+        raise TypeError("the choices are no list")
+    head = (_encode(take("id", None)), _CHUNK[endpoint], _encode(take("created", None)), _encode(take("model", None)))
+    take("object", None)
+    start = b'data: {"id":%b,"object":"%b","created":%b,"model":%b,"choices":[' % head
+    frames = _chat_begun(start, choices) if endpoint is Endpoint.CHAT else []
     for choice in choices:
-        last = choice is choices[-1]
-        frames.append(_frame({**head, "choices": [choice], **(beside if last else {})}))
-    if include_usage and answer.get("usage") is not None:
-        frames.append(_frame({**head, "choices": [], "usage": answer["usage"]}))
+        frames += (start, _encode(choice), b"]}\n\n")
+    beside = {name: value for name, value in answer.items() if value is not None}
+    if beside and choices:
+        frames[-1] = b"],%b\n\n" % _encode(beside)[1:]
+    if include_usage and usage is not None:
+        frames += (start, b'],"usage":', _encode(usage), b"}\n\n")
     frames.append(DONE)
     return b"".join(frames)
 
 
-def _frame(event: Json) -> bytes:
-    return b"data: %b\n\n" % _encode(event)
-
-
-def _streamed(choice: Json) -> Json:
-    message = choice["message"]
-    delta = {name: value for name, value in message.items() if name != "role" and value is not None}
-    if delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
-    rest = {name: value for name, value in choice.items() if name not in ("index", "message")}
-    return {"index": choice["index"], "delta": delta, **rest}
+def _chat_begun(start: bytes, choices: list[Json]) -> list[bytes]:
+    """The events that have the roles. It leaves each choice as the stream tells it: with a `delta`, not a `message`."""
+    frames = []
+    for choice in choices:
+        delta = {name: value for name, value in choice.pop("message").items() if value != _NULL}
+        role = delta.pop("role", _NO_TEXT)
+        if role == _NO_TEXT:
+            role = _ASSISTANT
+        calls = delta.get("tool_calls", _NO_CALLS)
+        if calls != _NO_CALLS and (opened := _opened_calls(calls)):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(opened)]
+        choice["delta"] = delta
+        frames.append(_BEGIN % (start, _encode(choice["index"]), role))
+    return frames

@@ -40,7 +40,7 @@ def replay(entry: Forms, request: Request) -> bytes | None:
         if request.endpoint in _COMPLETE:
             return entry.frames
         usage = entry.usage_frame if request.include_usage else None
-        return entry.frames + (usage or b"") + DONE
+        return b"".join((entry.frames, usage or b"", DONE))
     return _made(_frames, request, entry)
 
 
