@@ -25,8 +25,9 @@ import uvicorn
 from msgspec.structs import asdict, replace
 
 from router.access_log import set_up_logging
+from router.api.bounds import Bounds
 from router.api.outbox import Outbox
-from router.api.protocol import BoundedHttpProtocol, Bounds
+from router.api.protocol import BoundedHttpProtocol
 from router.api.turns import Turns
 from router.app import build
 from router.application import Application

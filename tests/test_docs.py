@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
-from router.core.key import NOT_PART_OF_THE_ANSWER
+from router.core.answers import NotKept
+from router.core.derive import NOT_PART_OF_THE_ANSWER
 from router.core.reason import MissReason
-from router.core.recording import NotKept
 from router.core.types import Bypass, CacheStatus
 from router.settings import Settings, Strict, parse
 from router.store.redis import WriteResult

@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
-import msgspec
 
 from router.api.client import CLIENT
 from router.api.cycle import Connection, Cycle
@@ -40,12 +39,15 @@ class Parser(Protocol):
     def should_upgrade(self) -> bool: ...
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Said:
     """What a request's first line says; `is_new`: that it is HTTP/1.1, `scope`: what is known of the request so far."""
 
-    is_new: bool = False
-    is_head: bool = False
-    scope: dict[str, Any] = {}
+    __slots__ = ("is_head", "is_new", "scope")
+
+    def __init__(self, *, is_new: bool, is_head: bool, scope: dict[str, Any]) -> None:
+        self.is_new = is_new
+        self.is_head = is_head
+        self.scope = scope
 
 
 class Arriving:
@@ -72,7 +74,8 @@ class Arriving:
         self._headers: list[tuple[bytes, bytes]] = []
         self._hosts = 0
         self._expects = False
-        self._line, self._said = b"", _Said()  # the last request's first line; mostly, the next has the same
+        self._line = b""  # the last request's first line; mostly, the next has the same
+        self._said = _Said(is_new=False, is_head=False, scope={})
         self._ahead = b""  # what is being parsed, up to the first head in it, if it begins with a request
         self._fed = 0  # bytes that are being parsed
         self._head = 0  # bytes of a head that is not complete

@@ -18,12 +18,12 @@ from collections import deque
 from math import inf
 from typing import Any, Final
 
-import msgspec
 from uvicorn import Config
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from router.api.arriving import Arriving, Queue
+from router.api.bounds import Bounds
 from router.api.cycle import STATUS_LINES, Cycle
 from router.api.outbox import Outbox
 from router.api.running import Runner
@@ -37,13 +37,6 @@ _LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to 
 
 _LATE: Final = ApiError(408, "The request did not arrive in time.", code="request_timeout")
 _CLOSE: Final = b"connection: close\r\n"
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """In seconds: for a request to arrive whole, and for a client to take what was sent to it; see settings.Router."""
-
-    receive: float = 30.0
-    send: float = 60.0
 
 
 class BoundedHttpProtocol(asyncio.Protocol):

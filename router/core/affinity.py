@@ -17,7 +17,7 @@ from typing import Final
 
 import xxhash
 
-from router.core.key import NOTHING
+from router.core.derive import NOTHING
 
 SESSION: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """What an X-Session-ID may be; any other is passed over."""

@@ -1,14 +1,35 @@
-"""Answers of chats and completions as engines send them, as far as their recorder reads them.
+"""Answers as engines send them, as far as their recorders read them, and what is kept of them.
 
 The classes that JSON is decoded into stand apart from who works with them: they stay Python where that is compiled
 (docs/decisions/0006-compiled-modules.md), since msgspec reads their annotations.
 """
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from router.core.sse import payload, split
+
+
+class NotKept(StrEnum):
+    """Why an answer is not stored."""
+
+    ERROR = "error"
+    INCOMPLETE = "incomplete"
+    EMPTY = "empty"
+    TOO_LARGE = "too-large"
+    FALLBACK = "fallback"  # another model's than the one that was asked for
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
+
+    body: bytes | None
+    frames: bytes | None
+    usage_frame: bytes | None
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class Usage(msgspec.Struct, gc=False):

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import Usage
-from router.core.recording import NotKept, Recording, whole_body
+from router.core.answers import NotKept, Recording, Usage
+from router.core.recording import whole_body
 from router.core.request import Request
 
 _NO_VECTOR: Final = (b"", b"[]", b'""', b"null")

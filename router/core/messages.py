@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import Usage
+from router.core.answers import NotKept, Recording, Usage
 from router.core.compaction import compacted
-from router.core.recording import NotKept, Recording, whole_body
+from router.core.recording import whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
 from router.core.types import Endpoint
 

@@ -1,8 +1,9 @@
 """Which recorder an endpoint's answers need."""
 
+from router.core.answers import NotKept, Recording
 from router.core.embeddings import record_embeddings
 from router.core.messages import MessagesRecorder, record_message
-from router.core.recording import NotKept, Recorder, Recording, StreamRecorder, record_choices
+from router.core.recording import Recorder, StreamRecorder, record_choices
 from router.core.request import Request
 from router.core.responses import ResponsesRecorder, record_response
 from router.core.types import Endpoint

@@ -8,12 +8,11 @@ Here is what recorders promise, and the recorder of chats and completions; route
 endpoint.
 """
 
-from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from router.core.answers import Choice, Usage, outcomes, read_answer, read_event
+from router.core.answers import Choice, NotKept, Recording, Usage, outcomes, read_answer, read_event
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
@@ -25,26 +24,6 @@ _NOT_WELL: Final = ("abort", "error")
 """Finish reasons of vLLM that end a choice before its end."""
 
 _EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
-
-
-class NotKept(StrEnum):
-    """Why an answer is not stored."""
-
-    ERROR = "error"
-    INCOMPLETE = "incomplete"
-    EMPTY = "empty"
-    TOO_LARGE = "too-large"
-    FALLBACK = "fallback"  # another model's than the one that was asked for
-
-
-class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
-
-    body: bytes | None
-    frames: bytes | None
-    usage_frame: bytes | None
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class Recorder(Protocol):

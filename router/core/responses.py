@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import Usage
-from router.core.recording import NotKept, Recording, whole_body
+from router.core.answers import NotKept, Recording, Usage
+from router.core.recording import whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
 
 Json = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from router.core.answers import Usage
-from router.core.recording import MAX_FRAME, NotKept, Recording
+from router.core.answers import NotKept, Recording, Usage
+from router.core.recording import MAX_FRAME
 from router.core.request import Request
 from router.core.sse import FrameReader, payload, split
 

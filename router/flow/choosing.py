@@ -12,8 +12,8 @@ from router.core.request import Request, without
 from router.core.routing import plan
 from router.core.speculation import Experience, unserved
 from router.core.types import Task
+from router.flow.asked import Reading
 from router.flow.exchange import Work
-from router.flow.reading import Reading
 from router.upstream.catalog import Catalog, Draft, Engine
 
 log = logging.getLogger("roundhouse.engines")

@@ -12,10 +12,11 @@ from math import ceil
 from operator import attrgetter
 from typing import Final, TypeVar
 
+from router.core.answers import NotKept, Recording
 from router.core.error_shapes import engine_refusal
 from router.core.patience import Patience
 from router.core.recorders import record_body, recorder_for
-from router.core.recording import NotKept, Recorder, Recording
+from router.core.recording import Recorder
 from router.core.request import Request, for_engine
 from router.core.retry import read_retry_after
 from router.errors import UPSTREAM, ApiError, unavailable

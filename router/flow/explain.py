@@ -7,14 +7,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from router.core.control import NO_WISHES
-from router.core.key import NOTHING
+from router.core.derive import NOTHING
 from router.core.policy import Store as StorePolicy
 from router.core.policy import decide
 from router.core.reason import MissReason, fingerprint
 from router.core.replay import replay
 from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
 from router.errors import bad_request
-from router.flow.reading import Reading, RequestReader
+from router.flow.asked import Reading
+from router.flow.reading import RequestReader
 from router.store.fields import to_entry
 from router.store.finding import Client, ask
 from router.store.listing import Listed, listed

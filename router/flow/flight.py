@@ -11,19 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from router.core.error_shapes import error_frame
 from router.core.key import Key
 from router.core.limits import estimate
-from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.errors import UPSTREAM, ApiError
 from router.flow.exchange import Exchange, Work
+from router.flow.landing import LOST, Landing
 from router.shared.purges import Mark
-
-LOST: Final = "lost"
 
 Take = Callable[[bytes], bool]
 """Takes frames for a client, if it can at this moment."""
@@ -34,26 +30,6 @@ MAX_LAG: Final = 4 << 20
 
 class Again(Exception):  # noqa: N818 - it is no error
     """The flight came to nothing for this reader, who has had nothing of it yet: he may begin anew."""
-
-
-class Landing(msgspec.Struct, frozen=True, kw_only=True):
-    """How a flight ended.
-
-    - `whole`: the engine ended the answer well. `body`: what it said, if that was JSON; `recording`: what can be
-      replayed of it, if anything; `endings`: how its stream closes, for readers without and with the usage event.
-    - `error`: what its readers are told where it is not whole; `reason`: the same as a word for metrics.
-    - `begun`: whether a token had come before the error, so that another attempt may do better.
-    """
-
-    whole: bool
-    body: bytes | None = None
-    recording: Recording | None = None
-    endings: tuple[bytes, bytes] = (b"", b"")
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    error: ApiError | None = None
-    reason: str | None = None
-    begun: bool = False
 
 
 class Flight:
@@ -312,9 +288,3 @@ class Reader:
 
 def _events_in(frames: bytes) -> int:
     return frames.count(b"data:")
-
-
-def lost() -> Landing:
-    """The landing of a flight of which nothing more will be heard, and nobody knows why."""
-    error = ApiError(502, "The answer broke off: the router that generated it is gone.", kind=UPSTREAM, code="lost")
-    return Landing(whole=False, error=error, reason=LOST, begun=True)

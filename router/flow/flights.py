@@ -13,14 +13,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from router.core.answers import NotKept, Recording
 from router.core.key import Key
-from router.core.recording import NotKept, Recording
 from router.core.request import Request
 from router.core.scope import Scope
 from router.errors import UPSTREAM, ApiError, internal_error
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
-from router.flow.flight import Flight, Landing, lost
+from router.flow.flight import Flight
+from router.flow.landing import Landing, lost
 from router.flow.landings import read_end, write_end
 from router.shared.flights import WANTED, Claim, LostError, SharedFlights, Source
 from router.shared.line import RedisDownError

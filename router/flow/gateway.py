@@ -7,19 +7,20 @@ from typing import Final, Protocol
 
 import msgspec
 
+from router.core.answers import Recording
 from router.core.control import Control
 from router.core.policy import Store as StorePolicy
 from router.core.policy import Use, decide, usable
 from router.core.reason import Fingerprint, Hints, Marks, fingerprint, marks_of
-from router.core.recording import Recording
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
+from router.flow.asked import Reading
 from router.flow.brownout import Brownout
 from router.flow.choosing import Chooser
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
-from router.flow.reading import Reading, RequestReader
+from router.flow.reading import RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy

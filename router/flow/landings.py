@@ -2,9 +2,10 @@
 
 import msgspec
 
-from router.core.recording import Recording
+from router.core.answers import Recording
 from router.errors import ApiError
-from router.flow.flight import Flight, Landing, lost
+from router.flow.flight import Flight
+from router.flow.landing import Landing, lost
 
 
 class _End(msgspec.Struct, frozen=True):

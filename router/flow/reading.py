@@ -2,34 +2,13 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from router.core.control import NO_WISHES, Control
-from router.core.key import Key, Markers, Parts, derive, take_apart
-from router.core.request import Request, parse
+from router.core.derive import derive, take_apart
+from router.core.key import Markers
+from router.core.request import parse
 from router.core.types import AUTO, Endpoint, Task
-from router.upstream.catalog import Catalog, Model
-
-
-class Reading(msgspec.Struct):
-    """A request that was understood; see the types of its parts.
-
-    `task` is worked out when it is asked for first: a request that is answered from the cache needs none.
-    """
-
-    request: Request
-    parts: Parts
-    model: Model
-    key: Key
-    control: Control
-    _classify: Callable[[str], Task]
-    _task: Task | None
-
-    @property
-    def task(self) -> Task:
-        if self._task is None:
-            self._task = self._classify(self.parts.question)
-        return self._task
+from router.flow.asked import Reading
+from router.upstream.catalog import Catalog
 
 
 class RequestReader:

@@ -10,8 +10,8 @@ from redis.backoff import NoBackoff
 
 from router.core.redis_address import Host, RedisAddress, parse
 from router.shared.cluster_link import ClusterLink
-from router.shared.connection import CLIENT_NAME
 from router.shared.link import Link
+from router.shared.login import CLIENT_NAME
 from router.shared.sentinel_link import SentinelLink, SentinelPool, Sentinels
 from router.shared.server_link import ServerLink
 

@@ -8,18 +8,15 @@ connection looks, about once a timeout, whether a batch is late.
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 import hiredis
-import msgspec
 import redis.exceptions
 
 from router.shared.link import FAULTS, Command, LinkError, Packed, pack
+from router.shared.login import Login
 from router.shared.refusals import refusal
-
-CLIENT_NAME: Final = "roundhouse"
 
 _INCOMPLETE: Final = object()
 _PIECE: Final = 16 << 10  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read
@@ -31,24 +28,6 @@ _ALIVE: Final = {
 
 Place = tuple[str, int] | str
 """A host and its port, or the path of a Unix socket."""
-
-
-class Login(msgspec.Struct, frozen=True):
-    """What a server wants of those who connect."""
-
-    username: str | None
-    password: str | None
-    db: int
-    tls: ssl.SSLContext | None
-
-    def __repr__(self) -> str:
-        return "<Login>"  # a traceback must show no password
-
-    def commands(self) -> list[Command]:
-        """What is said first on a new connection."""
-        known = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
-        hello: Command = ("HELLO", 3, *known, "SETNAME", CLIENT_NAME)
-        return [hello, ("SELECT", self.db)] if self.db else [hello]
 
 
 def _ignore(_: object) -> None:

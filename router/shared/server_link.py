@@ -9,8 +9,9 @@ from typing import Any
 
 import redis.exceptions
 
-from router.shared.connection import Connection, Login, Place
+from router.shared.connection import Connection, Place
 from router.shared.link import FAULTS, Answer, Command, LinkError, Packed
+from router.shared.login import Login
 
 
 class ServerLink:

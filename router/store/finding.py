@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from router.core.key import NOTHING
+from router.core.derive import NOTHING
 from router.core.scope import Scope, named_by
 from router.shared.link import FAULTS, Command, LinkError
 from router.store.fields import documents_of

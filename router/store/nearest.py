@@ -2,7 +2,7 @@
 
 import msgspec
 
-from router.core.key import NOTHING
+from router.core.derive import NOTHING
 from router.core.reason import Fingerprint, MissReason, stored_fingerprint
 from router.core.scope import Scope
 from router.store.finding import Client, ask, find

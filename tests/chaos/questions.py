@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from router.core.key import Key, Markers, derive, take_apart
+from router.core.derive import derive, take_apart
+from router.core.key import Key, Markers
 from router.core.request import parse
 from router.core.types import Endpoint
 

@@ -14,7 +14,8 @@ from scripted_engine import ScriptedEngine
 from simulated import SimulatedEngine
 from waiting import PATIENCE
 
-from router.api.protocol import BoundedHttpProtocol, Bounds
+from router.api.bounds import Bounds
+from router.api.protocol import BoundedHttpProtocol
 from router.app import build
 from router.settings import parse
 

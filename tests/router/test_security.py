@@ -18,7 +18,7 @@ from engines.redis_server import redis_argv
 from router.api.auth import hash_key
 from router.app import build
 from router.application import Application
-from router.core.key import MAX_DOCUMENTS, MAX_PARTS
+from router.core.derive import MAX_DOCUMENTS, MAX_PARTS
 from router.core.request import MAX_CONTAINERS, MAX_FIELDS
 from router.settings import ConfigurationError, Settings, parse
 

@@ -6,8 +6,10 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from router.core.key import Key, Markers, Parts, derive, take_apart
-from router.core.recording import Recorder, Recording, StreamRecorder
+from router.core.answers import Recording
+from router.core.derive import derive, take_apart
+from router.core.key import Key, Markers, Parts
+from router.core.recording import Recorder, StreamRecorder
 from router.core.request import Request, parse
 from router.core.sse import DONE, payload, split
 from router.core.types import Endpoint, Entry

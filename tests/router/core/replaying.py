@@ -6,9 +6,9 @@ from typing import Any, Final
 from making import chat, chunk, completion, entry, piece, recorded, stream, whole
 from msgspec.structs import replace
 
+from router.core.answers import Recording
 from router.core.choices import frames_from_body
 from router.core.recorders import record_body
-from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.core.sse import DONE, payload, split

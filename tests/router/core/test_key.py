@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from making import JSON, TEXT, changed, chat, completion, key_of, parts_of, pieces_of, talk
 
-from router.core.key import NOT_PART_OF_THE_ANSWER, NOTHING, derive
+from router.core.derive import NOT_PART_OF_THE_ANSWER, NOTHING, derive
 from router.core.names import PREFIX
 from router.core.request import Request, parse
 from router.core.types import Endpoint

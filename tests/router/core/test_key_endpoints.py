@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from making import JSON, TEXT, changed, chat, completion, embeddings, key_of, messages, parts_of, responses
 
-from router.core.key import NOT_PART_OF_THE_ANSWER, SAID_BACK
+from router.core.derive import NOT_PART_OF_THE_ANSWER, SAID_BACK
 from router.core.request import Request
 from router.core.types import Endpoint
 from router.errors import ApiError

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import changed, chat, completion, key_of, parts_of, talk
 
-from router.core.key import Markers, take_apart
+from router.core.derive import take_apart
+from router.core.key import Markers
 from router.core.request import Request
 from router.errors import ApiError
 

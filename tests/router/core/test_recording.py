@@ -26,8 +26,9 @@ from making import (
 from replaying import in_json
 
 from router.core import recording as module
+from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body
-from router.core.recording import NotKept, Recording, StreamRecorder
+from router.core.recording import StreamRecorder
 from router.core.request import Request
 from router.core.sse import DONE
 

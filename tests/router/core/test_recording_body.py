@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import JSON, ODD_EVENT, chat, completion
 
+from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body
-from router.core.recording import NotKept, Recording
 from router.core.request import Request
 
 LIMIT: Final = 1 << 20

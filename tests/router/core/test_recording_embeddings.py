@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from making import JSON, captured, embeddings, entry, request
 
+from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body
-from router.core.recording import NotKept, Recording
 from router.core.replay import replay
 from router.core.types import Endpoint
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import JSON, TEXT, captured, entry, responses, told, typed, whole
 
+from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body, recorder_for
-from router.core.recording import NotKept, Recorder, Recording
+from router.core.recording import Recorder
 from router.core.replay import replay
 from router.core.sse import DONE, payload, split
 from router.core.types import Endpoint

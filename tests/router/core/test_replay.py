@@ -42,8 +42,8 @@ from replaying import (
     there_and_back,
 )
 
+from router.core.answers import Recording
 from router.core.recorders import record_body
-from router.core.recording import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.core.sse import DONE

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from making import JSON, TEXT, completion, entry
 from replaying import CALLS, STREAM, STREAM_USAGE, answer, choice, events_of
 
-from router.core.recording import Recording
+from router.core.answers import Recording
 from router.core.replay import replay
 from router.core.request import Request
 from router.core.sse import DONE, split

@@ -9,9 +9,10 @@ from router.core.key import Markers
 from router.core.speculation import ENOUGH, Counts, Experience
 from router.core.types import Endpoint, Task
 from router.errors import ApiError
+from router.flow.asked import Reading
 from router.flow.choosing import Chooser
 from router.flow.exchange import Work
-from router.flow.reading import Reading, RequestReader
+from router.flow.reading import RequestReader
 from router.upstream.catalog import Catalog, Engine, Gauges, Model
 
 MODEL = Model("llama", "1")

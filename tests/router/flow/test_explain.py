@@ -16,8 +16,8 @@ from router.app import build_catalog, build_explainer, build_reader
 from router.core.reason import fingerprint
 from router.core.types import Endpoint, Entry
 from router.errors import ApiError
+from router.flow.asked import Reading
 from router.flow.explain import Explainer, Explanation, Question
-from router.flow.reading import Reading
 from router.settings import parse
 from router.shared.connect import open_client
 from router.shared.link import LinkError

@@ -10,8 +10,9 @@ import pytest_asyncio
 from redis.exceptions import ReadOnlyError
 from waiting import PATIENCE, eventually
 
-from router.shared.connection import Connection, Login
+from router.shared.connection import Connection
 from router.shared.link import Answer, LinkError, pack
+from router.shared.login import Login
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
