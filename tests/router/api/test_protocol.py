@@ -19,11 +19,15 @@ from router.shared.reply import Reply
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class Served(BoundedHttpProtocol):
-    """Notes what its transport was given to write."""
+class Served(asyncio.Protocol):
+    """A connection, of which is noted what its transport was given to write, and when it is gone."""
 
-    pieces: list[bytes]
-    lost: asyncio.Event
+    def __init__(self, connection: BoundedHttpProtocol, pieces: list[bytes], lost: asyncio.Event) -> None:
+        self.connection, self.pieces, self.lost = connection, pieces, lost
+        self.data_received = connection.data_received  # type: ignore[method-assign]
+        self.eof_received = connection.eof_received  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
 
     def connection_made(self, transport: Any) -> None:
         write = transport.write
@@ -33,10 +37,10 @@ class Served(BoundedHttpProtocol):
             write(data)
 
         transport.write = noted
-        super().connection_made(transport)
+        self.connection.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self.connection.connection_lost(exc)
         self.lost.set()
 
 
@@ -50,9 +54,7 @@ async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
     pieces: list[bytes] = []
 
     def make() -> Served:
-        protocol = Served(config, state, {}, loop)
-        protocol.pieces, protocol.lost = pieces, lost or asyncio.Event()
-        return protocol
+        return Served(BoundedHttpProtocol(config, state, {}, loop), pieces, lost or asyncio.Event())
 
     server = await loop.create_server(make, "127.0.0.1", 0)
     try:

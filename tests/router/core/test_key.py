@@ -218,10 +218,10 @@ def test_equal_json_has_one_key_in_another_process() -> None:
     message = {"content": "x", "role": "system", "z": 1, "y": 2}
     body = {"tools": [{"b": 1, "a": 2}], "messages": [message], "model": "m", "q": 1.0}
     code = (
-        "import sys; from router.core import key, request, types\n"
+        "import sys; from router.core import derive, key, request, types\n"
         "asked = request.parse(types.Endpoint.CHAT, sys.stdin.buffer.read())\n"
-        "parts = key.take_apart(asked, key.Markers())\n"
-        "found = key.derive(parts, tenant='acme', model='llama', revision='1')\n"
+        "parts = derive.take_apart(asked, key.Markers())\n"
+        "found = derive.derive(parts, tenant='acme', model='llama', revision='1')\n"
         "print(found.text, found.digest)"
     )
     wanted = key_of(parse(Endpoint.CHAT, json.dumps(body).encode()))

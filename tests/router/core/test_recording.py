@@ -25,10 +25,9 @@ from making import (
 )
 from replaying import in_json
 
-from router.core import recording as module
 from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body
-from router.core.recording import StreamRecorder
+from router.core.recording import MAX_FRAME, StreamRecorder
 from router.core.request import Request
 from router.core.sse import DONE
 
@@ -225,10 +224,9 @@ def test_an_event_that_is_no_answer_is_a_failure_before_the_first_token(event: b
     assert recorder.recording(CHAT) is NotKept.ERROR
 
 
-def test_an_event_without_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_FRAME", 100)
+def test_an_event_without_end_is_a_failure() -> None:
     recorder = StreamRecorder(LIMIT)
-    assert recorder.feed(b"data: " + b"x" * 90) == b""
+    assert recorder.feed(b"data: " + b"x" * (MAX_FRAME - 10)) == b""
     assert recorder.failure is None
     assert recorder.feed(b"x" * 10) == b""
     assert recorder.failure is not None

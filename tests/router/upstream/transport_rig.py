@@ -56,6 +56,12 @@ class Peer:
                 return head + await self.reader.readexactly(int(line.split(b":")[1]))
         return head
 
+    def pieces(self) -> int:
+        """In how many segments came what the client has sent: `tcpi_data_segs_in` of Linux' struct tcp_info."""
+        info = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)
+        (count,) = struct.unpack_from("I", info, 152)
+        return int(count)
+
     def say(self, data: bytes) -> None:
         self.writer.write(data)
 

@@ -1,0 +1,87 @@
+"""What setup.py compiles, and what must not be in it, since mypyc would make something else of it than Python does."""
+
+import ast
+import importlib.util
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+SETUP: Final[dict[str, Any]] = runpy.run_path(str(ROOT / "setup.py"))
+PATHS: Final[list[str]] = SETUP["paths"]()
+WANTED: Final = "ROUNDHOUSE_TESTS_COMPILED" in os.environ  # as make test-compiled says
+
+
+def nodes(path: str, *kinds: type[ast.AST]) -> Iterator[Any]:
+    return (node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, kinds))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_options(path: str) -> None:
+    """mypyc drops a class' options, such as msgspec's `frozen`, and tells annotations without their parameters."""
+    for node in nodes(path, ast.ClassDef):
+        assert not node.keywords, f"{node.name} has options"
+        assert not {"msgspec.Struct", "NamedTuple", "TypedDict"} & {ast.unparse(base) for base in node.bases}, node.name
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_compiled_function_gives_no_two_kinds_of_errors_one_name(path: str) -> None:
+    """mypyc gives a name in a function one type: the second kind of error would be refused for not being the first."""
+    for function in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
+        kinds: dict[str, set[str]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.ExceptHandler) and node.name is not None and node.type is not None:
+                kinds.setdefault(node.name, set()).add(ast.unparse(node.type))
+        assert all(len(found) == 1 for found in kinds.values()), f"{function.name}: {kinds}"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_compiled_module_has_no_async_generators(path: str) -> None:
+    for function in nodes(path, ast.AsyncFunctionDef):
+        assert not any(isinstance(node, ast.Yield) for node in ast.walk(function)), function.name
+
+
+@pytest.mark.skipif(not WANTED, reason="for make test-compiled")
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_to_be_compiled_is(path: str) -> None:
+    found = importlib.util.find_spec(path.removesuffix(".py").replace("/", "."))
+    assert found is not None
+    assert found.origin is not None
+    assert Path(found.origin).suffix == ".so"
+    assert Path(found.origin).is_relative_to(ROOT)
+
+
+def test_the_version_says_whether_it_is_compiled() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "router", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.rstrip().endswith(" (compiled)") is WANTED
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "compiles"),
+    [
+        ("1", "bdist_wheel", True),
+        ("0", "bdist_wheel", False),
+        ("1", "editable_wheel", False),
+        ("", "editable_wheel", False),
+    ],
+)
+def test_an_install_compiles_as_it_is_told_and_an_editable_one_never(said: str, asked: str, compiles: bool) -> None:
+    assert SETUP["is_wanted"](said, ["setup.py", asked]) is compiles
+
+
+def test_without_a_word_it_compiles_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert not SETUP["is_wanted"]("", ["setup.py", "bdist_wheel"])
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(SystemExit, match="ROUNDHOUSE_COMPILE is 0 or 1, not 'yes'"):
+        SETUP["is_wanted"]("yes", [])
