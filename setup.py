@@ -1,19 +1,21 @@
 """Compiles what runs for every request, where that can be done; see docs/decisions/0006-compiled-modules.md.
 
 `ROUNDHOUSE_COMPILE=1 pip install .` fails where it cannot be done, and `ROUNDHOUSE_COMPILE=0` leaves everything Python.
-With neither, it is compiled if there is a C compiler with Python's headers. An editable install never is.
+With neither, it is compiled if that can be done here: there is a C compiler that finds Python's headers, and mypyc
+takes the sources together with what they import. An editable install never is.
 """
 
 import os
-import shutil
+import shlex
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 MODULES: Final = {
-    "router": ["tallies"],
     "router/api": ["arriving", "auth", "cycle", "heading", "outbox", "protocol", "turns"],
     "router/core": ["derive", "names", "recorders", "recording", "replay", "sse"],
     "router/flow": ["admission", "flight", "reading"],
@@ -37,8 +39,16 @@ def paths() -> list[str]:
 
 
 def has_compiler() -> bool:
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+    """Whether there is a C compiler that finds the headers of Python and of the C library."""
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place, "tried.c")
+        source.write_text("#include <Python.h>\n", encoding="ascii")
+        command = [*shlex.split(compiler), "-I", sysconfig.get_path("include"), "-c", source, "-o", f"{source}.o"]
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
 
 
 def is_wanted(said: str, arguments: list[str]) -> bool:
@@ -48,19 +58,30 @@ def is_wanted(said: str, arguments: list[str]) -> bool:
     return "editable_wheel" not in arguments and (said == "1" or (said == "" and has_compiler()))
 
 
-def extensions() -> list[Any]:
-    """None while the compiler has yet to be installed, as pip does it before it builds."""
+def extensions(*, insist: bool) -> list[Any]:
+    """None while the compiler has yet to be installed, as pip does it before it builds.
+
+    What is imported may have other types in a later version, which mypyc then refuses; unless we `insist`, that leaves
+    the router Python.
+    """
     try:
         from mypyc.build import mypycify
     except ImportError:
         return []
-    return list(mypycify(paths(), opt_level="2", debug_level="0"))
+    try:
+        return list(mypycify(paths(), opt_level="2", debug_level="0"))
+    except SystemExit:
+        if insist:
+            raise
+        print("roundhouse is not compiled: mypyc refuses it, see above", file=sys.stderr)
+        return []
 
 
 if __name__ == "__main__":
     from setuptools import setup
 
-    if is_wanted(os.environ.get("ROUNDHOUSE_COMPILE", ""), sys.argv):
-        setup(ext_modules=extensions(), setup_requires=tools())
+    said = os.environ.get("ROUNDHOUSE_COMPILE", "")
+    if is_wanted(said, sys.argv):
+        setup(ext_modules=extensions(insist=said == "1"), setup_requires=tools())
     else:
         setup()

@@ -1,6 +1,7 @@
 """What setup.py compiles, and what must not be in it, since mypyc would make something else of it than Python does."""
 
 import ast
+import importlib
 import importlib.util
 import os
 import runpy
@@ -18,6 +19,10 @@ PATHS: Final[list[str]] = SETUP["paths"]()
 WANTED: Final = "ROUNDHOUSE_TESTS_COMPILED" in os.environ  # as make test-compiled says
 
 
+def named(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
 def nodes(path: str, *kinds: type[ast.AST]) -> Iterator[Any]:
     return (node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, kinds))
 
@@ -28,6 +33,16 @@ def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_optio
     for node in nodes(path, ast.ClassDef):
         assert not node.keywords, f"{node.name} has options"
         assert not {"msgspec.Struct", "NamedTuple", "TypedDict"} & {ast.unparse(base) for base in node.bases}, node.name
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> None:
+    """From Python 3.11 on such a dict stands before its object, where mypyc does not look: the process would crash."""
+    module = importlib.import_module(named(path))
+    for found in vars(module).values():
+        if isinstance(found, type) and found.__module__ == module.__name__ and not issubclass(found, BaseException):
+            bases = [base for base in found.__mro__[1:] if base.__module__ not in map(named, PATHS)]
+            assert not any(base.__dictoffset__ for base in bases), found
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -50,7 +65,7 @@ def test_a_compiled_module_has_no_async_generators(path: str) -> None:
 @pytest.mark.skipif(not WANTED, reason="for make test-compiled")
 @pytest.mark.parametrize("path", PATHS)
 def test_what_is_to_be_compiled_is(path: str) -> None:
-    found = importlib.util.find_spec(path.removesuffix(".py").replace("/", "."))
+    found = importlib.util.find_spec(named(path))
     assert found is not None
     assert found.origin is not None
     assert Path(found.origin).suffix == ".so"
