@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from router.core.alike import Alike
 from router.core.answers import Choice, NotKept, Recording, Usage, outcomes, read_answer, read_event
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
@@ -77,15 +78,20 @@ def _text_before(frames: bytes) -> int:
 class StreamRecorder:
     """The stream of a chat or of completions: it ends with `[DONE]`. See Recorder.
 
-    An event with nothing but a role is no token.
+    An event with nothing but a role is no token. Most events are alike but for their text; only the others are read.
     """
 
-    __slots__ = ("_kept", "_limit", "_reader", "_size", "_usage_frame", "ended", "failure", "started", "usage")
+    __slots__ = (
+        "_alike", "_kept", "_limit", "_others", "_reader", "_size", "_usage_frame", "ended", "failure", "started",
+        "usage",
+    )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
         """`limit` is the most bytes that are kept; a longer stream passes through unrecorded."""
         self._reader = FrameReader()
+        self._alike = Alike()
         self._kept: list[bytes] = []
+        self._others: list[bytes] = []  # of what is kept, that which is not alike
         self._size = 0
         self._limit = limit
         self._usage_frame: bytes | None = None
@@ -102,13 +108,19 @@ class StreamRecorder:
             if self._reader.pending > MAX_FRAME:
                 self.failure = b"an event was too long"
             return frames
-        if not self.started or not _is_only_text(frames):
-            frames = self._sift(frames)
+        if not self.started or not self._alike.has(frames):
+            if self.started and _is_only_text(frames):
+                self._alike.learn(frames)
+            else:
+                frames = self._sift(frames)
+            self._others.append(frames)
         size = self._size = self._size + len(frames)
         if size <= self._limit:
             self._kept.append(frames)
         else:
             self._kept.clear()
+            self._others.clear()
+            self._alike.forget()
         return frames
 
     def _sift(self, frames: bytes) -> bytes:
@@ -164,11 +176,12 @@ class StreamRecorder:
             return NotKept.INCOMPLETE
         if self._size > self._limit:
             return NotKept.TOO_LARGE
-        frames = b"".join(self._kept)
         try:
-            told = outcomes(frames)
+            told = outcomes(b"".join(self._others))  # those that are alike say nothing more of how it ended
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
+        if not self._alike.are_texts():
+            return NotKept.ERROR
         reasons: dict[int, Any] = {}
         for outcome in told:
             for choice in outcome.choices:
@@ -180,7 +193,7 @@ class StreamRecorder:
         used = self.usage or Usage()
         return Recording(
             body=None,  # whoever wants it can have it made of the frames, which few do
-            frames=frames,
+            frames=b"".join(self._kept),
             usage_frame=self._usage_frame,
             prompt_tokens=used.prompt_tokens,
             completion_tokens=used.completion_tokens,
