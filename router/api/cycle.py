@@ -11,6 +11,7 @@ from collections.abc import Awaitable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
+from router.api.outbox import Sender
 from router.errors import ApiError, internal_error
 
 log = logging.getLogger("uvicorn.error")
@@ -26,6 +27,7 @@ _CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
 
 _colon: Final = b": ".join
 _FRAMING: Final = (b"connection", b"content-length")
+_CHUNK_HEADS: Final = [b"%x\r\n" % size for size in range(2048)]  # nearly all chunks have one of these sizes
 _NO_BODY: Final = (204, 304)
 _MAX_HELD: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
 
@@ -34,17 +36,14 @@ class Connection(Protocol):
     """What a cycle needs of the connection that it is a part of. `sent` is done; to be awaited where nothing waits."""
 
     transport: asyncio.Transport
+    sender: Sender
     sent: "asyncio.Future[None]"
-    is_full: bool
 
     def defaults(self) -> tuple[bytes, bool]:
         """The header lines that every answer has, and whether they say that the connection closes."""
 
     async def drain(self) -> None:
         """Returns once there is room to write."""
-
-    def write(self, data: bytes) -> None:
-        """Sends this, at the latest when this turn of the loop ends."""
 
     def close(self) -> None:
         """Closes once all is sent."""
@@ -80,8 +79,8 @@ class Cycle:
 
     __slots__ = (
         "_connection", "_expects_continue", "_has_news", "_head", "_held", "_in_chunks", "_is_head", "_missing",
-        "_more_body", "_news", "_parts", "_takes_chunks", "_watched", "begun", "complete", "disconnected", "keep_alive",
-        "left", "task",
+        "_more_body", "_news", "_parts", "_sender", "_takes_chunks", "_watched", "begun", "complete",
+        "disconnected", "keep_alive", "left", "task",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +91,7 @@ class Cycle:
         self.disconnected = self.left = False
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
+        self._sender = connection.sender
         self._is_head = is_head
         self._takes_chunks = takes_chunks
         self._expects_continue = expects_continue
@@ -130,7 +130,7 @@ class Cycle:
         if self._expects_continue:
             self._expects_continue = False
             if not self.begun and not connection.transport.is_closing():
-                connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._sender.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._has_news or self.disconnected or self.complete):
             connection.resume_reading()
             self._news = self._news or asyncio.Event()
@@ -210,7 +210,7 @@ class Cycle:
         connection = self._connection
         if self.disconnected:
             return connection.sent
-        if connection.is_full:
+        if self._sender.is_full:
             return self._send_later(message)
         kind = message["type"]
         if self._head is None:
@@ -227,7 +227,7 @@ class Cycle:
             self.begun = True
             data = self._head + data
         if data:
-            connection.write(data)
+            self._sender.write(data)
         if last:
             self.complete = True
             if self._news is not None:
@@ -236,10 +236,9 @@ class Cycle:
         return connection.sent
 
     def take(self, data: bytes) -> bool:
-        connection = self._connection
-        if connection.is_full or self.disconnected or self.complete or not self.begun:
+        if self._sender.is_full or self.disconnected or self.complete or not self.begun:
             return False
-        connection.write(self._framed(data))
+        self._sender.write(self._framed(data))
         return True
 
     async def _send_later(self, message: Message) -> None:
@@ -260,7 +259,7 @@ class Cycle:
 
     def _framed(self, body: bytes) -> bytes:
         if self._in_chunks:
-            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return _chunk_head(len(body)) + body + b"\r\n" if body else b""
         if self._is_head:
             return b""
         if self._missing is not None:
@@ -282,6 +281,10 @@ def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers):
         raise RuntimeError("a header that cannot be sent")
     return lines
+
+
+def _chunk_head(size: int) -> bytes:
+    return _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
 
 
 def _other_length() -> RuntimeError:

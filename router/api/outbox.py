@@ -7,36 +7,68 @@ parts in a turn is one write.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Final
+
+_LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
 
 
-class Writer(Protocol):
-    """Somebody who has something to write."""
+class Sender:
+    """What one connection has to say.
+
+    `is_full`: the other end does not take it as fast as it comes; who owns the connection says so.
+    """
+
+    __slots__ = ("_loop", "_outbox", "_transport", "_unsent", "is_full")
+
+    def __init__(self, transport: asyncio.Transport, outbox: "Outbox", loop: asyncio.AbstractEventLoop) -> None:
+        self.is_full = False
+        self._transport = transport
+        self._outbox = outbox
+        self._loop = loop
+        self._unsent = b""
+
+    def write(self, data: bytes) -> None:
+        """Sends this, at the latest when this turn of the loop ends."""
+        if self._unsent:
+            data = self._unsent + data
+        else:
+            self._outbox.add(self, self._loop)
+        self._unsent = data
+        if len(data) > _LARGE:
+            self.flush()
 
     def flush(self) -> None:
-        """Writes it."""
+        """Sends what has been written."""
+        data, self._unsent = self._unsent, b""
+        if data:
+            self._transport.write(data)
+
+    def drop(self) -> None:
+        """Forgets what has been written: nobody is there any more."""
+        self._unsent = b""
 
 
 class Outbox:
-    """Has writers write before the loop waits again, in the order in which they asked for it."""
+    """Has senders send before the loop waits again, in the order in which they asked for it."""
 
-    __slots__ = ("_writers",)
+    __slots__ = ("_senders",)
 
     def __init__(self) -> None:
-        self._writers: list[Writer] = []
+        self._senders: list[Sender] = []
 
-    def add(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        """Has it write at the end of this turn; it need not ask again until it has."""
-        if not self._writers:
+    def add(self, sender: Sender, loop: asyncio.AbstractEventLoop) -> None:
+        """Has it flush at the end of this turn; it need not ask again until it has."""
+        if not self._senders:
             loop.call_soon(self._flush, loop)
-        self._writers.append(writer)
+        self._senders.append(sender)
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        writers, self._writers = self._writers, []
-        turns = iter(writers)
+        senders, self._senders = self._senders, []
+        sent = 0
         try:
-            for writer in turns:
-                writer.flush()
+            for sender in senders:
+                sent += 1
+                sender.flush()
         finally:
-            for writer in turns:  # one has raised, which is not the fault of the others
-                self.add(writer, loop)
+            for sender in senders[sent:]:  # one has raised, which is not the fault of the others
+                self.add(sender, loop)

@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from router.api.arriving import Arriving, Queue
 from router.api.bounds import Bounds
 from router.api.cycle import STATUS_LINES, Cycle
-from router.api.outbox import Outbox
+from router.api.outbox import Outbox, Sender
 from router.api.running import Runner
 from router.api.turns import Turns
 from router.errors import ApiError
@@ -33,7 +33,6 @@ from router.errors import ApiError
 MAX_WAITING: Final = 256 * 1024
 """Bytes that a connection may send ahead while another of its requests is being answered."""
 
-_LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
 
 _LATE: Final = ApiError(408, "The request did not arrive in time.", code="request_timeout")
 _CLOSE: Final = b"connection: close\r\n"
@@ -50,6 +49,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
+    sender: Sender
     _arriving: Arriving
 
     def __init__(
@@ -66,7 +66,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._bounds = bounds or Bounds()
         self._turns = turns or Turns()
         self._outbox = outbox or Outbox()
-        self._unsent = b""
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -78,7 +77,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._serving: Cycle | None = None  # whose answer is not whole
         self._deaf = False
         self._ahead = 0  # bytes that came while something was being answered
-        self.is_full = False
         self._room = asyncio.Event()
         self._paused = False
         self._steps = 0
@@ -91,6 +89,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._server.connections.add(self)  # type: ignore[arg-type]  # it behaves as uvicorn's own
         self.transport = transport
+        self.sender = Sender(transport, self._outbox, self._loop)
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
@@ -107,7 +106,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._server.connections.discard(self)
         self._deaf = True
         self._queue.clear()
-        self._unsent = b""
+        self.sender.drop()
         self._arriving.close()
         if self._serving is not None:
             self._serving.leave()
@@ -213,7 +212,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             b"x-request-id: %b\r\ncontent-type: application/json\r\n" % uuid.uuid4().hex.encode("ascii"),
             b"content-length: %d\r\n%b\r\n" % (len(body), _CLOSE),
         ]
-        self.write(b"".join([*lines, body]))
+        self.sender.write(b"".join([*lines, body]))
         self._close()
 
     def _take_no_more(self) -> None:
@@ -233,7 +232,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return bool(self._queue) and self._queue[-1][0] is cycle
 
     def close(self) -> None:
-        self.flush()
+        self.sender.flush()
         self.transport.close()
 
     def _close(self) -> None:
@@ -242,20 +241,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.close()
 
     # -- flow -------------------------------------------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:
-        if self._unsent:
-            data = self._unsent + data
-        else:
-            self._outbox.add(self, self._loop)
-        self._unsent = data
-        if len(data) > _LARGE:
-            self.flush()
-
-    def flush(self) -> None:
-        data, self._unsent = self._unsent, b""
-        if data:
-            self.transport.write(data)
 
     def pause_reading(self, cycle: Cycle) -> None:
         if cycle is self._serving and not self._paused:
@@ -268,13 +253,13 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self.sender.is_full = True
         self._room.clear()
         if self._stalled is None:
             self._stalled = self._loop.call_later(self._bounds.send, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self.is_full = False
+        self.sender.is_full = False
         self._room.set()
         if self._stalled is not None:
             self._stalled.cancel()

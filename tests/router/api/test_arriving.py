@@ -1,7 +1,8 @@
 """However a client's bytes are cut, the same requests come of them."""
 
+import asyncio
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from raw_http import CHAT_HEAD, VERSION, chunked, request
 
 from router.api.arriving import Arriving, Queue
+from router.api.outbox import Outbox, Sender
 from router.errors import ApiError
 
 H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
@@ -25,7 +27,9 @@ SENT = b"".join([
 
 
 class Nobody:
-    """A connection that has nothing to do."""
+    """A connection that has nothing to do, and is never written to."""
+
+    sender = Sender(cast("asyncio.Transport", None), Outbox(), cast("asyncio.AbstractEventLoop", None))
 
     def resume_reading(self) -> None:
         pass
