@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 MODULES: Final = {
-    "router/api": ["arriving", "auth", "cycle", "heading", "outbox", "protocol", "turns"],
-    "router/core": ["derive", "names", "recorders", "recording", "replay", "sse"],
-    "router/flow": ["admission", "flight", "reading"],
+    "router/api": ["arriving", "auth", "cycle", "heading", "openai", "outbox", "protocol", "turns"],
+    "router/core": ["alike", "derive", "names", "reason", "recorders", "recording", "replay", "sse"],
+    "router/flow": ["admission", "dispatch", "flight", "flights", "gateway", "reading", "standing"],
     "router/shared": ["connection", "line", "reply"],
-    "router/store": ["fields", "local", "stored"],
-    "router/upstream": ["connection", "failure", "http1", "pool"],
+    "router/store": ["fields", "local", "redis", "stored"],
+    "router/upstream": ["client", "connection", "failure", "http1", "pool", "response", "transport"],
 }
 """What is compiled of each package: what runs for every request or chunk, and makes no class of msgspec's."""
 

@@ -31,7 +31,8 @@ from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.explain import Explainer
 from router.flow.flights import Flights
-from router.flow.gateway import CacheSettings, Gateway, TenantCache
+from router.flow.found import CacheSettings, TenantCache
+from router.flow.gateway import Gateway
 from router.flow.hearing import Hearing, on_purge
 from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing

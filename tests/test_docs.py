@@ -10,7 +10,7 @@ from redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
 from router.core.answers import NotKept
 from router.core.derive import NOT_PART_OF_THE_ANSWER
-from router.core.reason import MissReason
+from router.core.fingerprint import MissReason
 from router.core.types import Bypass, CacheStatus
 from router.settings import Settings, Strict, parse
 from router.store.redis import WriteResult

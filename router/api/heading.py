@@ -4,8 +4,8 @@ from functools import lru_cache
 from typing import Final
 
 from router.api.cycle import header_lines
+from router.core.fingerprint import MissReason
 from router.core.limits import headers as limit_headers
-from router.core.reason import MissReason
 from router.core.types import Bypass, CacheStatus, Task
 from router.flow.exchange import Exchange
 

@@ -5,52 +5,18 @@ miss is worth. So a process remembers, for each entry that it hears of, what the
 parts. A request that is known without its system part differs from some entry in that part alone.
 """
 
-from typing import Final, Literal
+from typing import Final
 
-import msgspec
 import xxhash
 
+from router.core.fingerprint import Fingerprint, MissReason
 from router.core.key import Parts, canonical
 from router.core.names import PREFIX
-
-MissReason = Literal["new", "expired", "system", "rag", "query", "params", "model"]
 
 REMEMBERED: Final = 4096
 """Entries of which a process remembers the key; some 3 MB."""
 
 _MARKS: Final = 7  # what is remembered of one entry
-
-
-class Fingerprint(msgspec.Struct, frozen=True, gc=False):
-    """A request's parts as an entry notes them: those of its key, and hashes of the two halves of the last.
-
-    `question` is what was asked, `params` how: all fields but the messages, and the endpoint.
-    """
-
-    tenant: str
-    model: str
-    system: str
-    rag: str
-    query: str
-    question: str
-    params: str
-
-    def differences(self, other: "Fingerprint") -> list[MissReason]:
-        """In which parts another differs, of the same tenant; another revision of the model is another model.
-
-        Of an entry that does not know its two halves, the one or the other that differs counts as `query`.
-        """
-        halves = bool(self.question and other.question)
-        asked, how = self.question != other.question, self.params != other.params
-        revision = halves and not asked and not how and self.query != other.query
-        parts: list[tuple[MissReason, bool]] = [
-            ("model", self.model != other.model or revision),
-            ("system", self.system != other.system),
-            ("rag", self.rag != other.rag),
-            ("query", asked if halves else self.query != other.query),
-            ("params", halves and how),
-        ]
-        return [name for name, differs in parts if differs]
 
 
 def fingerprint(key: str, parts: Parts) -> Fingerprint:
@@ -61,15 +27,6 @@ def fingerprint(key: str, parts: Parts) -> Fingerprint:
     return Fingerprint(
         tenant, model, system, rag, query, xxhash.xxh3_64_hexdigest(question), xxhash.xxh3_64_hexdigest(params)
     )
-
-
-def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
-    """The fingerprint of the entry at a key, with what it notes of itself; None where the key is none of an entry."""
-    parts = key.removeprefix(PREFIX).split(":")
-    if len(parts) != 5:
-        return None
-    tenant, model, system, rag, query = parts
-    return Fingerprint(tenant, model, system, rag, query, question, params)
 
 
 Marks = tuple[int, ...]

@@ -154,8 +154,8 @@ class Dispatcher:
                 open_ = turn.engines
                 try:
                     place = self._admission.enter(work.tenant, open_) or await self._admission.wait(work.tenant, open_)
-                except NoRoomError as error:
-                    no_room = error
+                except NoRoomError as full:
+                    no_room = full
                     break  # the engines of the next model may have room
                 engine = place.engine
                 turns.took(engine)

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from router.core.answers import NotKept
-from router.core.reason import MissReason
+from router.core.fingerprint import MissReason
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
 from router.shared.limits import Permit
 

@@ -8,9 +8,10 @@ import msgspec
 
 from router.core.control import NO_WISHES
 from router.core.derive import NOTHING
+from router.core.fingerprint import MissReason
 from router.core.policy import Store as StorePolicy
 from router.core.policy import decide
-from router.core.reason import MissReason, fingerprint
+from router.core.reason import fingerprint
 from router.core.replay import replay
 from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
 from router.errors import bad_request

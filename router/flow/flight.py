@@ -68,7 +68,7 @@ class Flight:
         self._limit = limit
         self._on_empty = on_empty
         self._on_close = on_close
-        self.readers: set[Reader] = set()
+        self.readers: list[Reader] = []
 
     @property
     def begun(self) -> bool:
@@ -93,11 +93,11 @@ class Flight:
     def attach(self, request: Request, exchange: Exchange, *, leads: bool = False) -> "Reader":
         """A reader from the first frame on. `leads`: the flight is there for him, so that its failure is his."""
         reader = Reader(self, request, exchange, leads=leads)
-        self.readers.add(reader)
+        self.readers.append(reader)
         return reader
 
     def detach(self, reader: "Reader") -> None:
-        self.readers.discard(reader)
+        self._let_leave(reader)
         if not self.readers and self.landing is None:
             self._on_empty(self)
 
@@ -105,7 +105,7 @@ class Flight:
 
     def say(self, frames: bytes) -> None:
         """Takes what has come."""
-        if self.work.first_token is None:
+        if not self._frames and not self._first:
             self.work.first_token = time.perf_counter()
         self._frames.append(frames)
         self._held += len(frames)
@@ -147,7 +147,11 @@ class Flight:
                 return
             for reader in [reader for reader in self.readers if reader.at == needed]:
                 reader.left_behind = True
-                self.readers.discard(reader)
+                self._let_leave(reader)
+
+    def _let_leave(self, reader: "Reader") -> None:
+        if reader in self.readers:  # who was left behind has left already
+            self.readers.remove(reader)
 
     def frames_from(self, at: int) -> bytes:
         """What it has said from its frame number `at` on, which it still holds."""

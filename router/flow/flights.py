@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -87,14 +88,13 @@ class Flights:
         flight = Flight(
             f"{self._number}", request, key, work,
             documents=documents, since=since, limit=self._limit,
-            on_empty=lambda left: self._abandon(left, keep), on_close=self._close,
+            on_empty=partial(self._abandon, keep), on_close=self._close,
         )  # fmt: skip
         self._all[flight.id] = flight
         if key is not None:
             self._open[key.digest] = flight
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep, seen))
-        # A task that is cancelled before its first step never comes to its own end.
-        flight.task.add_done_callback(lambda _: self._end(flight, None))
+        flight.task.add_done_callback(partial(self._flown, flight))
         return flight
 
     async def aclose(self) -> None:
@@ -201,6 +201,10 @@ class Flights:
             log.debug("a flight of another process is lost: %r", error)
         return lost()
 
+    def _flown(self, flight: Flight, _: "asyncio.Task[None]") -> None:
+        self._end(flight, None)  # a task that is cancelled before its first step never comes to its own end
+        flight.task = None
+
     def _end(self, flight: Flight, landing: Landing | None) -> None:
         if self._all.pop(flight.id, None) is None:
             return
@@ -231,7 +235,7 @@ class Flights:
 
     # -- who waits --------------------------------------------------------------------------------------------------
 
-    def _abandon(self, flight: Flight, keep: Keep | None) -> None:
+    def _abandon(self, keep: Keep | None, flight: Flight) -> None:
         """The last reader here has left."""
         assert flight.task is not None
         begun = flight.work.dispatched is not None  # what still waits for an engine is nothing to finish
@@ -240,14 +244,14 @@ class Flights:
         heard = self._wanted.get(flight.id)
         now = asyncio.get_running_loop().time()
         if heard is not None and now - heard < _ABSENT:
-            asyncio.get_running_loop().call_later(heard + _ABSENT - now, self._still_abandoned, flight, keep)
+            asyncio.get_running_loop().call_later(heard + _ABSENT - now, self._still_abandoned, keep, flight)
             return
         flight.close()
         flight.task.cancel()
 
-    def _still_abandoned(self, flight: Flight, keep: Keep | None) -> None:
+    def _still_abandoned(self, keep: Keep | None, flight: Flight) -> None:
         if flight.landing is None and not flight.readers:
-            self._abandon(flight, keep)
+            self._abandon(keep, flight)
 
     def wanted(self, id_: str) -> None:
         """Another process follows this flight."""

@@ -1,17 +1,15 @@
 """The story of one request: key, look-up, and on a miss the way to an engine and back."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import floor
 from typing import Final, Protocol
 
-import msgspec
-
 from router.core.answers import Recording
 from router.core.control import Control
-from router.core.policy import Store as StorePolicy
+from router.core.fingerprint import Fingerprint
 from router.core.policy import Use, decide, usable
-from router.core.reason import Fingerprint, Hints, Marks, fingerprint, marks_of
+from router.core.reason import Hints, Marks, fingerprint, marks_of
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
 from router.flow.asked import Reading
@@ -20,6 +18,7 @@ from router.flow.choosing import Chooser
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
+from router.flow.found import CacheSettings, Found, Whole
 from router.flow.reading import RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
@@ -31,13 +30,6 @@ _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came
 _ENGINES_FAULT: Final = (502, 503, 504)
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """An answer that is there: JSON, or a stream that was kept."""
-
-    body: bytes
-    stream: bool
-
-
 Answer = Whole | Reader
 
 
@@ -46,33 +38,6 @@ class Leaving(Protocol):
 
     def watch(self) -> None:
         """From now on, the request's task is cancelled when the client leaves."""
-
-
-class TenantCache(msgspec.Struct, frozen=True):
-    """How long a tenant's answers live, in seconds, and which of them are stored; see settings.Cache."""
-
-    ttl: float
-    store: StorePolicy
-
-
-class CacheSettings(msgspec.Struct, frozen=True):
-    """`stale_if_error` in seconds; see settings.Cache."""
-
-    tenants: Mapping[str, TenantCache]
-    stale_if_error: float
-
-
-class Found(msgspec.Struct, frozen=True):
-    """What is stored where this request's answer would be, and what it is good for.
-
-    `body`: the answer in the form that the request asks for; nothing where it is of no use.
-    """
-
-    entry: Entry
-    body: bytes
-    age: float
-    local: bool
-    use: Use
 
 
 class Gateway:

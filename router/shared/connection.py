@@ -126,7 +126,9 @@ class Connection(asyncio.Protocol):
                 _raise_refusal(reply)
         except FAULTS as error:
             self.abort()
-            raise LinkError.of(error) from error
+            failure = LinkError.of(error)
+            failure.__cause__ = error
+            raise failure  # noqa: B904 - mypyc passes over `from`
         except BaseException:
             self.abort()
             raise

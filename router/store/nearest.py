@@ -3,7 +3,7 @@
 import msgspec
 
 from router.core.derive import NOTHING
-from router.core.reason import Fingerprint, MissReason, stored_fingerprint
+from router.core.fingerprint import Fingerprint, MissReason, stored_fingerprint
 from router.core.scope import Scope
 from router.store.finding import Client, ask, find
 from router.store.listing import number

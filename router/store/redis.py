@@ -43,7 +43,9 @@ class EntryStore:
     - A `put` never raises and never waits; what it came to is told to its `written`.
     """
 
-    def __init__(self, line: Line, purges: Purges, local: LocalCopy) -> None:
+    def __init__(self, line: Line, purges: Purges, local: LocalCopy, *, max_backlog: int = MAX_BACKLOG) -> None:
+        """`max_backlog` in bytes."""
+        self._max_backlog = max_backlog
         self._line = line
         self._purges = purges
         self._local = local
@@ -71,7 +73,7 @@ class EntryStore:
         if self._purges.cover(key, entry.documents, since):
             written("purged")
             return
-        if self._backlog + size > MAX_BACKLOG:
+        if self._backlog + size > self._max_backlog:
             written("dropped")
             return
 

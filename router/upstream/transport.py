@@ -154,12 +154,12 @@ class Transport:
                 )
         except BaseException as error:
             self._release(connection)
-            if isinstance(error, TimeoutError) and until < patience:
-                raise too_late() from error
             # Beside what sockets and TLS raise: a port over 65535, and a host name that IDNA refuses.
-            if isinstance(error, OSError | OverflowError | UnicodeError):
-                raise unreachable() from error
-            raise
+            if not isinstance(error, OSError | OverflowError | UnicodeError):
+                raise
+            failure = too_late() if isinstance(error, TimeoutError) and until < patience else unreachable()
+            failure.__cause__ = error
+            raise failure  # noqa: B904 - mypyc passes over `from`
         if connection.is_open:
             self._open.add(connection)
         return connection

@@ -8,19 +8,22 @@ from router.shared.connect import open_link
 from router.shared.line import Line
 from router.shared.purges import BEGINNING, Mark, Purges
 from router.store.local import LocalCopy
-from router.store.redis import EntryStore, WriteResult
+from router.store.redis import MAX_BACKLOG, EntryStore, WriteResult
 
 
 class Store:
     """A store on a line of its own; without a local copy, unless it is given one that somebody keeps coherent."""
 
-    def __init__(self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None) -> None:
-        """`timeout` and `retry` in seconds, see Line."""
+    def __init__(
+        self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:  # fmt: skip
+        """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
         self.link = open_link(url, timeout=timeout)
         self.line = Line(self.link, timeout=timeout, retry=retry)
         self.purges = Purges(self.line)
         self.local = local or LocalCopy(0)
-        self.entries = EntryStore(self.line, self.purges, self.local)
+        self.entries = EntryStore(self.line, self.purges, self.local, max_backlog=max_backlog)
 
     async def start(self) -> None:
         await self.line.start()

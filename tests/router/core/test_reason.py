@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import chat, completion, key_of, parts_of, talk
 
-from router.core.reason import Fingerprint, Hints, fingerprint, marks_of, stored_fingerprint
+from router.core.fingerprint import Fingerprint, stored_fingerprint
+from router.core.reason import Hints, fingerprint, marks_of
 from router.core.request import Request
 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]

@@ -1,7 +1,8 @@
 """Flights of other processes that come to nothing, and nobody has had anything of them."""
 
 import json
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis_process import RedisServer
@@ -11,14 +12,20 @@ from stores import Store
 
 from router.core.key import Key
 from router.core.names import claim_of
+from router.core.patience import Patience
 from router.core.request import parse
 from router.core.types import Endpoint
+from router.flow.admission import Admission
+from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Flight
 from router.flow.flights import Flights
 from router.flow.landings import read_end
+from router.flow.standing import Standing
 from router.shared.flights import Claim, SharedFlights
 from router.shared.purges import BEGINNING
+from router.upstream.client import EngineClient
+from router.upstream.transport import Transport
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -44,7 +51,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     store = Store(redis_server.url)
     await store.start()
     shared = SharedFlights(store.line, wanted=lambda _: None)
-    flights = Flights(cast(Any, None), on_abandon="cancel", limit=1000, landed=lambda _: None)
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", limit=1000, landed=lambda _: None)
     flights.share(shared)
     key = Key("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
@@ -66,6 +73,16 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
 
 EXCHANGE = Exchange(endpoint=Endpoint.CHAT, request_id="1", begun=0.0)
 REQUEST = parse(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
+
+
+def idle_dispatcher() -> Dispatcher:
+    """One that has no engines."""
+    nothing: Any = SimpleNamespace(engines={}, models=[])
+    return Dispatcher(
+        EngineClient(Transport(), connect_timeout=1.0),
+        Admission(nothing, takes_work=lambda _: False, patience=1.0, queued=lambda _, __: None),
+        Patience(1.0, 1.0, 1.0), Standing(nothing), max_entry=1000,
+    )  # fmt: skip
 
 
 def launch(flights: Flights, key: Key) -> Flight:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from stored import entry, key, store
 
-from router.core.reason import Fingerprint
+from router.core.fingerprint import Fingerprint
 from router.store.nearest import nearest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -15,7 +15,6 @@ from waiting import eventually
 
 from router.core.types import Entry
 from router.shared.line import RedisDownError
-from router.store import redis as store_module
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -42,8 +41,8 @@ ENTRY = Entry(
 async def open_store() -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make(server: RedisServer, *, timeout: float = 0.5) -> Store:
-            store = Store(server.url, timeout=timeout)
+        async def make(server: RedisServer, **options: Any) -> Store:
+            store = Store(server.url, **options)
             await store.start()
             stack.push_async_callback(store.aclose)
             return store
@@ -274,12 +273,9 @@ async def test_a_read_only_redis_still_gives_what_it_has(own_redis: RedisServer,
     assert await store.get("k") == ENTRY
 
 
-async def test_what_waits_to_be_written_has_a_bound(
-    own_redis: RedisServer, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "MAX_BACKLOG", 12_000)
+async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open_store: OpenStore) -> None:
     await own_redis.start()
-    store = await open_store(own_redis)
+    store = await open_store(own_redis, max_backlog=12_000)
     big = msgspec.structs.replace(ENTRY, body=b"x" * 4000, frames=None)
     first, second, third = (store.put(f"k{n}", big) for n in range(3))
     assert third.done()

@@ -10,8 +10,8 @@ from redis_process import RedisServer
 from stored import entry, key, store
 from waiting import eventually, free_port
 
+from router.core.fingerprint import Fingerprint
 from router.core.names import PURGES, claim_of
-from router.core.reason import Fingerprint
 from router.core.scope import Scope
 from router.shared.popularity import Popularity
 from router.store.finding import ask
