@@ -70,6 +70,7 @@ async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_an
         else:
             assert isinstance(ended, NoRoomError)
             assert ended.code == "queue_timeout"
+    held.close()  # where all three were too late before it came to that
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
     (await house.ask()).close()
 
