@@ -14,6 +14,9 @@ import msgspec
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)": ?"')
 """What stands before the text of an event. It cannot stand in a string, for it has quotes without a backslash."""
 
+_END: Final = re.compile(rb'"finish_reason":(?! ?null)')
+"""An event in which a choice ends stands for itself: in how a stream ended, the last such event counts."""
+
 _LESSONS: Final = 8
 """How often an event is learned of one stream: where each differs from the others in more than its text, in vain."""
 
@@ -32,8 +35,8 @@ class Alike:
         self._texts: list[bytes] = []
         self._lessons = _LESSONS
 
-    def has(self, frames: bytes) -> bool:
-        """Whether an event is the one that was learned, but for its text; then the text is noted."""
+    def take(self, frames: bytes) -> bool:
+        """Takes an event if it is the one that was learned, but for its text."""
         begin, end = self._begin, self._end
         if not begin or not frames.startswith(begin) or not frames.endswith(end):
             return False
@@ -51,7 +54,7 @@ class Alike:
             return  # such ones it knows; this one has more to say, or a quote
         self._lessons -= 1
         found = _TEXT.search(frames)
-        if found is None:
+        if found is None or _END.search(frames) is not None:
             return
         end = frames.find(b'"', found.end())
         if end >= 0 and frames.find(b"\\", found.end(), end) < 0:

@@ -108,7 +108,7 @@ class StreamRecorder:
             if self._reader.pending > MAX_FRAME:
                 self.failure = b"an event was too long"
             return frames
-        if not self.started or not self._alike.has(frames):
+        if not self.started or not self._alike.take(frames):
             if self.started and _is_only_text(frames):
                 self._alike.learn(frames)
             else:
@@ -177,7 +177,7 @@ class StreamRecorder:
         if self._size > self._limit:
             return NotKept.TOO_LARGE
         try:
-            told = outcomes(b"".join(self._others))  # those that are alike say nothing more of how it ended
+            told = outcomes(b"".join(self._others))  # those that are alike say nothing of how it ended
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NotKept.ERROR  # JSON, but not the events of an answer
         if not self._alike.are_texts():

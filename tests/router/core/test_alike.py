@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.alike import Alike
-from router.core.answers import Recording
+from router.core.answers import NotKept, Recording
 from router.core.recording import StreamRecorder
 from router.core.sse import DONE
 
@@ -37,9 +37,9 @@ def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
         event(text, name=name).replace(b'":', b'":' + space) for text in (b"one", "anöther\\n".encode(), b"")
     )
     alike = learned(first)
-    assert alike.has(other)
-    assert alike.has(none)
-    assert alike.has(first)
+    assert alike.take(other)
+    assert alike.take(none)
+    assert alike.take(first)
     assert alike.are_texts()
 
 
@@ -59,7 +59,7 @@ def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
     ],
 )
 def test_what_differs_in_more_than_the_text_is_not_alike(other: bytes) -> None:
-    assert not learned(event(b"one")).has(other)
+    assert not learned(event(b"one")).take(other)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,24 @@ def test_what_differs_in_more_than_the_text_is_not_alike(other: bytes) -> None:
 )
 def test_what_has_not_one_plain_text_is_not_learned(first: bytes) -> None:
     alike = learned(first)
-    assert not alike.has(event(b"x"))
-    assert not alike.has(first)
+    assert not alike.take(event(b"x"))
+    assert not alike.take(first)
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_an_event_in_which_a_choice_ends_is_not_learned(space: bytes) -> None:
+    end = event(b"x").replace(b'"finish_reason":null', b'"finish_reason":' + space + b'"abort"')
+    assert not learned(end).take(end)
+
+
+def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() -> None:
+    abort, stop = (
+        event(b"x").replace(b'"finish_reason":null', b'"finish_reason":"%b"' % how) for how in (b"abort", b"stop")
+    )
+    recorder = StreamRecorder(LIMIT)
+    for one in (event(b"a"), abort, stop, abort, DONE):
+        recorder.feed(one)
+    assert recorder.recording(chat(stream=True)) is NotKept.INCOMPLETE
 
 
 def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> None:
@@ -77,17 +93,17 @@ def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> N
     known = 0
     for form in forms:
         alike.learn(form)
-        known += alike.has(form)
+        known += alike.take(form)
     assert 2 <= known < len(forms)
 
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\nb", b"\x01", b"a\\", b"\\ud83d"])
 def test_what_is_no_inside_of_a_string_is_found_out_at_the_end(text: bytes) -> None:
     alike = learned(event(b"one"))
-    assert alike.has(event(b"fine"))
+    assert alike.take(event(b"fine"))
     assert alike.are_texts()
-    assert alike.has(event(text))
-    assert alike.has(event(b",n"))  # which would make an escape, or an end, of the backslash before it
+    assert alike.take(event(text))
+    assert alike.take(event(b",n"))  # which would make an escape, or an end, of the backslash before it
     assert not alike.are_texts()
     alike.forget()
     assert alike.are_texts()
