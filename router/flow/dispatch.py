@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import attrgetter
@@ -32,6 +33,9 @@ log = logging.getLogger("roundhouse.dispatch")
 
 T = TypeVar("T")
 
+Say = Callable[[bytes], None]
+"""Takes whole events for whoever asked."""
+
 MAX_ANSWER: Final = 256 << 20
 """Bytes of a JSON answer that are read; an engine that sends more has gone wrong."""
 
@@ -39,40 +43,39 @@ _MAX_ERROR: Final = 64 << 10
 
 
 class Generation:
-    """An engine at work on a request, of which the first token is there; it is the client's turn to take it.
+    """An engine at work on a request: what it says is said on, from the first token on, as soon as it is there.
 
-    - `run` says what comes, from the first on, until the engine has said all; `recorder` then says what it was.
+    - `begin` waits until there is a first token; before that, nothing has been said, and another engine can take over.
+    - `run` goes on until the engine has said all; `recorder` then says what it was.
     - Once `close` has been called, the engine is free and no longer counted as busy with this.
     """
 
     __slots__ = ("_between", "_first", "_place", "_response", "_say", "_standing", "recorder")
 
     def __init__(
-        self, place: Place, response: EngineResponse, recorder: Recorder, standing: Standing, *, between: float
-    ) -> None:
-        """`between`: seconds from one chunk to the next."""
+        self, place: Place, response: EngineResponse, recorder: Recorder, standing: Standing, say: Say, *,
+        between: float,
+    ) -> None:  # fmt: skip
+        """`say` takes whole events; `between`: seconds from one chunk to the next."""
         self.recorder = recorder
         self._place = place
         self._response = response
         self._standing = standing
         self._between = between
         self._first: list[bytes] = []
-        self._say: Callable[[bytes], None] = self._first.append
+        self._say = say
 
     @property
     def engine(self) -> Engine:
         return self._place.engine
 
     async def begin(self) -> None:
-        """Waits for the first token. Raises EngineError."""
+        """Waits for the first token, and says it. Raises EngineError."""
         if not await self._response.pour(self._begins):
             raise broken_off()
 
-    async def run(self, say: Callable[[bytes], None]) -> None:
-        """Says whole events, as soon as they are there. Raises EngineError when the engine fails or stalls."""
-        for data in self._first:
-            say(data)
-        self._say = say
+    async def run(self) -> None:
+        """Says what comes after that. Raises EngineError when the engine fails or stalls."""
         try:
             if not self._is_over() and not await self._response.pour(self._hears, self._between):
                 raise broken_off()
@@ -90,8 +93,12 @@ class Generation:
 
     def _begins(self, chunk: bytes) -> bool:
         if data := self.recorder.feed(chunk):
-            self._say(data)
-        return self.recorder.started or self._is_over()  # an answer of no tokens is an answer
+            self._first.append(data)
+        if not (self.recorder.started or self._is_over()):  # an answer of no tokens is an answer
+            return False
+        if self._first:
+            self._say(b"".join(self._first))
+        return True
 
     def _hears(self, chunk: bytes) -> bool:
         recorder = self.recorder
@@ -126,9 +133,9 @@ class Dispatcher:
         self._standing = standing
         self._max_entry = max_entry
 
-    def stream(self, work: Work, request: Request, engines: Sequence[Engine]) -> Awaitable[Generation]:
-        """A generation whose first token is there. Raises ApiError."""
-        return self._first_that(self._begun, work, request, engines)
+    def stream(self, work: Work, request: Request, engines: Sequence[Engine], say: Say) -> Awaitable[Generation]:
+        """A generation whose first token has been said. Raises ApiError, before anything has been said."""
+        return self._first_that(partial(self._begun, say), work, request, engines)
 
     def whole(
         self, work: Work, request: Request, engines: Sequence[Engine]
@@ -180,11 +187,11 @@ class Dispatcher:
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _begun(self, place: Place, work: Work, request: Request) -> Generation:
+    async def _begun(self, say: Say, place: Place, work: Work, request: Request) -> Generation:
         patience = self._patience
         response = await self._ask(place.engine, work, request, patience.first_token)
         recorder = recorder_for(request.endpoint, self._max_entry)
-        generation = Generation(place, response, recorder, self._standing, between=patience.between_tokens)
+        generation = Generation(place, response, recorder, self._standing, say, between=patience.between_tokens)
         try:
             await generation.begin()
         except BaseException:

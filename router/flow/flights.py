@@ -24,7 +24,7 @@ from router.flow.exchange import Work
 from router.flow.flight import Flight
 from router.flow.landing import Landing, lost
 from router.flow.landings import read_end, write_end
-from router.shared.flights import WANTED, Claim, LostError, SharedFlights, Source
+from router.shared.flights import WANTED, Asked, Claim, LostError, SharedFlights, Source
 from router.shared.line import RedisDownError
 from router.shared.purges import Mark
 from router.upstream.catalog import Engine
@@ -93,7 +93,7 @@ class Flights:
         self._all[flight.id] = flight
         if key is not None:
             self._open[key.digest] = flight
-        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep, seen))
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, engines, keep, self._ask(flight), seen))
         flight.task.add_done_callback(partial(self._flown, flight))
         return flight
 
@@ -108,11 +108,12 @@ class Flights:
     # -- one flight -------------------------------------------------------------------------------------------------
 
     async def _fly(
-        self, flight: Flight, engines: Callable[[], Sequence[Engine]], keep: Keep | None, seen: float | None
-    ) -> None:
+        self, flight: Flight, engines: Callable[[], Sequence[Engine]], keep: Keep | None, asked: Asked | None,
+        seen: float | None,
+    ) -> None:  # fmt: skip
         landing = None
         try:
-            claim = await self._claim(flight, seen)
+            claim = await self._claim(flight, asked, seen)
             if claim is None:
                 landing = await self._lead(flight, engines(), keep)
             elif isinstance(claim, Claim):
@@ -127,11 +128,20 @@ class Flights:
         finally:
             self._end(flight, landing)
 
-    async def _claim(self, flight: Flight, seen: float | None) -> Claim | Literal["stored"] | None:
+    def _ask(self, flight: Flight) -> Asked | None:
+        """Asks for the claim, at once: the question goes out with what others ask in this turn."""
         if self._shared is None or flight.key is None:
             return None
         try:
-            found = await self._shared.claim(flight.key.text, flight.key.digest, flight.id, seen)
+            return self._shared.ask(flight.key.text, flight.key.digest, flight.id)
+        except RedisDownError:
+            return None
+
+    async def _claim(self, flight: Flight, asked: Asked | None, seen: float | None) -> Claim | Literal["stored"] | None:
+        if self._shared is None or flight.key is None or asked is None:
+            return None
+        try:
+            found = await self._shared.claim(asked, seen)
         except RedisDownError:
             return None
         # The hash in the key may be another request's as well; that one's answer is none to this one.
@@ -152,10 +162,10 @@ class Flights:
         return landing
 
     async def _stream(self, flight: Flight, engines: Sequence[Engine]) -> tuple[Landing, Recording | NotKept | None]:
-        generation = await self._dispatcher.stream(flight.work, flight.request, engines)
+        generation = await self._dispatcher.stream(flight.work, flight.request, engines, flight.say)
         recorder = generation.recorder
         try:
-            await generation.run(flight.say)
+            await generation.run()
         except EngineError as error:
             flight.work.attempts.append((generation.engine.name, error.reason))
             broken = ApiError(502, f"The answer broke off: {error}.", kind=UPSTREAM, code="engine_failed")

@@ -15,13 +15,13 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from router.core.names import claim_of, flight_of
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import Command, Word, form, later
+from router.shared.link import Command, Packed, Word, form, later
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
@@ -69,6 +69,17 @@ _Held = tuple[int, bytes, int, bytes]
 """Of a claim that is ours its name and its text, each after its length: what _CLAIM and _RELEASE are filled with."""
 
 
+class Asked(NamedTuple):
+    """A question for a claim, whose answer is to come."""
+
+    flight: str
+    digest: str
+    words: _Held
+    claim: bytes
+    look: Command | Packed
+    replies: "asyncio.Future[Replies]"
+
+
 class Source(msgspec.Struct, frozen=True):
     """Who generates: the engine, and its model where that is not the one that was asked for."""
 
@@ -113,33 +124,40 @@ class SharedFlights:
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
-    async def claim(
-        self, key: str, digest: str, flight: str, seen: float | None = None
-    ) -> Claim | Literal["stored"] | None:
-        """Claims an entry for a flight. None: it is ours; else who has it, or that the entry has been stored meanwhile.
+    def ask(self, key: str, digest: str, flight: str) -> "Asked":
+        """Asks for the claim of an entry for a flight, at once; `claim` then says who has it. Raises RedisDownError.
 
-        `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
+        It is taken for ours until that is known, so it can be released before, where nobody waits for it any more.
         """
         entry, at, text = key.encode(), claim_of(key).encode(), f"{self.process}:{flight}:{digest}".encode()
         words = (len(at), at, len(text), text)
         claim, look = _CLAIM % words, later(_CREATED % (len(entry), entry))
-        taken, created = await self._line.ask(claim, look)
+        asked = Asked(flight, digest, words, claim, look, self._line.ask(claim, look))
+        self._held[flight] = words
+        return asked
+
+    async def claim(self, asked: "Asked", seen: float | None = None) -> Claim | Literal["stored"] | None:
+        """None: it is ours; else who has it, or that the entry has been stored meanwhile.
+
+        `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
+        """
+        taken, created = await asked.replies
         found = None
         if taken is None:  # which is rare; it may be free again by now
-            taken, found, created = await self._line.ask(claim, ("GET", at), look)
+            taken, found, created = await self._line.ask(asked.claim, ("GET", asked.words[1]), asked.look)
         if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:
+            self._held.pop(asked.flight, None)
             # What is at the place of a claim and is none, is nobody's; whoever comes then generates for himself.
-            return Claim.read(found) or Claim(self.process, flight, digest)
+            return Claim.read(found) or Claim(self.process, asked.flight, asked.digest)
         if _is_another(created, seen):
-            self._release(words)
+            self.release(asked.flight)
             return "stored"
-        self._held[flight] = words
         return None
 
     def release(self, flight: str) -> None:
-        """Gives up the claim of a flight, if it has one."""
+        """Gives up the claim of a flight, if it has one, or has asked for one."""
         held = self._held.pop(flight, None)
         if held is not None:
             self._release(held)

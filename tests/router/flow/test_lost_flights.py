@@ -1,5 +1,6 @@
 """Flights of other processes that come to nothing, and nobody has had anything of them."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,26 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     following.land(read_end(following, record.end))
     with pytest.raises(Again):
         await reader.begin()
+    await flights.aclose()
+    await store.aclose()
+
+
+@pytest.mark.parametrize("turns", range(3))
+async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
+    redis_server: RedisServer, redis: Any, turns: int
+) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", limit=1000, landed=lambda _: None)
+    flights.share(SharedFlights(store.line, wanted=lambda _: None))
+    key = Key("rh:1:default:llama:0:0:0", ("d",))
+    flight = launch(flights, key)
+    reader = flight.attach(flight.request, EXCHANGE, leads=True)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    reader.close()
+    await store.line.ask(("PING",))  # what was asked before has been done by then
+    assert await redis.get(claim_of(key.text)) is None
     await flights.aclose()
     await store.aclose()
 
