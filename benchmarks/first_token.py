@@ -5,7 +5,9 @@
 So many streams are open at once, each of 66 events that come `--interval` milliseconds apart; they begin one after the
 other, evenly, whatever becomes of those before (an open loop), and nobody has asked the same before. The engine says
 the role first and the first token an interval later; the clock runs from the instant at which a request was due until
-two events are there. One router process, its Redis, the engine and the clients share this machine.
+two events are there. The same is measured through a bare router (`bare_router.py`), which asks Redis twice as
+Roundhouse does and does nothing else: what it adds, any router adds that keeps and shares answers in this way. One
+router process, its Redis, the engine and the clients share this machine.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import cast
 
 from bare_engine import EVENTS
 from load import bodies
-from stand import bare_engine, cpu_seconds, stand
+from stand import bare_engine, bare_router, cpu_seconds, stand
 
 ROUNDS = 4  # how often each stream's place is taken anew, the first time uncounted
 
@@ -88,15 +90,23 @@ async def measure(streams: int, interval: float) -> dict[str, object]:
     rate = streams / (len(EVENTS) * interval / 1000)
     async with bare_engine(interval) as port:
         direct = sorted(await arrivals(port, bodies(stream=True), streams, rate))
+    async with bare_router(interval) as (port, pid):
+        bare, bare_cpu = await through(port, pid, streams, rate)
     async with stand(interval=interval) as (router,):
-        before = cpu_seconds(router.process.pid)
-        through = sorted(await arrivals(router.port, bodies(stream=True), streams, rate))
-        cpu = cpu_seconds(router.process.pid) - before
+        ours, cpu = await through(router.port, router.process.pid, streams, rate)
     result: dict[str, object] = {"streams": streams, "streams_a_second": round(rate, 1)}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        ours, engines = (round(times[int(share * len(times))] * 1000, 2) for times in (through, direct))
-        result |= {f"{name}_ms": ours, f"engine_{name}_ms": engines, f"added_{name}_ms": round(ours - engines, 2)}
-    return {**result, "cpu_ms_a_stream": round(cpu / (streams * ROUNDS) * 1000, 3)}
+        mine, least, engines = (round(times[int(share * len(times))] * 1000, 2) for times in (ours, bare, direct))
+        result |= {f"{name}_ms": mine, f"engine_{name}_ms": engines}
+        result |= {f"added_{name}_ms": round(mine - engines, 2), f"bare_added_{name}_ms": round(least - engines, 2)}
+    return {**result, "cpu_ms_a_stream": cpu, "bare_cpu_ms_a_stream": bare_cpu}
+
+
+async def through(port: int, pid: int, streams: int, rate: float) -> tuple[list[float], float]:
+    """Seconds to the first tokens, in their order, and milliseconds of that process' CPU a stream."""
+    before = cpu_seconds(pid)
+    seconds = sorted(await arrivals(port, bodies(stream=True), streams, rate))
+    return seconds, round((cpu_seconds(pid) - before) / (streams * ROUNDS) * 1000, 3)
 
 
 async def main() -> None:

@@ -34,16 +34,38 @@ url = "http://127.0.0.1:{engine}"
 @contextlib.asynccontextmanager
 async def bare_engine(interval: float) -> AsyncIterator[int]:
     """The port of an engine; `interval`: milliseconds between events."""
+    async with _bare("bare_engine.py", "--interval", str(interval)) as (port, _):
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def bare_router(interval: float) -> AsyncIterator[tuple[int, int]]:
+    """The port and the process id of a bare router, with an engine such as that and a Redis of its own."""
+    redis = RedisServer()
+    try:
+        await redis.start()
+        async with (
+            bare_engine(interval) as engine,
+            _bare("bare_router.py", "--engine", str(engine), "--redis", str(redis.socket)) as started,
+        ):
+            yield started
+    finally:
+        redis.remove()
+
+
+@contextlib.asynccontextmanager
+async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
+    """Port and process id of a script of this folder that listens where it is told."""
     port = free_port()
-    engine = subprocess.Popen(  # noqa: ASYNC220 - it does not block
-        [sys.executable, str(Path(__file__).parent / "bare_engine.py"), str(port), "--interval", str(interval)]
+    process = subprocess.Popen(  # noqa: ASYNC220 - it does not block
+        [sys.executable, str(Path(__file__).parent / script), str(port), *options]
     )
     try:
         await eventually(lambda: is_open(port))
-        yield port
+        yield port, process.pid
     finally:
-        engine.kill()
-        engine.wait()
+        process.kill()
+        process.wait()
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,142 @@
+"""The least that a router in Python does which keeps answers in Redis and shares them: a bound for Roundhouse.
+
+    python benchmarks/bare_router.py PORT --engine PORT --redis SOCKET
+
+A plain ASGI function on uvicorn: it hashes the body, asks Redis twice (is it there, may I), one after the other, and
+passes the engine's answer on as it comes. It reads, classifies, records, stores, shares and counts nothing, and takes
+everything for granted: what it costs and how long it takes is what any such router costs and takes besides.
+"""
+
+import argparse
+import asyncio
+from typing import Any, cast
+
+import hiredis
+import httptools
+import uvicorn
+import xxhash
+
+
+class Redis(asyncio.Protocol):
+    """GET only; what is asked in one turn of the loop leaves in one write."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader()
+        self._asked: list[asyncio.Future[object]] = []
+        self._unsent: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get(self, key: bytes) -> "asyncio.Future[object]":
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
+        reply: asyncio.Future[object] = self._loop.create_future()
+        self._asked.append(reply)
+        return reply
+
+    def _send(self) -> None:
+        self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        answered = 0
+        while (reply := self._reader.gets()) is not False:
+            waiting = self._asked[answered]
+            answered += 1
+            if not waiting.done():  # else who asked has left
+                waiting.set_result(reply)
+        del self._asked[:answered]
+
+
+class Engine(asyncio.Protocol):
+    """One connection to the engine, which carries one answer after the other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def ask(self, path: bytes, body: bytes) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self.headers, self.over = [], False
+        head = b"POST %b HTTP/1.1\r\nhost: engine\r\ncontent-type: application/json\r\n" % path
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() not in (b"transfer-encoding", b"content-length"):
+            self.headers.append((name.lower(), value))
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self.over = True
+
+    async def more(self) -> bytes:
+        """What has come since; waits until something has."""
+        if not self._parts and not self.over:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        data = b"".join(self._parts)
+        self._parts.clear()
+        return data
+
+
+class BareRouter:
+    """The application."""
+
+    def __init__(self, engine: int, redis: str) -> None:
+        """`engine`: its port on this machine; `redis`: the path of its socket."""
+        self._engine = engine
+        self._socket = redis
+        self._redis: Redis | None = None
+        self._idle: list[Engine] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        while len(body) < int(dict(scope["headers"]).get(b"content-length", b"0")):
+            body += (await receive())["body"]
+        loop = asyncio.get_running_loop()
+        if self._redis is None:
+            _, self._redis = await loop.create_unix_connection(Redis, self._socket)
+        key = xxhash.xxh3_128_hexdigest(body).encode("ascii")
+        await self._redis.get(b"entry:" + key)
+        await self._redis.get(b"claim:" + key)
+        if self._idle:
+            engine = self._idle.pop()
+        else:
+            _, engine = await loop.create_connection(Engine, "127.0.0.1", self._engine)
+        engine.ask(scope["raw_path"], body)
+        data = await engine.more()
+        await send({"type": "http.response.start", "status": 200, "headers": engine.headers})
+        while not engine.over:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await engine.more()
+        self._idle.append(engine)
+        await send({"type": "http.response.body", "body": data})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--engine", type=int, required=True, help="port of the engine")
+    parser.add_argument("--redis", required=True, help="socket of Redis")
+    arguments = parser.parse_args()
+    uvicorn.run(
+        BareRouter(arguments.engine, arguments.redis), port=arguments.port, lifespan="off",
+        access_log=False, log_level="warning", loop="uvloop", http="httptools",
+    )  # fmt: skip
