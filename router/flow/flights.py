@@ -24,7 +24,8 @@ from router.flow.exchange import Work
 from router.flow.flight import Flight
 from router.flow.landing import Landing, lost
 from router.flow.landings import read_end, write_end
-from router.shared.flights import WANTED, Asked, Claim, LostError, SharedFlights, Source
+from router.shared.broadcast import Source
+from router.shared.flights import WANTED, Asked, Claim, LostError, SharedFlights
 from router.shared.line import RedisDownError
 from router.shared.purges import Mark
 from router.upstream.catalog import Engine

@@ -13,15 +13,15 @@ Where the process of a flight ends before the flight does, its followers see the
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from router.core.names import claim_of, flight_of
+from router.shared.broadcast import Broadcast, Record, Source, read_record
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import Command, Packed, Word, form, later
+from router.shared.link import Command, Packed, form, later
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
@@ -32,14 +32,8 @@ LEASE: Final = 2.0
 WANTED: Final = 1.0
 """Seconds between two words of a follower that he is still there."""
 
-MAX_UNSENT: Final = 4 << 20
-"""Bytes that may wait to be written to one flight's stream; a flight that has more is no longer shared."""
-
 _RENEW_EVERY: Final = LEASE / 3
-_GATHER: Final = 0.025  # seconds for which frames are gathered before they are written
-_KEPT: Final = 4 << 20  # bytes of a stream that stay for those who follow
 _LOOK_AGAIN: Final = 0.5  # seconds; in case that a change was not told
-_STREAM_LIFE: Final = 30_000  # milliseconds for which a stream stays after its last record
 
 _CLAIM: Final = form("SET", None, None, "NX", "PX", int(LEASE * 1000))
 _CREATED: Final = form("HGET", None, "created")
@@ -80,21 +74,6 @@ class Asked(NamedTuple):
     replies: "asyncio.Future[Replies]"
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Who generates: the engine, and its model where that is not the one that was asked for."""
-
-    engine: str | None = None
-    fallback: str | None = None
-
-
-class Record(msgspec.Struct, frozen=True):
-    """What a flight's stream holds: `frames`, and at its end `end`, whatever that is to those who write and read it."""
-
-    source: Source
-    frames: bytes
-    end: bytes | None
-
-
 class LostError(Exception):
     """Whoever generated is gone, or has nothing more to say of it."""
 
@@ -114,7 +93,7 @@ class SharedFlights:
         self._line = line
         self._wanted = wanted
         self._held: dict[str, _Held] = {}
-        self._broadcasts: dict[str, _Broadcast] = {}
+        self._broadcasts: dict[str, Broadcast] = {}
         self._followed: dict[str, asyncio.Event] = {}
 
     @property
@@ -190,12 +169,12 @@ class SharedFlights:
         """What a flight says, to those who follow it: all it has said so far, and then what comes."""
         broadcast = self._broadcasts.get(flight)
         if broadcast is None:
-            broadcast = self._broadcasts[flight] = _Broadcast(self._line, flight_of(key, flight))
+            broadcast = self._broadcasts[flight] = Broadcast(self._line, flight_of(key, flight))
         broadcast.say(source, frames)
 
     def end(self, key: str, flight: str, source: Source, end: bytes) -> None:
         """How the flight ended, after all that it has said."""
-        broadcast = self._broadcasts.pop(flight, None) or _Broadcast(self._line, flight_of(key, flight))
+        broadcast = self._broadcasts.pop(flight, None) or Broadcast(self._line, flight_of(key, flight))
         broadcast.say(source, b"", end)
 
     # -- following --------------------------------------------------------------------------------------------------
@@ -223,7 +202,7 @@ class SharedFlights:
                     if number != last + 1:
                         raise LostError  # it has said more than a stream keeps
                     last, heard = number, loop.time()
-                    record = _record(fields)
+                    record = read_record(fields)
                     yield record
                     if record.end is not None:
                         return
@@ -268,87 +247,3 @@ async def _event(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def _record(fields: Any) -> Record:
-    pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
-    engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
-    return Record(Source(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
-
-
-class _Broadcast:
-    """One flight on its way to its stream: what is said is gathered, and written some tens of milliseconds later."""
-
-    def __init__(self, line: Line, stream: str) -> None:
-        self._line = line
-        self._stream = stream
-        self._unsent: list[bytes] = []
-        self._size = 0
-        self._end: bytes | None = None
-        self._source = Source()
-        self._records: deque[int] = deque()  # the sizes of those that the stream keeps
-        self._kept = 0
-        self._number = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._sending = False
-        self._failed = False
-
-    def say(self, source: Source, frames: bytes, end: bytes | None = None) -> None:
-        """Takes what the flight says; with its end, nothing follows."""
-        if self._failed or self._end is not None:
-            return
-        self._source = source
-        self._unsent.append(frames)
-        self._size += len(frames)
-        self._end = end
-        if self._size > MAX_UNSENT:
-            self._give_up()
-        elif end is not None:
-            self._send()
-        elif self._timer is None and not self._sending:
-            self._timer = asyncio.get_running_loop().call_later(_GATHER, self._send)
-
-    def _give_up(self) -> None:
-        self._failed = True
-        self._unsent.clear()
-
-    def _send(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._sending or self._failed:
-            return
-        frames, self._size = b"".join(self._unsent), 0
-        self._unsent.clear()
-        self._number += 1
-        first = f"{self._first_kept(len(frames))}-0"
-        record: tuple[Word, ...] = ("XADD", self._stream, "MINID", first, f"{self._number}-0")
-        record += ("engine", self._source.engine or "", "frames", frames)
-        if self._source.fallback is not None:
-            record += ("fallback", self._source.fallback)
-        ended = self._end is not None
-        if self._end is not None:
-            record += ("end", self._end)
-        try:
-            self._line.tell(
-                record, ("PEXPIRE", self._stream, _STREAM_LIFE), size=len(frames),
-                told=lambda replies: self._sent(replies, ended=ended),
-            )  # fmt: skip
-        except RedisDownError:
-            self._give_up()
-            return
-        self._sending = True
-
-    def _first_kept(self, size: int) -> int:
-        self._records.append(size)
-        self._kept += size
-        while len(self._records) > 1 and self._kept > _KEPT:
-            self._kept -= self._records.popleft()
-        return self._number - len(self._records) + 1
-
-    def _sent(self, replies: Replies | None, *, ended: bool) -> None:
-        self._sending = False
-        if replies is None or isinstance(replies[0], Exception):
-            self._give_up()
-        elif self._unsent or (self._end is not None and not ended):
-            self._send()
