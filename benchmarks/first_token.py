@@ -6,7 +6,7 @@ So many streams are open at once, each of 66 events that come `--interval` milli
 other, evenly, whatever becomes of those before (an open loop), and nobody has asked the same before. The engine says
 the role first and the first token an interval later; the clock runs from the instant at which a request was due until
 two events are there. The same is measured through a bare router (`bare_router.py`), which asks Redis twice as
-Roundhouse does and does nothing else: what it adds, any router adds that keeps and shares answers in this way. One
+Roundhouse does and does nothing else: what it adds, any router in Python adds that does so. One
 router process, its Redis, the engine and the clients share this machine.
 """
 

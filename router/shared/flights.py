@@ -123,7 +123,9 @@ class SharedFlights:
         taken, created = await asked.replies
         found = None
         if taken is None:  # which is rare; it may be free again by now
-            taken, found, created = await self._line.ask(asked.claim, ("GET", asked.words[1]), asked.look)
+            again = self._line.ask(asked.claim, ("GET", asked.words[1]), asked.look)
+            self._held[asked.flight] = asked.words  # it may have been given up, or found not to be ours, meanwhile
+            taken, found, created = await again
         if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:

@@ -92,6 +92,26 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     await store.aclose()
 
 
+async def test_a_claim_that_was_free_at_the_second_asking_is_given_up_as_any_other(
+    redis_server: RedisServer, redis: Any
+) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    shared = SharedFlights(store.line, wanted=lambda _: None)
+    key = "rh:1:default:llama:0:0:0"
+    await redis.set(claim_of(key), "0123456789ab:1:d")
+    asked = shared.ask(key, "d", "1")
+    await asked.replies  # it is another's
+    shared.release("1")
+    await redis.delete(claim_of(key))
+    assert await shared.claim(asked) is None
+    assert await redis.get(claim_of(key)) == f"{shared.process}:1:d"
+    shared.release("1")
+    await store.line.ask(("PING",))
+    assert await redis.get(claim_of(key)) is None
+    await store.aclose()
+
+
 EXCHANGE = Exchange(endpoint=Endpoint.CHAT, request_id="1", begun=0.0)
 REQUEST = parse(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
 
