@@ -38,9 +38,15 @@ _LOOK_AGAIN: Final = 0.5  # seconds; in case that a change was not told
 _CLAIM: Final = form("SET", None, None, "NX", "PX", int(LEASE * 1000))
 _CREATED: Final = form("HGET", None, "created")
 _RELEASE: Final = form("EVAL", DELETE_IF_SAME, 1, None, None)
-_RENEW: Final = (
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
+_RENEW: Final = form(
+    "EVAL",
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0",
+    1,
+    None,
+    None,
+    int(LEASE * 1000),
 )
+_AT_ONCE: Final = 100  # claims that are renewed in one batch, so that look-ups need not wait behind thousands
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -154,13 +160,13 @@ class SharedFlights:
         """Renews the claims, until it is cancelled."""
         while True:
             await asyncio.sleep(_RENEW_EVERY)
-            if self._held:
-                await self._renew(list(self._held.items()))
+            held = list(self._held.items())
+            for at in range(0, len(held), _AT_ONCE):
+                await self._renew(held[at : at + _AT_ONCE])
 
     async def _renew(self, held: "list[tuple[str, _Held]]") -> None:
-        commands: list[Command] = [("EVAL", _RENEW, 1, at, text, int(LEASE * 1000)) for _, (_, at, _, text) in held]
         try:
-            replies = await self._line.ask(*commands)
+            replies = await self._line.ask(*[_RENEW % words for _, words in held])
         except RedisDownError:
             return
         for (flight, _), reply in zip(held, replies, strict=True):

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from waiting import PATIENCE
 
 from router.api.client import CLIENT
-from router.api.protocol import BoundedHttpProtocol
+from router.api.protocol import BoundedHttpProtocol, address_of
 from router.shared.reply import Reply
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -211,6 +211,41 @@ async def test_an_application_that_gives_up_is_answered_for_and_the_connection_c
             ended = await connection.end()
     assert ended.startswith(b"HTTP/1.1 500 " if len(sends) < 2 else b"HTTP/1.1 200 ")
     assert not ended.endswith(b"0\r\n\r\n")
+
+
+# -- who speaks with whom ----------------------------------------------------------------------------------------------
+
+
+async def test_a_scope_has_the_addresses_of_both_ends() -> None:
+    scopes = []
+
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        scopes.append(scope)
+        await send(start((b"connection", b"close"), (b"content-length", b"0")))
+        await send(body(b""))
+
+    async with serving(app) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(VERSION)
+        assert await reader.read()
+        here = writer.get_extra_info("sockname")
+        writer.close()
+    assert [(scope["client"], scope["server"]) for scope in scopes] == [(here, ("127.0.0.1", port))]
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (("10.0.0.1", 80), ("10.0.0.1", 80)),
+        (("::1", 80, 0, 3), ("::1", 80)),
+        ("/run/roundhouse.sock", ("/run/roundhouse.sock", None)),
+        ("", None),
+        (None, None),
+    ],
+    ids=["IPv4", "IPv6", "a path", "a client without a path", "gone"],
+)
+def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
+    assert address_of(name) == address
 
 
 # -- who leaves -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from redis_process import RedisServer
 from serving import Engines, RouterServer, chat_body
 from sse_answers import said
 from stores import Store
+from waiting import eventually
 
 from router.core.key import Key
 from router.core.names import claim_of
@@ -25,6 +26,7 @@ from router.flow.landings import read_end
 from router.flow.standing import Standing
 from router.shared.flights import Claim, SharedFlights
 from router.shared.purges import BEGINNING
+from router.shared.tasks import end
 from router.upstream.client import EngineClient
 from router.upstream.transport import Transport
 
@@ -89,6 +91,33 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     await store.line.ask(("PING",))  # what was asked before has been done by then
     assert await redis.get(claim_of(key.text)) is None
     await flights.aclose()
+    await store.aclose()
+
+
+async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServer, redis: Any) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    shared = SharedFlights(store.line, wanted=lambda _: None)
+    keys = [f"rh:1:default:llama:0:0:{number}" for number in range(250)]
+    for number, key in enumerate(keys):
+        assert await shared.claim(shared.ask(key, "d", f"{number}")) is None
+        await redis.persist(claim_of(key))
+    lost = keys.pop()
+    await redis.set(claim_of(lost), "0123456789ab:1:d")
+    renewing = asyncio.create_task(shared.run())
+
+    async def all_lapse() -> bool:
+        return all([await redis.pttl(claim_of(key)) > 0 for key in keys])
+
+    await eventually(all_lapse)
+    assert await redis.get(claim_of(lost)) == "0123456789ab:1:d"
+    assert await redis.pttl(claim_of(lost)) == -1
+    await end(renewing)
+    for number in range(250):
+        shared.release(f"{number}")
+    await store.line.ask(("PING",))
+    assert [key for key in keys if await redis.exists(claim_of(key))] == []
+    assert await redis.exists(claim_of(lost)) == 1
     await store.aclose()
 
 
