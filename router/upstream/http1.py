@@ -1,8 +1,11 @@
 """HTTP/1.1 responses as a client reads them, without I/O: bytes to a response (RFC 9112).
 
-The reader wraps `httptools.HttpResponseParser` (llhttp), which calls back into it. What runs for every chunk of a
-stream, and for every header, is kept out of Python: `on_body` is the `append` of a list, `on_header` the `__setitem__`
-of a dictionary, and the borders of chunks have no callback at all.
+The reader wraps `httptools.HttpResponseParser` (llhttp), which calls back into it. What runs for every header is kept
+out of Python: `on_body` is the `append` of a list, `on_header` the `__setitem__` of a dictionary.
+
+Engines send one chunk an event, and most are read whole and alone. Such a chunk is what its length says that it must
+be: only one size line goes with so many bytes. So between two chunks it is compared with that, and the parser never
+sees it: to the parser, what stands between two borders is as if it had not been sent.
 
 What llhttp leaves to its user is settled here:
 
@@ -20,6 +23,20 @@ import httptools
 _FAULTS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
+def _size_lines(most: int) -> tuple[bytes, ...]:
+    """How a chunk of so many bytes, borders included, begins: by their number; b"" where there is no such chunk."""
+    lines = [b""] * (most + 1)
+    for size in range(1, most):
+        line = b"%x\r\n" % size
+        if (length := len(line) + size + 2) <= most:
+            lines[length] = line
+    return tuple(lines)
+
+
+_SIZE_LINES: Final = _size_lines(4096)
+_CRLF: Final = b"\r\n"
+
+
 class ResponseReader:
     """Reads the responses of one connection, one after the other, from bytes cut anywhere.
 
@@ -32,6 +49,7 @@ class ResponseReader:
     """
 
     __slots__ = (
+        "_between",
         "_body",
         "_excess",
         "_fields",
@@ -64,6 +82,7 @@ class ResponseReader:
         """Make ready for a response."""
         self._excess = False  # bytes came after the end of the response
         self._keep_alive = False
+        self._between = False  # the last byte was that of a chunk's end
         self._progressless = 0  # bytes that have come since the last that ended a head or brought body
         self.untouched = True  # no byte has come
         self.head = False
@@ -76,6 +95,11 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> bytes:
         """Read bytes as they came; the body that they brought, b"" if none. The attributes say what else they did."""
+        if self._between and len(data) < len(_SIZE_LINES):
+            line = _SIZE_LINES[len(data)]
+            if line and data.startswith(line) and data.endswith(_CRLF):
+                self._progressless = 0
+                return data[len(line) : -2]
         if self.done:
             self._excess = True
             return b""
@@ -85,6 +109,8 @@ class ResponseReader:
                 data = self._feed_head(data)
             if data:
                 self._parse(data)
+            # What begins behind a chunk without reaching the end of its size line does not end like this.
+            self._between = self._between and data.endswith(_CRLF)
         except _FAULTS as error:
             self._fails(error)
         body = self._body
@@ -152,6 +178,7 @@ class ResponseReader:
 
     def _give_up(self, why: str) -> None:
         self.malformed = why
+        self._between = False
         self._parse = _pass_over
 
     # Called by the parser.
@@ -171,7 +198,14 @@ class ResponseReader:
             self.head = True
         self._fields.clear()
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
+        self._between = False
         if self.head and not self.done and self._parser is not None:
             self.done = True
             self._keep_alive = self._parser.should_keep_alive()
