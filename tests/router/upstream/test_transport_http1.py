@@ -51,6 +51,8 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 RESPONSES = {
     "length": b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabc",
     "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2;x=y\r\nbc\r\n0\r\n\r\n",
+    "chunks in a chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+    b"14\r\n5\r\nhello\r\n5\r\nworld\r\n\r\n0\r\n\r\n",
     "trailers": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-T: 1\r\nX-U: 2\r\n\r\n",
     "until the end": b"HTTP/1.1 200 OK\r\n\r\nabc",
     "old": b"HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc",
@@ -77,6 +79,69 @@ RESPONSES = {
 def test_a_response_is_the_same_wherever_it_is_cut(data: bytes, places: list[int], end: bool) -> None:
     whole = read([data] if data else [], end=end)
     assert read(cut(data, places), end=end) == whole
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+
+
+def chunk(body: bytes, size: bytes = b"%x") -> bytes:
+    return b"%b\r\n%b\r\n" % (size % len(body), body)
+
+
+@pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 17, 255, 256, 257, 4000, 4086, 4087, 4095, 4096, 4097, 70000])
+def test_a_chunk_that_comes_alone_is_its_body(size: int) -> None:
+    body = b"a" * size
+    reader = ResponseReader(max_head=MAX_HEAD)
+    assert [reader.feed(piece) for piece in (CHUNKED, *[chunk(body)] * 3, LAST)] == [b"", body, body, body, b""]
+    assert reader.reusable
+
+
+@pytest.mark.parametrize("size", [b"%X", b"0%x", b"%x;name=value", b'%x;name="value"'], ids=lambda size: size.decode())
+def test_a_size_can_be_spelt_in_other_ways(size: bytes) -> None:
+    pieces = [chunk(b"a"), chunk(b"b" * 30, size), chunk(b"c")]
+    assert read([CHUNKED, *pieces, LAST]) == read([b"".join([CHUNKED, *pieces, LAST])])
+
+
+@pytest.mark.parametrize("size", [b"+1", b"-1", b"1 1", b"1_1", b"0x1", b"g", b"", b"10000000000000001"])
+def test_a_size_that_is_none_is_malformed(size: bytes) -> None:
+    told = read([CHUNKED, chunk(b"a"), size + b"\r\nb\r\n"])
+    assert (told.body, told.malformed) == (b"a", True)
+
+
+@pytest.mark.parametrize("end", [b"xx", b"\nx", b"x\n", b"\r\r"])
+def test_a_chunk_that_ends_otherwise_is_malformed(end: bytes) -> None:
+    assert read([CHUNKED, chunk(b"a"), b"5\r\nhello" + end]).malformed
+
+
+def test_what_looks_like_a_chunk_is_none_within_another() -> None:
+    within = [chunk(b"hello"), b"1\r\n", chunk(b"world"), LAST]
+    outer = chunk(b"".join(within))
+    begin, end = outer[:4], outer[-2:]
+    told = read([CHUNKED, chunk(b"a"), begin, *within, end, chunk(b"z"), LAST])
+    assert told.body == b"".join([b"a", *within, b"z"])
+    assert told.done
+
+
+@pytest.mark.parametrize("begun", [b"5", b"5\r", b"5\r\n", b"5\r\nhello", b"5\r\nhello\r"])
+def test_a_chunk_that_was_begun_is_read_to_its_end(begun: bytes) -> None:
+    rest = chunk(b"hello")[len(begun) :]
+    told = read([CHUNKED, chunk(b"a"), begun, rest, chunk(b"z"), LAST])
+    assert told == read([CHUNKED + chunk(b"a") + chunk(b"hello") + chunk(b"z") + LAST])
+
+
+def test_the_end_of_a_size_is_no_size() -> None:
+    body = b"hello\r\n" + b"x" * 14
+    outer = chunk(body)
+    assert outer.startswith(b"15\r\nhello\r\n")
+    told = read([CHUNKED, chunk(b"a"), outer[:1], outer[1:11], outer[11:], LAST])
+    assert (told.body, told.done) == (b"a" + body, True)
+
+
+def test_nothing_is_taken_for_a_chunk_after_the_end_and_after_what_is_malformed() -> None:
+    assert not read([CHUNKED, chunk(b"a"), LAST, chunk(b"b")]).reusable
+    told = read([CHUNKED, chunk(b"a"), b"x\r\n", chunk(b"b")])
+    assert (told.body, told.malformed) == (b"a", True)
 
 
 @pytest.mark.parametrize("data", RESPONSES.values(), ids=RESPONSES.keys())
