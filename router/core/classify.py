@@ -50,7 +50,7 @@ _UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\
 _TYPOGRAPHIC: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
 # What may stand anywhere, within a word or across several, and its feature. Each is a search of the window: a few are
-# affordable. Of each mark without a letter, one character comes first, which is found, or not, in a tenth of the time.
+# affordable. Where a mark has a rare character, that is looked for first: it is missed in a tenth of the time.
 _LINE_MARKS: Final = [(mark, "~" + mark) for mark in ("\n    ", "\n\t", "\n\n", ";\n")]
 _MARKS: Final = [
     (rare, mark, "~" + mark)
