@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: embeddings")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
+    parser.add_argument("--generations", help="a file that gets a line for each generation; see docs/simulator.md")
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
     options = parser.parse_args()
     try:
@@ -45,6 +46,7 @@ def main() -> None:
             max_num_seqs=options.max_num_seqs,
             auto_tool_choice=options.enable_auto_tool_choice,
             pooling=options.runner == "pooling",
+            generations=options.generations,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from engines.simulator.engine import Engine
 from engines.simulator.faults import Fault, FaultBook
 from engines.simulator.fields import parse
 from engines.simulator.generation import GenerationEndpoint
+from engines.simulator.generations import GenerationLog
 from engines.simulator.ledger import Ledger
 from engines.simulator.metrics import EngineCollector, page
 from engines.simulator.prompts import chat_prompt
@@ -32,6 +34,7 @@ def create_app(settings: Settings) -> Starlette:
     """One simulated engine as an ASGI app."""
     engine = Engine(settings, time.monotonic)
     book, ledger = FaultBook(), Ledger()
+    log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     registry = CollectorRegistry()
     GCCollector(registry)
     PlatformCollector(registry)
@@ -74,10 +77,12 @@ def create_app(settings: Settings) -> Starlette:
         return _json({"count": len(tokens), "max_model_len": settings.context, "tokens": tokens, "token_strs": None})
 
     if settings.pooling:
-        works = [Route("/v1/embeddings", EmbeddingEndpoint(settings, book, ledger, time.time), methods=["POST"])]
+        embeddings = EmbeddingEndpoint(settings, book, ledger, log, time.time)
+        works = [Route("/v1/embeddings", embeddings, methods=["POST"])]
     else:
         works = [
-            Route(api.path, GenerationEndpoint(api, engine, book, ledger, time.time), methods=["POST"]) for api in APIS
+            Route(api.path, GenerationEndpoint(api, engine, book, ledger, log, time.time), methods=["POST"])
+            for api in APIS
         ]
     return Starlette(
         routes=[

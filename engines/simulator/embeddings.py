@@ -16,6 +16,7 @@ from engines.simulator.endpoint import Endpoint, before_headers, strike
 from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import FaultBook, Script
 from engines.simulator.frames import usage
+from engines.simulator.generations import GenerationLog, as_numbers
 from engines.simulator.ledger import Ledger
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.rejections import Rejection, engine_failed, prompt_too_long, refused
@@ -55,8 +56,10 @@ class EmbeddingRequest:
 class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
     """An ASGI app for /v1/embeddings. `now` gives Unix seconds."""
 
-    def __init__(self, settings: Settings, book: FaultBook, ledger: Ledger, now: Callable[[], float]) -> None:
-        super().__init__(book, ledger)
+    def __init__(
+        self, settings: Settings, book: FaultBook, ledger: Ledger, log: GenerationLog | None, now: Callable[[], float]
+    ) -> None:
+        super().__init__(book, ledger, log)
         self._settings = settings
         self._now = now
 
@@ -85,13 +88,13 @@ class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
                 before_headers(plan)
                 await asyncio.sleep(plan.ttft or 0)
                 await strike(plan, 0, wire)
-                await wire.json(200, b'{"data":[{' if plan.malformed else self._body(asked, headers))
+                await wire.json(200, b'{"data":[{' if plan.malformed else self._body(asked, plan, headers))
         except DroppedError:
             await wire.drop(reset=plan.drop_reset)
         except EngineFailedError as failure:
             await wire.reject(engine_failed(str(failure)))
 
-    def _body(self, asked: EmbeddingRequest, headers: dict[str, str]) -> object:
+    def _body(self, asked: EmbeddingRequest, plan: Script, headers: dict[str, str]) -> object:
         count = sum(len(prompt.tokens) for prompt in asked.prompts)
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
         return {
@@ -100,18 +103,21 @@ class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
             "created": int(self._now()),
             "model": self._settings.names[0],
             "data": [
-                {"index": index, "object": "embedding", "embedding": self._vector(prompt, asked)}
+                {"index": index, "object": "embedding", "embedding": self._vector(prompt, asked, plan.generation)}
                 for index, prompt in enumerate(asked.prompts)
             ],
             "usage": usage(count, 0, **details),
         }
 
-    def _vector(self, prompt: Prompt, asked: EmbeddingRequest) -> list[float] | str:
+    def _vector(self, prompt: Prompt, asked: EmbeddingRequest, generation: str | None) -> list[float] | str:
         said = f"{self._settings.model}:{self._settings.seed}:{prompt.text}"
         numbers = Random(xxh3_64_intdigest(said.encode("utf-8", "surrogatepass")))  # noqa: S311 - the same every time
         vector = [numbers.gauss() for _ in range(SIZE)][: asked.dimensions]
         length = math.hypot(*vector)
-        packed = struct.pack(f"<{asked.dimensions}f", *(number / length for number in vector))
+        vector = [number / length for number in vector]
+        if generation is not None:
+            vector = [*as_numbers(generation), *vector][: asked.dimensions]
+        packed = struct.pack(f"<{asked.dimensions}f", *vector)
         if asked.encoded:
             return base64.b64encode(packed).decode()
         return list(struct.unpack(f"<{asked.dimensions}f", packed))

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import STANDING, FaultBook, Script, markers, script
 from engines.simulator.fields import Body, parse
+from engines.simulator.generations import GenerationLog
 from engines.simulator.ledger import Ledger
 from engines.simulator.rejections import ENGINE_DEAD, Rejection, wrong_media_type
 from engines.simulator.wire import DroppedError, Wire, gone, read_body
@@ -30,9 +31,10 @@ AskedT = TypeVar("AskedT", bound=_Asked)
 class Endpoint(ABC, Generic[AskedT]):
     """An ASGI app for one endpoint."""
 
-    def __init__(self, book: FaultBook, ledger: Ledger) -> None:
+    def __init__(self, book: FaultBook, ledger: Ledger, log: GenerationLog | None) -> None:
         self._book = book
         self._ledger = ledger
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; the client may leave at any time."""
@@ -42,11 +44,14 @@ class Endpoint(ABC, Generic[AskedT]):
         try:
             if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
                 raise wrong_media_type()
-            asked = self._read(parse(raw))
+            body = parse(raw)
+            asked = self._read(body)
             plan = self._plan(asked.text)
         except Rejection as rejection:
             await Wire(scope, send).reject(rejection, self._refusal(rejection))
             return
+        if self._log is not None:
+            plan = self._log.begin(body, plan)
         wire = Wire(scope, send, plan.chunk_bytes)
         await _unless_gone(receive, self._answer(asked, plan, wire, headers))
 

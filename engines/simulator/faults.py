@@ -108,6 +108,8 @@ class Script:
     status: int | None = None
     status_message: str | None = None
     retry_after: str | None = None
+    generation: str | None = None
+    """The name of the generation, where generations have names."""
 
     @property
     def counted(self) -> bool:

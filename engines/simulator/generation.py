@@ -10,6 +10,7 @@ from engines.simulator.engine import Delta, Engine, EngineFailedError
 from engines.simulator.faults import FaultBook, Script
 from engines.simulator.fields import Body
 from engines.simulator.frames import Envelope
+from engines.simulator.generations import GenerationLog
 from engines.simulator.ledger import Ledger
 from engines.simulator.rejections import Rejection, engine_failed
 from engines.simulator.requests import GenerationRequest
@@ -19,8 +20,11 @@ from engines.simulator.wire import DroppedError, Wire
 class GenerationEndpoint(Endpoint[GenerationRequest]):
     """An ASGI app for one of the generating endpoints. `now` gives Unix seconds."""
 
-    def __init__(self, api: Api, engine: Engine, book: FaultBook, ledger: Ledger, now: Callable[[], float]) -> None:
-        super().__init__(book, ledger)
+    def __init__(
+        self, api: Api, engine: Engine, book: FaultBook, ledger: Ledger, log: GenerationLog | None,
+        now: Callable[[], float],
+    ) -> None:  # fmt: skip
+        super().__init__(book, ledger, log)
         self._api = api
         self._engine = engine
         self._now = now

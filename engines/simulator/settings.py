@@ -37,6 +37,8 @@ class Settings:
     auto_tool_choice: bool = False
     pooling: bool = False
     """Embeddings are all that it serves (vLLM's `--runner pooling`)."""
+    generations: str | None = None
+    """The file that names each generation; None for none."""
 
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:
@@ -64,4 +66,4 @@ class Settings:
     @property
     def fingerprint(self) -> str:
         """`system_fingerprint`, which in vLLM is a hash of the engine's configuration."""
-        return f"vllm-{VLLM_VERSION}-{xxh32_hexdigest(repr(replace(self, served_names=())).encode())}"
+        return f"vllm-{VLLM_VERSION}-{xxh32_hexdigest(repr(replace(self, served_names=(), generations=None)).encode())}"

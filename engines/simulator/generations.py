@@ -1,0 +1,40 @@
+"""A name for each generation, and a file that says when each began: so a test can tell one from the next."""
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from engines.simulator.faults import Script
+from engines.simulator.fields import Body
+
+PLACEHOLDER: Final = "{generation}"
+"""What the name replaces in the text of the fault `say`."""
+
+
+class GenerationLog:
+    """Appends a JSON object a line: `generation`, `at`, and `asked_by`, the request's `safety_identifier`.
+
+    - A line is in the file before a byte of the answer is sent, so it survives a SIGKILL.
+    - A name is 12 hex digits, and unique across engines and restarts.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives the seconds of `at`."""
+        self._file = path.open("ab", buffering=0)
+        self._clock = clock
+
+    def begin(self, body: Body, plan: Script) -> Script:
+        """Notes a generation that begins now; the plan of it with its name."""
+        name = secrets.token_hex(6)
+        line = {"generation": name, "at": self._clock(), "asked_by": body.get("safety_identifier")}
+        self._file.write(json.dumps(line).encode() + b"\n")
+        exact = plan.exact.replace(PLACEHOLDER, name) if plan.exact is not None else None
+        return replace(plan, exact=exact, generation=name)
+
+
+def as_numbers(name: str) -> list[float]:
+    """The name as numbers that a 32-bit float holds exactly, for a vector."""
+    return [float(int(name[at : at + 4], 16)) for at in range(0, len(name), 4)]
