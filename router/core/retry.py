@@ -47,6 +47,8 @@ def judge(reason: str, retry_after: float | None) -> Failed:
     match reason:
         case "connect":
             return Failed(again=False, cost=False)
+        case "local":  # the router has no descriptor or port left, which says nothing of the engine
+            return Failed(counts=False, again=False, cost=False)
         case "timeout":
             return Failed(again=False)
         case "status-429":

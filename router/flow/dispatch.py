@@ -177,7 +177,10 @@ class Dispatcher:
                 except EngineError as error:
                     last = error
                     turns.failed(engine, error)
-                    work.attempts.append((engine.name, error.reason))
+                    if error.reason == "local":  # the engine was not reached, so it gets no blame
+                        work.engine = work.fallback = None
+                    else:
+                        work.attempts.append((engine.name, error.reason))
                     log.warning("request %s: engine %s: %s (%s)", work.request_id, engine.name, error, error.reason)
                 except BaseException:
                     place.close()
@@ -237,6 +240,9 @@ def _told(error: EngineError | None, engines: Sequence[Engine], standing: Standi
     match error.reason:
         case "connect":
             return unavailable("No engine for this model can be reached at present.", code="no_engine")
+        case "local":
+            message = "The router has no file descriptor, port or memory left to reach an engine with."
+            return unavailable(message, code="out_of_resources")
         case "status-429" | "status-503":
             wait = max(1, ceil(error.retry_after or 0.0))
             return unavailable(

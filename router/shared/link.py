@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import hiredis
 import redis.exceptions
 
+from router.shared.local_errors import local_cause
+
 if TYPE_CHECKING:  # which imports this
     from router.shared.server_link import ServerLink
 
@@ -70,7 +72,10 @@ class LinkError(Exception):
     @classmethod
     def of(cls, error: Exception) -> "LinkError":
         # redis-py repeats the address, which may hold a password; what Redis itself said holds none.
-        return cls(str(error) if isinstance(error, redis.exceptions.ResponseError) else type(error).__name__)
+        if isinstance(error, redis.exceptions.ResponseError):
+            return cls(str(error))
+        lacking = local_cause(error)
+        return cls(type(error).__name__ if lacking is None else f"the router cannot connect: {lacking}")
 
 
 class Answer(Protocol):

@@ -18,6 +18,11 @@ def unreachable() -> EngineError:
     return EngineError("connect", "the engine cannot be reached")
 
 
+def out_of_resources(lacking: str) -> EngineError:
+    """No connection, for want of something on this side; see router.shared.local_errors."""
+    return EngineError("local", f"the router cannot connect: {lacking}")
+
+
 def too_late() -> EngineError:
     """What was waited for did not come in time."""
     return EngineError("timeout", "the engine took too long")

@@ -94,6 +94,7 @@ class Probe:
 
     - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
     - `checked` is called after every round.
+    - Of an engine that cannot be asked for want of something on this side, what is known stays as it is.
     """
 
     def __init__(
@@ -138,6 +139,8 @@ class Probe:
                 gauges = read_gauges(page.decode("utf-8", "replace"))
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
+            if isinstance(error, EngineError) and error.reason == "local":
+                return  # the engine was not asked, so what is known of it stays
         if not up:
             self._unheard.add(engine.name)  # whatever comes up there may be another than before
         elif engine.tells_its_length and engine.name in self._unheard:

@@ -17,8 +17,9 @@ from typing import Self
 
 import httpx
 
+from router.shared.local_errors import local_cause
 from router.upstream.connection import Connection
-from router.upstream.failure import too_late, unreachable
+from router.upstream.failure import out_of_resources, too_late, unreachable
 from router.upstream.page import Origin
 from router.upstream.pool import IdlePool
 from router.upstream.response import EngineResponse
@@ -39,8 +40,9 @@ class Transport:
       `max_idle` are kept.
     - Nothing is waited for beyond the time that the caller names. There is no bound on connections and so no wait
       for one: admission bounds the work.
-    - What goes wrong is an EngineError: `connect`, `timeout`, `reset` (the connection broke), `broken-off` (a response
-      that is cut short, malformed, or with a head of more than `max_head` bytes); its cause tells more.
+    - What goes wrong is an EngineError: `connect`, `local` (this machine lacks what a connection needs), `timeout`,
+      `reset` (the connection broke), `broken-off` (a response that is cut short, malformed, or with a head of more than
+      `max_head` bytes); its cause tells more.
     - Interim responses are skipped, 204 and 304 have no body, a body without a length ends with the connection,
       trailers are dropped, and a connection on which more comes than was asked for is closed.
     - `in_use` counts connections that carry an exchange or are being opened for one, `idle` those that wait for one.
@@ -157,7 +159,11 @@ class Transport:
             # Beside what sockets and TLS raise: a port over 65535, and a host name that IDNA refuses.
             if not isinstance(error, OSError | OverflowError | UnicodeError):
                 raise
-            failure = too_late() if isinstance(error, TimeoutError) and until < patience else unreachable()
+            lacking = local_cause(error)
+            if lacking is not None:
+                failure = out_of_resources(lacking)
+            else:
+                failure = too_late() if isinstance(error, TimeoutError) and until < patience else unreachable()
             failure.__cause__ = error
             raise failure  # noqa: B904 - mypyc passes over `from`
         if connection.is_open:

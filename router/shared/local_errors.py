@@ -1,0 +1,34 @@
+"""Errors of a connection attempt that are this machine's own, and say nothing of the server that was to be reached."""
+
+import errno
+import os
+import socket
+from typing import Final
+
+LOCAL_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""No descriptor left in the process or in the system, no buffer, no memory, no local address or port."""
+
+_RESOLVER: Final = frozenset((socket.EAI_MEMORY, socket.EAI_SYSTEM))
+
+
+def local_cause(error: BaseException) -> str | None:
+    """What this machine lacks, in the system's words; None for an error that may be the server's.
+
+    The words hold no address. A resolver without descriptors says no more than that a name cannot be resolved at
+    present (EAI_AGAIN); that is taken for the server's, unless the process has in fact no descriptor left.
+    """
+    if isinstance(error, socket.gaierror):
+        if error.errno in _RESOLVER or (error.errno == socket.EAI_AGAIN and not _has_descriptor()):
+            return "no resources to resolve a name"
+        return None
+    if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:
+        return os.strerror(error.errno)
+    return None
+
+
+def _has_descriptor() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
