@@ -188,7 +188,7 @@ def _build_gateway(
     gateway = Gateway(
         reader=reader,
         chooser=chooser,
-        store=EntryStore(line, purges, local),
+        store=EntryStore(line, purges, local, damaged=telemetry.entry_damaged),
         local=local,
         flights=flights,
         purges=purges,

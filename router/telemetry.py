@@ -80,6 +80,10 @@ class Telemetry:
             "llm_cache_requests", "Requests by what the cache did", ("tenant", "model", "result"), registry=registry
         )
         self._writes = Counter("llm_cache_writes", "Answers by what became of them", ("result",), registry=registry)
+        self._damaged = Counter(
+            "llm_cache_entries_damaged", "Entries whose checksum or fields were wrong when they were read",
+            registry=registry,
+        )  # fmt: skip
         self._rejected = Counter(
             "llm_requests_rejected", "Requests refused before an engine", ("reason",), registry=registry
         )
@@ -225,6 +229,10 @@ class Telemetry:
         if not tally.untold:
             self._tell_soon(tally)
         tally.untold += 1
+
+    def entry_damaged(self) -> None:
+        """Counts an entry that was found damaged, and was a miss."""
+        self._damaged.inc()
 
     def queued(self, model: str, waiting: int) -> None:
         """Takes over how many wait for a model's engines."""

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
+import xxhash
 
 from router.core.types import Entry, Task
 
-FIELDS: Final = Entry.__struct_fields__
+FIELDS: Final = (*Entry.__struct_fields__, "checksum")
 """The names of all fields."""
 
 _NAMES: Final = [name.encode() for name in FIELDS]
@@ -32,6 +33,7 @@ _ALWAYS: Final = _form(
 )
 _COUNT: Final = 20  # words of these
 _HALVES: Final = _form("question", "params")
+_CHECKSUM: Final = "$8\r\nchecksum\r\n$16\r\n%s\r\n"
 _MOST: Final = 1e18  # of any number in an entry; what is beyond it is none of ours
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _encode = msgspec.json.Encoder().encode
@@ -54,6 +56,8 @@ def to_words(entry: Entry) -> tuple[int, list[bytes]]:
     if entry.question:
         text += _HALVES % (len(entry.question), entry.question, len(entry.params), entry.params)
         count += 4
+    text += _CHECKSUM % checksum(entry.body, entry.frames, entry.usage_frame)
+    count += 2
     words = [text.encode("ascii")]
     documents = _encode(entry.documents) if entry.documents else None
     for name, value in (
@@ -65,8 +69,22 @@ def to_words(entry: Entry) -> tuple[int, list[bytes]]:
     return count, words
 
 
+def checksum(body: bytes | None, frames: bytes | None, usage_frame: bytes | None) -> str:
+    """xxh3-64 in hex over what clients are given of an entry. Lengths come first; that of what is absent is -1."""
+    lengths = b"%d %d %d\n" % (_length(body), _length(frames), _length(usage_frame))
+    digest = xxhash.xxh3_64(lengths)
+    for piece in (body, frames, usage_frame):
+        if piece is not None:
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _length(piece: bytes | None) -> int:
+    return -1 if piece is None else len(piece)
+
+
 def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
-    """None for what is not there, and for what is there and is no entry."""
+    """None for what is not there, and for what is there and is no entry, or a damaged one."""
     return entry_of([fields.get(name) for name in _NAMES])
 
 
@@ -74,7 +92,7 @@ def entry_of(values: Any) -> Entry | None:
     """The same, from the values of all FIELDS in their order, each of them bytes or None."""
     (
         digest, body, frames, usage_frame, model, engine, known, created, ttl,
-        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params,
+        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, written_checksum,
     ) = values  # fmt: skip
     task = _TASKS.get(known)
     if task is None or (body is None and frames is None):
@@ -94,7 +112,8 @@ def entry_of(values: Any) -> Entry | None:
         engine.isprintable() and 0.0 <= created <= _MOST and 0.0 <= ttl <= _MOST and 0.0 <= stale <= _MOST
         and 0 <= prompt_tokens <= _MOST and 0 <= completion_tokens <= _MOST and 0 <= generation_ms <= _MOST
     )  # fmt: skip
-    if not fit:
+    # The JSON of a body that was cut or replaced may still be valid, so only a checksum shows the damage.
+    if not fit or written_checksum != checksum(body, frames, usage_frame).encode():
         return None
     return Entry(
         digest, body, frames, usage_frame, model, engine, task, created, ttl,

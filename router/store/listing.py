@@ -144,7 +144,9 @@ async def show(client: Client, key: str) -> Shown | None:
     if kind != b"hash":
         problem = f"not a hash, but what Redis calls a {text(kind)}"
     elif to_entry(fields) is None:
-        problem = "not an entry that the router would use: a field is missing, or holds what it cannot"
+        problem = (
+            "not an entry that the router would use: a field is missing, holds what it cannot, or the checksum is wrong"
+        )
     else:
         problem = None
     return Shown(

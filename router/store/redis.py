@@ -32,19 +32,31 @@ _WRITE: Final = (
 _PUT: Final = b"*%d\r\n" + part("EVAL", _WRITE, 1, None, None)
 _PUT_WORDS: Final = 5
 
+# Only the entry that was read: another process may have replaced it since.
+_DELETE_IF_UNCHANGED: Final = (
+    "local there = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
+    "if (there[1] or '') == ARGV[1] and (there[2] or '') == ARGV[2] then return redis.call('DEL', KEYS[1]) end return 0"
+)
+_CREATED: Final = FIELDS.index("created")
+_CHECKSUM: Final = FIELDS.index("checksum")
+
 
 class EntryStore:
     """Where whole answers are kept, for every replica to find.
 
     - What was put is found by the next `get` of this process, and by other processes as soon as Redis has it.
     - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
-    - What is at a key and is no entry is a miss, not an error.
+    - What is at a key and is no entry, or a damaged one, is a miss, not an error; `damaged` is called for each.
     - What has been purged since its generation began is not stored.
     - A `put` never raises and never waits; what it came to is told to its `written`.
     """
 
-    def __init__(self, line: Line, purges: Purges, local: LocalCopy, *, max_backlog: int = MAX_BACKLOG) -> None:
+    def __init__(
+        self, line: Line, purges: Purges, local: LocalCopy, *, damaged: Callable[[], object] = lambda: None,
+        max_backlog: int = MAX_BACKLOG,
+    ) -> None:  # fmt: skip
         """`max_backlog` in bytes."""
+        self._damaged = damaged
         self._max_backlog = max_backlog
         self._line = line
         self._purges = purges
@@ -59,13 +71,23 @@ class EntryStore:
             at = key.encode()
             (reply,) = await self._line.look_up(_LOOK_UP % (len(at), at))
             if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
+                self._damaged()
                 return None
             if isinstance(reply, Exception):
                 raise RedisDownError
             entry = entry_of(reply)
+            if entry is None and reply.count(None) != len(reply):
+                self._damaged()
+                self._delete(key, reply)
         finally:
             fetched(entry)
         return entry
+
+    def _delete(self, key: str, values: list[bytes | None]) -> None:
+        """Deletes what was read. While it is there, whoever claims the key takes its answer for stored already."""
+        created, checksum = values[_CREATED] or b"", values[_CHECKSUM] or b""
+        with contextlib.suppress(RedisDownError):
+            self._line.tell(("EVAL", _DELETE_IF_UNCHANGED, 1, key, created, checksum))
 
     def put(self, key: str, entry: Entry, since: Mark, written: Callable[[WriteResult], None]) -> None:
         """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""

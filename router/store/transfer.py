@@ -163,7 +163,7 @@ def _command(line: bytes, now: float) -> Command | None:
     }
     entry = to_entry(fields)
     if entry is None:
-        raise LineError("not an entry: a field is missing, or holds what it cannot")
+        raise LineError("not an entry: a field is missing, holds what it cannot, or the checksum is wrong")
     left = int((read.expires - now) * 1000)
     if left <= 0:
         return None

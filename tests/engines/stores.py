@@ -1,6 +1,7 @@
 """An entry store with all that it stands on, as the application puts it together."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from router.core.types import Entry
@@ -16,14 +17,14 @@ class Store:
 
     def __init__(
         self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None,
-        max_backlog: int = MAX_BACKLOG,
+        max_backlog: int = MAX_BACKLOG, damaged: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
         self.link = open_link(url, timeout=timeout)
         self.line = Line(self.link, timeout=timeout, retry=retry)
         self.purges = Purges(self.line)
         self.local = local or LocalCopy(0)
-        self.entries = EntryStore(self.line, self.purges, self.local, max_backlog=max_backlog)
+        self.entries = EntryStore(self.line, self.purges, self.local, damaged=damaged, max_backlog=max_backlog)
 
     async def start(self) -> None:
         await self.line.start()

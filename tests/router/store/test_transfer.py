@@ -9,6 +9,7 @@ from stored import entry, key, store
 
 from router.core.scope import Scope
 from router.store import transfer
+from router.store.fields import checksum
 from router.store.transfer import Exported, Imported, LineError, export, import_, lines_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -109,7 +110,7 @@ GOOD = {
     "key": key(), "expires": 9e9,
     "fields": {
         "digest": "d", "model": "m", "engine": "e", "task": "chat", "created": "1", "ttl": "1", "prompt_tokens": "1",
-        "completion_tokens": "1", "generation_ms": "1", "body": "{}",
+        "completion_tokens": "1", "generation_ms": "1", "body": "{}", "checksum": checksum(b"{}", None, None),
     },
 }  # fmt: skip
 
