@@ -1,0 +1,264 @@
+"""An event loop with a virtual clock for several simulated processes.
+
+Theory of operation. A callback belongs to the process that was running when it was scheduled, or to the process that a
+message is delivered to. Each process sees what it would see of asyncio: its callbacks run in the order in which they
+were scheduled, and what is due at the same instant becomes ready before any of it runs. No virtual time passes while
+callbacks run; a process that is slow has a `tick`, so that its timers and messages come in groups. A frozen process
+keeps its callbacks until it is thawed. A process that was killed runs nothing any more: its tasks stay referenced, so
+that no `finally` of theirs runs.
+"""
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from asyncio.events import _get_running_loop, _set_running_loop
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from math import ceil
+from random import Random
+from typing import Any, Final
+
+from simulation.clock import CLOCK
+
+_MOST_AT_ONCE: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
+_serial: Final = itertools.count(1)
+
+
+class Process:
+    """One simulated process: a router, Redis, an engine, or the world around them.
+
+    - `tick`: seconds; what is due comes at the next multiple of it. 0 is: at once.
+    - `offset`: seconds by which its wall clock is off.
+    - `tasks`: all that it has created.
+    """
+
+    __slots__ = ("_expired", "_received", "dead", "frozen", "name", "offset", "tasks", "tick", "transports")
+
+    def __init__(self, name: str, tick: float = 0.0) -> None:
+        self.name = name
+        self.tick = tick
+        self.offset = 0.0
+        self.frozen = False
+        self.dead = False
+        self.tasks: list[Task] = []
+        self.transports: dict[int, Any] = {}
+        self._received: list[Handle] = []
+        self._expired: list[Handle] = []
+
+    @property
+    def runs(self) -> bool:
+        return not (self.frozen or self.dead)
+
+    def keep(self, handle: "Handle") -> None:
+        """Keeps a callback for when the process runs again."""
+        (self._expired if handle.due is not None else self._received).append(handle)
+
+    def kept(self, timers_first: bool) -> "list[Handle]":
+        """What was kept: asyncio takes messages first, uvloop timers."""
+        self._expired.sort(key=lambda handle: handle.due or 0.0)
+        first, then = (self._expired, self._received) if timers_first else (self._received, self._expired)
+        self._received, self._expired = [], []
+        return first + then
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Handle(asyncio.TimerHandle):
+    """A callback of a process; `due` is None for what is not a timer."""
+
+    __slots__ = ("due", "process")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], process: Process, due: float | None,
+        context: contextvars.Context | None,
+    ) -> None:  # fmt: skip
+        # The base class' constructor does more than is needed for so many of them.
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._context = context if context is not None else contextvars.copy_context()
+        self.process = process
+        self.due = due
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        return self.due or 0.0
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<Handle of {self.process} {self._callback!r}>"
+
+
+class Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address."""
+
+    def __init__(self, coro: Any, **options: Any) -> None:
+        self._serial = next(_serial)
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._serial
+
+
+class Loop(asyncio.AbstractEventLoop):
+    """Runs simulated processes. `random` decides the order of what comes at the same instant."""
+
+    def __init__(self, random: Random, network: Any = None) -> None:
+        self.random = random
+        self.network = network
+        self.world = Process("world")
+        self.process = self.world
+        self.defects: list[str] = []
+        self._ready: deque[Handle] = deque()
+        self._heap: list[tuple[float, float, int, Handle]] = []
+        self._number = 0
+        self._closed = False
+
+    # -- what asyncio asks of a loop ----------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return CLOCK.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any], *, name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> Task:  # fmt: skip
+        task = Task(coro, loop=self, context=context) if context is not None else Task(coro, loop=self)
+        if name is not None:
+            task.set_name(name)
+        self.process.tasks.append(task)
+        return task
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, self.process, None, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        return self.call_at(CLOCK.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        process = self.process
+        handle = Handle(callback, args, process, when, context)
+        self._push(max(when, CLOCK.now), handle)
+        return handle
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self.defects.append(f"{self.process}: {context.get('message')}: {context.get('exception')!r}")
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **_: Any
+    ) -> tuple[Any, Any]:
+        return await self.network.connect(protocol_factory, (host, port))  # type: ignore[no-any-return]
+
+    async def create_unix_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], path: str, **_: Any
+    ) -> tuple[Any, Any]:
+        return await self.network.connect(protocol_factory, path)  # type: ignore[no-any-return]
+
+    # -- what the simulation asks of it -------------------------------------------------------------------------------
+
+    def deliver(self, process: Process, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Calls back in a process at an instant, as when a message comes in."""
+        handle = Handle(callback, args, process, None, None)
+        self._push(when, handle)
+
+    def spawn(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Task:
+        """A task of a process."""
+        before, self.process = self.process, process
+        try:
+            return self.create_task(coro)
+        finally:
+            self.process = before
+
+    def freeze(self, process: Process) -> None:
+        process.frozen = True
+
+    def thaw(self, process: Process) -> None:
+        if process.frozen:
+            process.frozen = False
+            self._ready.extend(process.kept(self.random.random() < 0.5))
+
+    def run(self, until: float) -> None:
+        """Runs until that instant."""
+        ready, heap, outer = self._ready, self._heap, _get_running_loop()
+        _set_running_loop(self)
+        try:
+            while True:
+                count = 0
+                while ready:
+                    handle = ready.popleft()
+                    if not handle._cancelled:
+                        self._run(handle)
+                    count += 1
+                    if count > _MOST_AT_ONCE:
+                        self.defects.append(f"{handle.process} never waits: {handle!r}")
+                        ready.clear()
+                if not heap or heap[0][0] > until:
+                    break
+                CLOCK.now = now = heap[0][0]
+                while heap and heap[0][0] <= now:
+                    ready.append(heapq.heappop(heap)[3])
+            CLOCK.now = until
+        finally:
+            self.process = self.world
+            CLOCK.offset = 0.0
+            _set_running_loop(outer)
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+        self._heap.clear()
+
+    def _run(self, handle: Handle) -> None:
+        process = handle.process
+        if process.dead:
+            return
+        if process.frozen:
+            process.keep(handle)
+            return
+        self.process = process
+        CLOCK.offset = process.offset
+        try:
+            handle._context.run(handle._callback, *handle._args)
+        except Exception as error:  # noqa: BLE001 - as asyncio does it: a callback's defect ends nothing else
+            self.call_exception_handler({"message": f"a callback failed: {handle!r}", "exception": error})
+
+    def _push(self, when: float, handle: Handle) -> None:
+        tick = handle.process.tick
+        if tick:
+            when = max(when, ceil(when / tick) * tick)
+        self._number += 1
+        heapq.heappush(self._heap, (when, self.random.random(), self._number, handle))
+
+
+def new_loop(random: Random, network: Any = None) -> Loop:
+    return Loop(random, network)  # type: ignore[abstract]  # what is missing is never asked for here

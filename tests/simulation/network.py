@@ -1,0 +1,288 @@
+"""Connections in memory between simulated processes.
+
+Theory of operation. A wire has two ends and two directions; each direction delivers what was written in its order,
+after a delay. A fault concerns one direction (it holds what is written, or loses it) or the whole wire (it is cut). An
+end learns of a cut when the next thing comes to it, or after a delay of its own, so each side may believe for a while
+that the other is there. What has been written before a cut is delivered or lost.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, Protocol
+
+from simulation.clock import CLOCK
+from simulation.loop import Loop, Process
+
+Place = tuple[str, int] | str
+CLIENT: Final = 0
+SERVER: Final = 1
+
+
+class Server(Protocol):
+    """Accepts connections: gives a protocol for each."""
+
+    process: Process
+
+    def accept(self) -> asyncio.BaseProtocol: ...
+
+
+class Network:
+    """All servers, and the wires to them. `trace` is told what happens to the wires."""
+
+    def __init__(self, loop: Loop, random: Random, trace: Callable[[str], object] = lambda _: None) -> None:
+        self.loop = loop
+        self.random = random
+        self.trace = trace
+        self.servers: dict[Place, Server] = {}
+        self.wires: dict[int, Wire] = {}
+        self.slow = 1.0
+        """By how much delays are longer than usual."""
+        self._number = 0
+
+    def delay(self) -> float:
+        """Seconds that a message takes."""
+        draw = self.random.random()
+        usual = 0.0002 + 0.0006 * draw if draw < 0.97 else 0.001 + 0.02 * self.random.random()
+        return usual * self.slow
+
+    async def connect(self, factory: Callable[[], Any], place: Place) -> tuple[Any, Any]:
+        """Raises ConnectionRefusedError where nobody listens."""
+        loop = self.loop
+        process = loop.process
+        made: asyncio.Future[None] = loop.create_future()
+
+        def arrived() -> None:
+            if made.done():
+                return
+            if place in self.servers:
+                made.set_result(None)
+            else:
+                made.set_exception(ConnectionRefusedError(f"nobody listens at {place}"))
+
+        loop.deliver(process, CLOCK.now + 2 * self.delay(), arrived)
+        await made
+        server = self.servers.get(place)
+        if server is None:
+            raise ConnectionRefusedError(f"nobody listens at {place}")
+        self._number += 1
+        wire = Wire(self, self._number, process, server.process)
+        self.wires[wire.number] = wire
+        protocol = factory()
+        near, far = wire.ends
+        near.begin(protocol)
+        loop.deliver(server.process, CLOCK.now + self.delay(), lambda: far.begin(server.accept()))
+        begun = loop.create_future()
+        loop.call_soon(_resolve, begun)
+        try:
+            await begun
+        except BaseException:
+            near.close()
+            raise
+        return near, protocol
+
+    def of(self, process: Process) -> "list[Wire]":
+        """The wires that end in a process."""
+        return [wire for wire in self.wires.values() if any(end.process is process for end in wire.ends)]
+
+    def kill(self, process: Process) -> None:
+        """The process is no more: what it has written may still come, and then the other side is told."""
+        process.dead = True
+        for wire in self.of(process):
+            gone = wire.ends[CLIENT] if wire.ends[CLIENT].process is process else wire.ends[SERVER]
+            gone.lost = True
+            wire.close_from(gone.side, reset=self.random.random() < 0.5)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Wire:
+    """One connection. `hold` keeps what is written in a direction until an instant; `cut` ends it."""
+
+    def __init__(self, network: Network, number: int, client: Process, server: Process) -> None:
+        self.network = network
+        self.number = number
+        self.ends = (End(self, CLIENT, client), End(self, SERVER, server))
+        self.is_cut = False
+        self.fault: Callable[[Wire, bytes], bool] | None = None
+        """Called with the next that the client writes; whether this is to be sent in the usual way."""
+        self._held = [0.0, 0.0]
+        self._last = [0.0, 0.0]
+        self._on_way: tuple[deque[bytes | None], deque[bytes | None]] = (deque(), deque())
+
+    def __repr__(self) -> str:
+        return f"wire {self.number} {self.ends[CLIENT].process}-{self.ends[SERVER].process}"
+
+    def send(self, side: int, data: bytes) -> None:
+        """Sends from a side to the other one."""
+        if self.is_cut:
+            return
+        if side == CLIENT and self.fault is not None:
+            fault, self.fault = self.fault, None
+            if not fault(self, data):
+                return
+        self.put(side, data)
+
+    def put(self, side: int, data: bytes | None) -> None:
+        """The same without a fault; None is the end of the stream."""
+        network = self.network
+        when = max(CLOCK.now + network.delay(), self._held[side], self._last[side])
+        self._last[side] = when
+        self._on_way[side].append(data)
+        network.loop.deliver(self.ends[1 - side].process, when, self._arrive, side)
+
+    def _arrive(self, side: int) -> None:
+        on_way = self._on_way[side]
+        if on_way:  # else it was lost
+            data = on_way.popleft()
+            end = self.ends[1 - side]
+            if data is None:
+                end.ended()
+            else:
+                end.receive(data)
+
+    def hold(self, side: int, until: float) -> None:
+        """What a side writes from now on arrives no earlier than that."""
+        self._held[side] = max(self._held[side], until)
+
+    def lose(self, side: int) -> None:
+        """What a side has written and has not arrived yet never will."""
+        self._on_way[side].clear()
+
+    def close_from(self, side: int, *, reset: bool) -> None:
+        """A side has closed; with `reset`, what it has written and has not arrived yet is lost."""
+        if self.is_cut:
+            return
+        if reset:
+            self.lose(side)
+        self.put(side, None)
+
+    def cut(self, notice: tuple[float, float]) -> None:
+        """Nothing passes any more; each side is told after so many seconds."""
+        if self.is_cut:
+            return
+        self.is_cut = True
+        for end, after in zip(self.ends, notice, strict=True):
+            self.network.loop.deliver(end.process, CLOCK.now + after, end.break_)
+
+    def forget(self) -> None:
+        if all(end.lost for end in self.ends):
+            self.network.wires.pop(self.number, None)
+
+
+class End(asyncio.Transport):
+    """One end of a wire, as a transport."""
+
+    def __init__(self, wire: Wire, side: int, process: Process) -> None:
+        super().__init__()
+        self.wire = wire
+        self.side = side
+        self.process = process
+        self.lost = False
+        self._protocol: Any = None
+        self._closing = False
+        self._paused: list[bytes | None] | None = None
+        self._early: list[Callable[[], object]] = []
+
+    def begin(self, protocol: Any) -> None:
+        self.wire.network.loop.call_soon(self._begin, protocol)
+
+    def _begin(self, protocol: Any) -> None:
+        self._protocol = protocol
+        protocol.connection_made(self)
+        early, self._early = self._early, []
+        for come in early:
+            come()
+
+    def receive(self, data: bytes) -> None:
+        if self.lost or self._closing:
+            return
+        if self._protocol is None:
+            self._early.append(lambda: self.receive(data))
+        elif self._paused is not None:
+            self._paused.append(data)
+        else:
+            self._protocol.data_received(data)
+
+    def ended(self) -> None:
+        """The other side has closed."""
+        if self.lost:
+            return
+        if self._protocol is None:
+            self._early.append(self.ended)
+        elif self._paused is not None:
+            self._paused.append(None)
+        elif not self._closing:
+            self._protocol.eof_received()
+            self._closing = True
+            self._lose(None)
+
+    def break_(self) -> None:
+        """The wire is cut."""
+        if self._protocol is None:
+            self._early.append(self.break_)
+        elif not self.lost:
+            self._closing = True
+            self._lose(ConnectionResetError("the connection was cut"))
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self.lost:
+            self.lost = True
+            self.wire.network.loop.call_soon(self._told, error)
+
+    def _told(self, error: Exception | None) -> None:
+        self._protocol.connection_lost(error)
+        self.wire.forget()
+
+    # -- what protocols ask of a transport ----------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        if not self._closing:
+            self.wire.send(self.side, bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self.wire.close_from(self.side, reset=False)
+            self._lose(None)
+
+    def abort(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self.wire.close_from(self.side, reset=self.wire.network.random.random() < 0.2)
+            self._lose(None)
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        if self._paused is None:
+            self._paused = []
+
+    def resume_reading(self) -> None:
+        waiting, self._paused = self._paused, None
+        for data in waiting or ():
+            if data is None:
+                self.ended()
+            else:
+                self.receive(data)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return _Socket() if name == "socket" else default
+
+
+class _Socket:
+    """As much of a socket as keep-alive needs."""
+
+    def setsockopt(self, *_: object) -> None:
+        pass

@@ -1,0 +1,271 @@
+"""Redis' commands on data, as far as the router and its tools send them. A command that is not here is an error."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from simulation.redis_data import Data
+from simulation.redis_scripts import run_script
+from simulation.redis_values import RedisError, SortedSet, Stream, check_id, write_id
+
+Words = list[bytes]
+_SYNTAX: Final = "ERR syntax error"
+_NO_INTEGER: Final = "ERR value is not an integer or out of range"
+
+
+class Status(str):
+    """A simple string: `OK`."""
+
+    __slots__ = ()
+
+
+OK: Final = Status("OK")
+
+
+def _integer(word: bytes) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise RedisError(_NO_INTEGER) from None
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _exists(data: Data, words: Words) -> int:
+    return sum(data.find(key) is not None for key in words)
+
+
+def _del(data: Data, words: Words) -> int:
+    return sum(data.remove(key) for key in words)
+
+
+def _expire_in(unit: int) -> Callable[[Data, Words], int]:
+    def expire(data: Data, words: Words) -> int:
+        if data.find(words[0]) is None:
+            return 0
+        data.expire_at(words[0], data.clock() + unit * _integer(words[1]))
+        return 1
+
+    return expire
+
+
+def _left_in(unit: int) -> Callable[[Data, Words], int]:
+    def left(data: Data, words: Words) -> int:
+        if data.find(words[0]) is None:
+            return -2
+        until = data.expires(words[0])
+        return -1 if until is None else (until - data.clock() + unit // 2) // unit
+
+    return left
+
+
+def _persist(data: Data, words: Words) -> int:
+    if data.find(words[0]) is None or data.expires(words[0]) is None:
+        return 0
+    data.expire_at(words[0], None)
+    return 1
+
+
+def _type(data: Data, words: Words) -> Status:
+    names = {dict: "hash", SortedSet: "zset", Stream: "stream", type(None): "none"}
+    return Status(names.get(type(data.find(words[0])), "string"))
+
+
+def _scan(data: Data, words: Words) -> list[Any]:
+    """The cursor is how many keys of the sorted list were looked at; good enough for data that does not grow."""
+    options = {words[at].upper(): words[at + 1] for at in range(1, len(words), 2)}
+    at, count = _integer(words[0]), _integer(options.get(b"COUNT", b"10"))
+    every = data.keys()
+    matching = set(data.keys(options.get(b"MATCH", b"*").decode("latin-1")))
+    found = [key for key in every[at : at + count] if key in matching and data.find(key) is not None]
+    return [b"%d" % (at + count if at + count < len(every) else 0), found]
+
+
+# -- strings ----------------------------------------------------------------------------------------------------------
+
+
+def _get(data: Data, words: Words) -> bytes | None:
+    return data.get(words[0], bytes)
+
+
+def _set(data: Data, words: Words) -> Any:
+    key, value, *options = words
+    names = [option.upper() for option in options]
+    expiry, give, before = None, b"GET" in names, None
+    for at, name in enumerate(names):
+        if name in (b"PX", b"EX"):
+            expiry = data.clock() + _integer(options[at + 1]) * (1000 if name == b"EX" else 1)
+        elif name == b"PXAT":
+            expiry = _integer(options[at + 1])
+    if give:
+        before = data.get(key, bytes)
+    there = data.find(key) is not None
+    if (b"NX" in names and there) or (b"XX" in names and not there):
+        return before
+    data.put(key, value, keep_expiry=b"KEEPTTL" in names)
+    if expiry is not None:
+        data.expire_at(key, expiry)
+    return before if give else OK
+
+
+def _incr(data: Data, words: Words) -> int:
+    number = _integer(data.get(words[0], bytes) or b"0") + 1
+    data.put(words[0], b"%d" % number, keep_expiry=True)
+    return number
+
+
+# -- hashes -----------------------------------------------------------------------------------------------------------
+
+
+def _hash(data: Data, key: bytes) -> dict[bytes, bytes]:
+    return data.get(key, dict) or {}
+
+
+def _hset(data: Data, words: Words) -> int:
+    if len(words) % 2 == 0:
+        raise RedisError("ERR wrong number of arguments for 'hset' command")
+    found = data.make(words[0], dict)
+    before = len(found)
+    found.update(zip(words[1::2], words[2::2], strict=True))
+    return len(found) - before
+
+
+def _hsetnx(data: Data, words: Words) -> int:
+    if words[1] in _hash(data, words[0]):
+        return 0
+    return _hset(data, words)
+
+
+def _hdel(data: Data, words: Words) -> int:
+    gone = [name for name in words[1:] if name in _hash(data, words[0])]
+    if gone:
+        found = data.make(words[0], dict)
+        for name in gone:
+            found.pop(name, None)
+        if not found:
+            data.delete(words[0])
+    return len(gone)
+
+
+# -- sorted sets ------------------------------------------------------------------------------------------------------
+
+
+def _zincrby(data: Data, words: Words) -> float:
+    found = data.make(words[0], SortedSet)
+    found[words[2]] = score = found.get(words[2], 0.0) + float(words[1])
+    return score
+
+
+def _zremove(data: Data, key: bytes, members: list[bytes]) -> int:
+    gone = [member for member in members if member in (data.get(key, SortedSet) or ())]
+    if gone:
+        found = data.make(key, SortedSet)
+        for member in gone:
+            found.pop(member, None)
+        if not found:
+            data.delete(key)
+    return len(gone)
+
+
+def _zremrangebyrank(data: Data, words: Words) -> int:
+    ranked = (data.get(words[0], SortedSet) or SortedSet()).ranked()
+    first, last = (at + len(ranked) if at < 0 else at for at in map(_integer, words[1:3]))
+    return _zremove(data, words[0], ranked[max(0, first) : last + 1] if last >= 0 else [])
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def _xadd(data: Data, words: Words) -> bytes | None:
+    key, rest = words[0], words[1:]
+    trim, about, make = None, False, True
+    while rest[0].upper() in (b"NOMKSTREAM", b"MAXLEN", b"MINID"):
+        option = rest.pop(0).upper()
+        if option == b"NOMKSTREAM":
+            make = False
+            continue
+        if rest[0] in (b"=", b"~"):
+            about = rest.pop(0) == b"~"
+        trim = option, rest.pop(0)
+    if len(rest) < 3 or len(rest) % 2 == 0:
+        raise RedisError("ERR wrong number of arguments for 'xadd' command")
+    check_id(rest[0])
+    found = data.get(key, Stream)
+    if found is None and not make:
+        return None
+    id_ = (found.copy() if found is not None else Stream()).add(rest[0], [], data.clock())  # before anything is made
+    stream = data.make(key, Stream)
+    stream.add(write_id(id_), rest[1:], data.clock())
+    if trim is not None:
+        stream.trim(*trim, about=about)
+    return write_id(id_)
+
+
+def _range(data: Data, words: Words, *, reverse: bool) -> list[Any]:
+    if len(words) not in (3, 5):
+        raise RedisError(_SYNTAX)
+    count = _integer(words[4]) if len(words) == 5 else None
+    start, end = (words[2], words[1]) if reverse else (words[1], words[2])
+    Stream().range(start, end, count)  # Redis reads the ids before it looks at the key
+    found = data.get(words[0], Stream)
+    return (found or Stream()).range(start, end, count, reverse=reverse)
+
+
+def _xinfo(data: Data, words: Words) -> dict[bytes, Any]:
+    if words[0].upper() != b"STREAM" or len(words) != 2:
+        raise RedisError("ERR the model of Redis knows XINFO STREAM alone")
+    found = data.get(words[1], Stream)
+    if found is None:
+        raise RedisError("ERR no such key")
+    return {b"length": len(found.records), b"last-generated-id": write_id(found.last)}
+
+
+def _time(data: Data, _: Words) -> list[bytes]:
+    now = data.clock()
+    return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
+
+
+Run = Callable[[Data, Words], Any]
+
+READS: Final[dict[bytes, Run]] = {
+    b"EXISTS": _exists,
+    b"GET": _get,
+    b"HGET": lambda data, words: _hash(data, words[0]).get(words[1]),
+    b"HGETALL": lambda data, words: dict(_hash(data, words[0])),
+    b"HKEYS": lambda data, words: list(_hash(data, words[0])),
+    b"HLEN": lambda data, words: len(_hash(data, words[0])),
+    b"HMGET": lambda data, words: [_hash(data, words[0]).get(name) for name in words[1:]],
+    b"PTTL": _left_in(1),
+    b"SCAN": _scan,
+    b"STRLEN": lambda data, words: len(_get(data, words) or b""),
+    b"TIME": _time,
+    b"TTL": _left_in(1000),
+    b"TYPE": _type,
+    b"XINFO": _xinfo,
+    b"XLEN": lambda data, words: len((data.get(words[0], Stream) or Stream()).records),
+    b"XRANGE": lambda data, words: _range(data, words, reverse=False),
+    b"XREVRANGE": lambda data, words: _range(data, words, reverse=True),
+    b"ZCARD": lambda data, words: len(data.get(words[0], SortedSet) or ()),
+    b"ZSCORE": lambda data, words: (data.get(words[0], SortedSet) or SortedSet()).get(words[1]),
+}
+
+WRITES: Final[dict[bytes, Run]] = {
+    b"DEL": _del,
+    b"EVAL": run_script,
+    b"EXPIRE": _expire_in(1000),
+    b"HDEL": _hdel,
+    b"HSET": _hset,
+    b"HSETNX": _hsetnx,
+    b"INCR": _incr,
+    b"PERSIST": _persist,
+    b"PEXPIRE": _expire_in(1),
+    b"SET": _set,
+    b"UNLINK": _del,
+    b"XADD": _xadd,
+    b"ZINCRBY": _zincrby,
+    b"ZREM": lambda data, words: _zremove(data, words[0], words[1:]),
+    b"ZREMRANGEBYRANK": _zremrangebyrank,
+}
+
+FEWEST: Final = {b"HMGET": 2, b"HGET": 2, b"SET": 2, b"HSET": 3, b"XADD": 4, b"EVAL": 2, b"ZREM": 2, b"TIME": 0}
+"""Words that a command has at least; of the others, one."""

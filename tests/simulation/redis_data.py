@@ -1,0 +1,130 @@
+"""What a Redis server holds: keys, their values, when they expire, and who is to be told of changes."""
+
+import fnmatch
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from simulation.redis_values import RedisError, SortedSet, Stream
+
+Value = bytes | dict[bytes, bytes] | SortedSet | Stream
+T = TypeVar("T", bytes, dict[bytes, bytes], SortedSet, Stream)
+
+_WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+class Data:
+    """Keys and values. `clock` gives milliseconds; `changed` is told of each key that changes, None of all of them.
+
+    - A key that has expired is gone for whoever asks, and `changed` is told of that when somebody asks.
+    - With a `journal`, what stood there before each change is noted, so that `lose_since` can go back.
+    """
+
+    def __init__(self, clock: Callable[[], int], changed: Callable[[bytes | None], object]) -> None:
+        self.clock = clock
+        self._changed = changed
+        self._values: dict[bytes, Value] = {}
+        self._expires: dict[bytes, int] = {}
+        self.journal: list[tuple[float, bytes, Value | None, int | None]] | None = None
+        self.instant: Callable[[], float] = lambda: 0.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> Value | None:
+        until = self._expires.get(key)
+        if until is not None and until <= self.clock():
+            self.delete(key)
+            return None
+        return self._values.get(key)
+
+    def get(self, key: bytes, kind: type[T]) -> T | None:
+        """The value. Raises RedisError for one of another type."""
+        found = self.find(key)
+        if found is None:
+            return None
+        if type(found) is not kind and not (kind is bytes and isinstance(found, bytes)):
+            raise RedisError(_WRONG_TYPE)
+        return found
+
+    def expires(self, key: bytes) -> int | None:
+        return self._expires.get(key)
+
+    def keys(self, pattern: str = "*") -> list[bytes]:
+        return sorted(key for key in list(self._values) if fnmatch.fnmatchcase(key.decode("latin-1"), pattern))
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def note(self, key: bytes) -> None:
+        """The value at this key is about to be changed in place."""
+        if self.journal is not None:
+            before = self._values.get(key)
+            copied: Any = before.copy() if isinstance(before, dict | Stream) else before
+            if isinstance(before, SortedSet):
+                copied = SortedSet(before)
+            self.journal.append((self.instant(), key, copied, self._expires.get(key)))
+        self._changed(key)
+
+    def put(self, key: bytes, value: Value, *, keep_expiry: bool = False) -> None:
+        self.note(key)
+        self._values[key] = value
+        if not keep_expiry:
+            self._expires.pop(key, None)
+
+    def make(self, key: bytes, kind: type[T]) -> T:
+        """The value at a key, which is about to be changed, and is made where there is none."""
+        found = self.get(key, kind)
+        if found is None:
+            found = kind()
+            self.put(key, found)
+        else:
+            self.note(key)
+        return found
+
+    def delete(self, key: bytes) -> None:
+        """Also for what has expired."""
+        if key in self._values:
+            self.note(key)
+            del self._values[key]
+            self._expires.pop(key, None)
+
+    def remove(self, key: bytes) -> bool:
+        """Whether it was there."""
+        there = self.find(key) is not None
+        self.delete(key)
+        return there
+
+    def expire_at(self, key: bytes, milliseconds: int | None) -> None:
+        self.note(key)
+        if milliseconds is None:
+            self._expires.pop(key, None)
+        elif milliseconds <= self.clock():
+            self.delete(key)
+        else:
+            self._expires[key] = milliseconds
+
+    def expire_some(self, wanted: Callable[[bytes], bool]) -> None:
+        """What Redis does beside its work: some of what has expired goes."""
+        now = self.clock()
+        for key in [key for key, until in self._expires.items() if until <= now and wanted(key)]:
+            self.delete(key)
+
+    def clear(self) -> None:
+        for key in list(self._values) if self.journal is not None else ():
+            self.note(key)
+        self._values.clear()
+        self._expires.clear()
+        self._changed(None)
+
+    def lose_since(self, instant: float) -> None:
+        """Goes back to what it held then; nobody is told."""
+        assert self.journal is not None
+        while self.journal and self.journal[-1][0] > instant:
+            _, key, value, expires = self.journal.pop()
+            self._values.pop(key, None)
+            self._expires.pop(key, None)
+            if value is not None:
+                self._values[key] = value
+                if expires is not None:
+                    self._expires[key] = expires

@@ -1,0 +1,297 @@
+"""Redis as a simulated process: connections, RESP3, the order of commands, pub/sub, tracking, and its faults.
+
+Theory of operation. The commands that have come at once are applied one after the other, and answered; then whoever
+tracks the prefix of a changed key is told, as Redis does before it waits again. Commands of one connection keep their
+order. WAIT holds up its connection alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, Final
+
+import hiredis
+
+from simulation.clock import CLOCK, EPOCH
+from simulation.loop import Loop, Process
+from simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
+from simulation.redis_data import Data
+from simulation.redis_values import RedisError
+
+_INCOMPLETE: Final = object()
+_BLOCKED: Final = object()
+
+
+class Push(list[Any]):
+    """What is said unasked."""
+
+
+class RedisModel:
+    """One Redis server. See Server in simulation.network; what it holds is `data`.
+
+    - `read_only`, `replicas` (those that acknowledge what they get) and `offset` (seconds by which its clock is off)
+      may be changed at any time.
+    - `observe` is told of each command, before it is applied.
+    """
+
+    def __init__(
+        self, loop: Loop, random: Random, *, observe: Callable[[list[bytes]], object] = lambda _: None
+    ) -> None:
+        self.process = Process("redis")
+        self.data = Data(self._milliseconds, self._changed)
+        self.data.instant = lambda: CLOCK.now
+        self.read_only = False
+        self.replicas = 0
+        self.offset = 0.0
+        self.connections: dict[int, Connection] = {}
+        self.loop = loop
+        self.random = random
+        self.observe = observe
+        self.modified: dict[bytes, None] = {}
+        self._number = 0
+        self._channels: dict[bytes, dict[int, Connection]] = {}
+
+    def _milliseconds(self) -> int:
+        return int((EPOCH + CLOCK.now + self.offset) * 1000)
+
+    def accept(self) -> "Connection":
+        self._number += 1
+        return Connection(self, self._number)
+
+    def start(self) -> None:
+        """From now on, what has expired goes by and by."""
+        self.loop.deliver(self.process, CLOCK.now + 0.1, self._expire)
+
+    def _expire(self) -> None:
+        self.data.expire_some(lambda _: self.random.random() < 0.5)
+        self.tell_changes()
+        self.start()
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def _changed(self, key: bytes | None) -> None:
+        if key is not None:
+            self.modified[key] = None
+            return
+        self.modified.clear()
+        for connection in self.connections.values():
+            if connection.prefixes:
+                connection.say(Push([b"invalidate", None]))
+
+    def tell_changes(self) -> None:
+        """Tells of the changes since the last time, in one message for each prefix."""
+        if not self.modified:
+            return
+        modified = sorted(self.modified)
+        self.modified = {}
+        for connection in list(self.connections.values()):
+            for prefix in connection.prefixes:
+                keys = [key for key in modified if key.startswith(prefix)]
+                if keys:
+                    connection.say(Push([b"invalidate", keys]))
+
+    def publish(self, channel: bytes, payload: bytes) -> int:
+        receivers = list(self._channels.get(channel, {}).values())
+        for receiver in receivers:
+            receiver.say(Push([b"message", channel, payload]))
+        return len(receivers)
+
+    def subscribe(self, channel: bytes, connection: "Connection") -> None:
+        self._channels.setdefault(channel, {})[connection.number] = connection
+
+    def gone(self, connection: "Connection") -> None:
+        self.connections.pop(connection.number, None)
+        for receivers in self._channels.values():
+            receivers.pop(connection.number, None)
+
+
+class Connection(asyncio.Protocol):
+    """One client of the server."""
+
+    def __init__(self, server: RedisModel, number: int) -> None:
+        self.server = server
+        self.number = number
+        self.prefixes: list[bytes] = []
+        self.channels: dict[bytes, None] = {}
+        self._transport: Any = None
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self._out: list[bytes] = []
+        self._blocked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self.server.connections[self.number] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._blocked:
+            return
+        server = self.server
+        while (command := self._reader.gets()) is not _INCOMPLETE:
+            words = [word if isinstance(word, bytes) else b"%d" % word for word in command]
+            server.observe(words)
+            try:
+                reply = self._apply(words)
+            except RedisError as error:
+                reply = error
+            if reply is _BLOCKED:
+                break
+            self._out.append(encode(reply))
+            if server.random.random() < 0.02 and not self._blocked:
+                # What comes behind it waits until the others have had their turn.
+                self._blocked = True
+                server.loop.call_soon(self._unblock)
+                break
+        self._flush()
+        server.tell_changes()
+
+    def _flush(self) -> None:
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._transport.write(data)
+
+    def _unblock(self) -> None:
+        self._blocked = False
+        self._go_on()
+
+    def say(self, push: Push) -> None:
+        self._out.append(encode(push))
+        self._flush()
+
+    def _apply(self, words: list[bytes]) -> Any:
+        name, rest = words[0].upper(), words[1:]
+        run = READS.get(name)
+        if run is None and (run := WRITES.get(name)) is not None and self.server.read_only:
+            raise RedisError("READONLY You can't write against a read only replica.")
+        if run is not None:
+            if len(rest) < FEWEST.get(name, 1):
+                raise RedisError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+            return run(self.server.data, rest)
+        own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
+        if own is None:
+            shown = " ".join(f"'{word.decode()}'" for word in rest[:3])
+            raise RedisError(f"ERR unknown command '{name.decode()}', with args beginning with: {shown} ")
+        return own(rest)
+
+    # -- commands about the connection --------------------------------------------------------------------------------
+
+    def _ping(self, rest: list[bytes]) -> Any:
+        return rest[0] if rest else Status("PONG")
+
+    def _hello(self, _: list[bytes]) -> dict[bytes, Any]:
+        role = b"replica" if self.server.read_only else b"master"
+        return {b"server": b"redis", b"version": b"7.0.15", b"proto": 3, b"id": self.number, b"role": role}
+
+    def _select(self, _: list[bytes]) -> Status:
+        return OK
+
+    def _auth(self, _: list[bytes]) -> Status:
+        return OK
+
+    def _client(self, rest: list[bytes]) -> Any:
+        if rest[0].upper() != b"TRACKING":
+            return OK if rest[0].upper() != b"ID" else self.number
+        options = [word.upper() for word in rest]
+        if options[1] != b"ON":
+            self.prefixes = []
+            return OK
+        assert b"BCAST" in options, "the model of Redis knows tracking in broadcasting mode alone"
+        added = [rest[at + 1] for at, word in enumerate(options) if word == b"PREFIX" and at % 2 == options.index(
+            b"PREFIX") % 2]  # fmt: skip
+        _no_overlap(added, self.prefixes)
+        self.prefixes += added
+        return OK
+
+    def _subscribe(self, rest: list[bytes]) -> Any:
+        for channel in rest:
+            self.channels[channel] = None
+            self.server.subscribe(channel, self)
+            self._out.append(encode(Push([b"subscribe", channel, len(self.channels)])))
+        return _NOTHING
+
+    def _publish(self, rest: list[bytes]) -> int:
+        return self.server.publish(rest[0], rest[1])
+
+    def _role(self, _: list[bytes]) -> list[Any]:
+        if self.server.read_only:
+            return [b"slave", b"127.0.0.1", 6379, b"connected", 0]
+        return [b"master", 0, []]
+
+    def _flushall(self, _: list[bytes]) -> Status:
+        if self.server.read_only:
+            raise RedisError("READONLY You can't write against a read only replica.")
+        self.server.data.clear()
+        return OK
+
+    def _wait(self, rest: list[bytes]) -> Any:
+        wanted, timeout = int(rest[0]), int(rest[1])
+        if self.server.replicas >= wanted:
+            return self.server.replicas
+        self._blocked = True
+        self.server.loop.call_later(timeout / 1000, self._waited)
+        return _BLOCKED
+
+    def _waited(self) -> None:
+        self._out.append(encode(self.server.replicas))
+        self._unblock()
+
+
+def _no_overlap(added: list[bytes], known: list[bytes]) -> None:
+    for at, prefix in enumerate(added):
+        for other in known:
+            if prefix.startswith(other) or other.startswith(prefix):
+                raise RedisError(
+                    f"ERR Prefix '{prefix.decode()}' overlaps with an existing prefix '{other.decode()}'. "
+                    "Prefixes for a single client must not overlap."
+                )
+        for other in added[at + 1 :]:
+            if prefix.startswith(other) or other.startswith(prefix):
+                raise RedisError(
+                    f"ERR Prefix '{prefix.decode()}' overlaps with another provided prefix '{other.decode()}'. "
+                    "Prefixes for a single client must not overlap."
+                )
+
+
+class _Nothing:
+    """No reply beside what was said already."""
+
+
+_NOTHING: Final = _Nothing()
+
+
+def encode(reply: Any) -> bytes:
+    """A reply in RESP3."""
+    return b"".join(_encode(reply))
+
+
+def _encode(reply: Any) -> Iterator[bytes]:
+    if reply is None:
+        yield b"_\r\n"
+    elif isinstance(reply, bytes):
+        yield b"$%d\r\n%b\r\n" % (len(reply), reply)
+    elif isinstance(reply, Status):
+        yield b"+%b\r\n" % reply.encode()
+    elif isinstance(reply, int):
+        yield b":%d\r\n" % reply
+    elif isinstance(reply, float):
+        yield b",%b\r\n" % f"{reply:.17g}".encode()
+    elif isinstance(reply, RedisError):
+        yield b"-%b\r\n" % str(reply).replace("\r\n", " ").replace("\n", " ").encode()
+    elif isinstance(reply, dict):
+        yield b"%%%d\r\n" % len(reply)
+        for name, value in reply.items():
+            yield from _encode(name)
+            yield from _encode(value)
+    elif isinstance(reply, list):
+        yield (b">%d\r\n" if isinstance(reply, Push) else b"*%d\r\n") % len(reply)
+        for part in reply:
+            yield from _encode(part)
+    else:
+        assert isinstance(reply, _Nothing), reply

@@ -1,0 +1,97 @@
+"""The scripts that the router runs in Redis, by their text, as Python.
+
+A script that is not here is an error that shows it: whoever changes one writes it down here too. The contract tests
+run each against the real server.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from router.core.limits import Ledger, Quota, Step
+from router.shared import flights, limits, scripts
+from router.store import redis as store
+from simulation.redis_data import Data
+from simulation.redis_values import RedisError
+
+Script = Callable[[Data, bytes, list[bytes]], Any]
+_REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}
+
+
+class LedgerText(bytes):
+    """What a tenant uses, where Redis has JSON."""
+
+    ledger: Ledger
+
+
+def _delete_if_same(data: Data, key: bytes, words: list[bytes]) -> int:
+    if data.get(key, bytes) != words[0]:
+        return 0
+    return int(data.remove(key))
+
+
+def _renew(data: Data, key: bytes, words: list[bytes]) -> int:
+    if data.get(key, bytes) != words[0]:
+        return 0
+    data.expire_at(key, data.clock() + int(words[1]))
+    return 1
+
+
+def _write(data: Data, key: bytes, words: list[bytes]) -> int:
+    data.put(key, dict(zip(words[1::2], words[2::2], strict=True)))
+    data.expire_at(key, data.clock() + int(words[0]))
+    return 1
+
+
+def _limit(data: Data, key: bytes, words: list[bytes]) -> list[int]:
+    process, ask, done, working, spent, requests, tokens, concurrent, lease, now = words
+    at = int(now) if now else data.clock()
+    found = data.find(key)
+    # A copy of the state, since what stands there may be needed again.
+    text = LedgerText(b"ledger")
+    text.ledger = Ledger()
+    if isinstance(found, LedgerText):
+        for name in Ledger.__slots__:
+            value = getattr(found.ledger, name)
+            setattr(text.ledger, name, value.copy() if isinstance(value, list | dict) else value)
+    step = Step(process=process.decode(), ask=ask == b"1", done=int(done), working=_optional(working), spent=int(spent))
+    quota = Quota(
+        requests_per_minute=_optional(requests), tokens_per_minute=_optional(tokens),
+        concurrent_requests=_optional(concurrent),
+    )  # fmt: skip
+    allowance = text.ledger.step(quota, step, at, int(lease))
+    data.put(key, text)
+    data.expire_at(key, data.clock() + max(limits.LEASE, 60_000) + 1000 + allowance.tokens_reset)
+    return [
+        _REFUSED[allowance.refused], allowance.wait, allowance.requests_left, allowance.requests_reset,
+        allowance.tokens_left, allowance.tokens_reset,
+    ]  # fmt: skip
+
+
+def _optional(word: bytes) -> int | None:
+    return int(word) if word else None
+
+
+def _text_in(packed: bytes) -> bytes:
+    """The text of the script in a packed EVAL."""
+    head, _, rest = packed.partition(b"EVAL\r\n$")
+    length, _, text = rest.partition(b"\r\n")
+    assert head
+    return text[: int(length)].replace(b"%%", b"%")
+
+
+SCRIPTS: Final[dict[bytes, Script]] = {
+    scripts.DELETE_IF_SAME.encode(): _delete_if_same,
+    _text_in(flights._RENEW): _renew,
+    store._WRITE.encode(): _write,
+    limits.SCRIPT.encode(): _limit,
+}
+
+
+def run_script(data: Data, words: list[bytes]) -> Any:
+    """EVAL: the text, 1, the key, and the arguments."""
+    script = SCRIPTS.get(words[0])
+    if script is None:
+        raise RedisError(f"ERR the model of Redis does not know this script: {words[0].decode()}")
+    if words[1] != b"1":
+        raise RedisError("ERR the model of Redis runs scripts with one key")
+    return script(data, words[2], words[3:])

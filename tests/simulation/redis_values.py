@@ -1,0 +1,108 @@
+"""What a Redis key can hold, beside strings (bytes) and hashes (dict): sorted sets and streams."""
+
+from typing import Any, Final
+
+Id = tuple[int, int]
+"""Of a stream's record: milliseconds and a number."""
+
+LAST: Final = (1 << 64) - 1
+_NODE: Final = 100  # records of a stream's node (stream-node-max-entries): `~` trims whole nodes
+
+
+class RedisError(Exception):
+    """An error reply; the message is its text."""
+
+
+class SortedSet(dict[bytes, float]):
+    """Members and their scores."""
+
+    def ranked(self) -> list[bytes]:
+        return sorted(self, key=lambda member: (self[member], member))
+
+
+class Stream:
+    """Records in the order of their ids. `last`: the last id that was given, though its record may be gone."""
+
+    __slots__ = ("last", "records")
+
+    def __init__(self) -> None:
+        self.last: Id = (0, 0)
+        self.records: list[tuple[Id, list[bytes]]] = []
+
+    def copy(self) -> "Stream":
+        copied = Stream()
+        copied.last, copied.records = self.last, list(self.records)
+        return copied
+
+    def add(self, wanted: bytes, fields: list[bytes], now: int) -> Id:
+        """Adds a record; `now` in milliseconds."""
+        id_ = self._next(wanted, now)
+        if id_ <= self.last:
+            raise RedisError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+        self.last = id_
+        self.records.append((id_, fields))
+        return id_
+
+    def _next(self, wanted: bytes, now: int) -> Id:
+        last, number = self.last
+        if wanted == b"*":
+            return (now, 0) if now > last else (last, number + 1)
+        milliseconds, _, rest = wanted.partition(b"-")
+        if rest == b"*":
+            at = _number(milliseconds)
+            return (at, number + 1) if at == last else (at, 0)
+        return read_id(wanted, 0)
+
+    def trim(self, how: bytes, threshold: bytes, *, about: bool) -> int:
+        """Lets go of the oldest records: as MAXLEN or MINID says; how many."""
+        if how == b"MAXLEN":
+            gone = max(0, len(self.records) - _number(threshold))
+        else:
+            first = read_id(threshold, 0)
+            gone = next((at for at, (id_, _) in enumerate(self.records) if id_ >= first), len(self.records))
+        if about:
+            gone -= gone % _NODE
+        del self.records[:gone]
+        return gone
+
+    def range(self, start: bytes, end: bytes, count: int | None, *, reverse: bool = False) -> list[Any]:
+        """The records between two ids, as replies have them."""
+        low, high = _bound(start, 0), _bound(end, LAST)
+        if start.startswith(b"("):
+            low = (low[0], low[1] + 1) if low[1] < LAST else (low[0] + 1, 0)
+        if end.startswith(b"("):
+            high = (high[0], high[1] - 1) if high[1] else (high[0] - 1, LAST)
+        found = [[write_id(id_), fields] for id_, fields in self.records if low <= id_ <= high]
+        if reverse:
+            found.reverse()
+        return found if count is None else found[:count]
+
+
+def read_id(text: bytes, rest: int) -> Id:
+    """An id; `rest` is the number of one that has none."""
+    milliseconds, dash, number = text.partition(b"-")
+    return _number(milliseconds), _number(number) if dash else rest
+
+
+def check_id(wanted: bytes) -> None:
+    """Raises RedisError for an id that no record can have."""
+    if not wanted.endswith(b"*") and read_id(wanted, 0) == (0, 0):
+        raise RedisError("ERR The ID specified in XADD must be greater than 0-0")
+
+
+def write_id(id_: Id) -> bytes:
+    return b"%d-%d" % id_
+
+
+def _bound(text: bytes, rest: int) -> Id:
+    if text == b"-":
+        return (0, 0)
+    if text == b"+":
+        return (LAST, LAST)
+    return read_id(text.removeprefix(b"("), rest)
+
+
+def _number(text: bytes) -> int:
+    if not text.isdigit():
+        raise RedisError("ERR Invalid stream ID specified as stream command argument")
+    return int(text)

@@ -1,0 +1,236 @@
+"""What the model of Redis answers is what Redis answers: every test here runs against both."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis_process import RedisServer
+
+from router.core.limits import Quota, Step
+from router.core.names import PURGES
+from router.shared.limits import command, read
+from simulation.redis_scripts import SCRIPTS
+from simulation.speaking import Both, ModelSpeaker, RealSpeaker
+
+KEYS = ["rh:1:a", "rh:1:b", "rh:1:ab"]
+WORDS = ["", "x", "12", "5-1", "née"]
+LONG = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[str]:
+    server = RedisServer()
+    try:
+        asyncio.run(server.start())
+        yield str(server.socket)
+    finally:
+        server.remove()
+
+
+@pytest.fixture(params=["real", "model"])
+def both(request: pytest.FixtureRequest, real: str) -> Iterator[Both]:
+    found = Both(real if request.param == "real" else None)
+    found.speaker().say(("FLUSHALL",))
+    yield found
+    found.close()
+
+
+key, word = st.sampled_from(KEYS), st.sampled_from(WORDS)
+id_ = st.builds(lambda at, number: f"{at}-{number}", st.integers(0, 4), st.integers(0, 3))
+bound = st.one_of(st.sampled_from(["-", "+", "2", "(2", "(3-1", "nonsense"]), id_)
+commands = st.one_of(
+    st.tuples(st.sampled_from(["GET", "TYPE", "HGETALL", "HKEYS", "HLEN", "STRLEN", "PTTL", "XLEN", "ZCARD"]), key),
+    st.tuples(st.sampled_from(["EXISTS", "DEL", "UNLINK"]), key, key),
+    st.tuples(st.just("SET"), key, word),
+    st.tuples(st.just("SET"), key, word, st.sampled_from(["NX", "XX", "GET", "KEEPTTL"])),
+    st.tuples(st.just("INCR"), key),
+    st.tuples(st.just("HSET"), key, word, word, word, word),
+    st.tuples(st.just("HSETNX"), key, word, word),
+    st.tuples(st.sampled_from(["HMGET", "HDEL"]), key, word, word),
+    st.tuples(st.just("HGET"), key, word),
+    st.tuples(st.just("ZINCRBY"), key, st.integers(-2, 2), word),
+    st.tuples(st.just("ZSCORE"), key, word),
+    st.tuples(st.just("ZREM"), key, word, word),
+    st.tuples(st.just("ZREMRANGEBYRANK"), key, st.integers(-4, 3), st.integers(-4, 3)),
+    st.tuples(st.just("XADD"), key, id_, word, word),
+    st.tuples(st.just("XADD"), key, st.sampled_from(["MINID", "MAXLEN"]), st.integers(0, 3), id_, word, word),
+    st.tuples(st.just("XADD"), key, st.just("NOMKSTREAM"), id_, word, word),
+    st.tuples(st.sampled_from(["XRANGE", "XREVRANGE"]), key, bound, bound),
+    st.tuples(st.sampled_from(["XRANGE", "XREVRANGE"]), key, bound, bound, st.just("COUNT"), st.integers(1, 3)),
+    st.tuples(st.just("PERSIST"), key),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=st.lists(commands, max_size=12))
+def test_whatever_is_said_the_replies_and_what_is_told_of_changes_are_the_same(said: list[Any], real: str) -> None:
+    heard = []
+    for one in (Both(real), Both(None)):
+        speaker, listener = one.speaker(), one.speaker()
+        speaker.say(("FLUSHALL",))
+        listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:a", "PREFIX", "rh:1:b"))
+        replies = []
+        for command_ in said:  # each alone, so that both servers tell of its changes at once
+            replies += speaker.say(command_)
+            listener.listen()
+        heard.append((replies, sorted(map(repr, listener.pushes)), speaker.say(*[("TYPE", key) for key in KEYS])))
+        one.close()
+    assert heard[0] == heard[1]
+
+
+def test_what_changes_within_one_batch_is_told_in_one_message(both: Both) -> None:
+    listener, speaker = both.speaker(), both.speaker()
+    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    speaker.say(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
+    listener.listen()
+    assert told(listener) == {b"rh:1:a", b"rh:1:b"}
+
+
+def told(listener: RealSpeaker | ModelSpeaker) -> set[bytes]:
+    return {key for kind, keys in listener.pushes if kind == b"invalidate" for key in keys}
+
+
+def test_an_emptied_server_tells_that_everything_has_changed(both: Both) -> None:
+    listener, speaker = both.speaker(), both.speaker()
+    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    speaker.say(("SET", "rh:1:a", "1"), ("FLUSHALL",))
+    listener.listen()
+    assert [b"invalidate", None] in listener.pushes
+
+
+def test_prefixes_of_which_one_begins_another_are_refused(both: Both) -> None:
+    (refused,) = both.speaker().say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:", "PREFIX", "rh:1:a"))
+    assert "overlaps with another provided prefix 'rh:1:a'" in refused
+
+
+def test_what_is_published_is_counted_and_comes_to_those_who_subscribed(both: Both) -> None:
+    listener, speaker = both.speaker(), both.speaker()
+    assert speaker.say(("PUBLISH", "c", "nobody")) == [0]
+    listener.subscribe("c")
+    assert speaker.say(("PUBLISH", "c", "one")) == [1]
+    listener.listen()
+    assert listener.pushes == [[b"subscribe", b"c", 1], [b"message", b"c", b"one"]]
+
+
+def test_what_has_expired_is_gone_and_told_of_once_somebody_looks(both: Both) -> None:
+    listener, speaker = both.speaker(), both.speaker()
+    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    assert speaker.say(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
+        b"OK",
+        1,
+        None,
+    ]
+    listener.listen()
+    assert told(listener) == {b"rh:1:a"}
+
+
+def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_has_it(both: Both) -> None:
+    speaker = both.speaker()
+    speaker.say(("SET", "a", "1", "PX", LONG), ("SET", "a", "2"), ("XADD", "s", "1-0", "f", "v"), ("EXPIRE", "s", LONG))
+    speaker.say(
+        ("XADD", "s", "2-0", "f", "v"), ("HSET", "h", "f", "v"), ("PEXPIRE", "h", LONG), ("HSET", "h", "f", "w")
+    )
+    ttl_a, ttl_s, ttl_h = speaker.say(("PTTL", "a"), ("TTL", "s"), ("PTTL", "h"))
+    assert (ttl_a, ttl_s) == (-1, LONG)
+    assert 0 < ttl_h <= LONG
+
+
+def test_an_id_that_redis_gives_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(both: Both) -> None:
+    speaker = both.speaker()
+    speaker.say(("XADD", "s", "9999999999999-5", "f", "v"))
+    assert speaker.say(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
+    speaker.say(("DEL", "s"))
+    (id_,) = speaker.say(("XADD", "s", "*", "f", "v"))
+    assert id_ < b"9999999999999"
+
+
+def test_a_record_may_be_trimmed_in_the_command_that_adds_it(both: Both) -> None:
+    speaker = both.speaker()
+    for number in range(1, 5):
+        speaker.say(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
+    assert speaker.say(("XRANGE", "s", "-", "+")) == [[[b"3-0", [b"f", b"3"]], [b"4-0", [b"f", b"4"]]]]
+    speaker.say(("XADD", "s", "MAXLEN", "~", 1, "5-0", "f", "v"))
+    assert speaker.say(("XLEN", "s")) == [3]
+
+
+def test_a_scan_that_goes_on_to_its_end_finds_every_key(both: Both) -> None:
+    speaker = both.speaker()
+    speaker.say(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
+    found, cursor = set(), b"0"
+    while True:
+        ((cursor, keys),) = speaker.say(("SCAN", cursor, "MATCH", "rh:1:*", "COUNT", 7))
+        found |= set(keys)
+        if cursor == b"0":
+            break
+    assert found == {f"rh:1:{number}".encode() for number in range(30)}
+
+
+def test_waiting_for_a_replica_that_there_is_not_holds_up_this_connection_alone(both: Both) -> None:
+    first = both.speaker()
+    assert first.say(("WAIT", 0, 50)) == [0]
+
+
+def test_the_server_says_what_it_is(both: Both) -> None:
+    role, ping = both.speaker().say(("ROLE",), ("PING",))
+    assert (role[0], ping) == (b"master", b"PONG")
+
+
+def test_a_command_that_there_is_not_is_an_error_that_names_it(both: Both) -> None:
+    (error,) = both.speaker().say(("FROBNICATE", "a"))
+    assert error.startswith("ERR unknown command 'FROBNICATE'")
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def script(part: str) -> str:
+    (found,) = [text.decode() for text in SCRIPTS if part in text.decode()]
+    return found
+
+
+def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> None:
+    speaker = both.speaker()
+    delete, renew = script("'DEL', KEYS[1]) end"), script("'PEXPIRE', KEYS[1], ARGV[2]")
+    speaker.say(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
+    assert speaker.say(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
+    renewed, left = speaker.say(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
+    assert renewed == 1
+    assert 0 < left <= LONG
+    assert speaker.say(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
+    (wrong,) = speaker.say(("EVAL", delete, 1, "h", "v"))
+    assert wrong.startswith("WRONGTYPE")
+
+
+QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
+steps = st.builds(
+    Step, process=st.sampled_from(["p", "q"]), ask=st.booleans(), done=st.integers(0, 2),
+    working=st.one_of(st.none(), st.integers(0, 2)), spent=st.integers(0, 500),
+)  # fmt: skip
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(taken=st.lists(st.tuples(steps, st.integers(0, 20_000)), max_size=8))
+def test_the_limits_are_counted_the_same(taken: list[tuple[Step, int]], real: str) -> None:
+    allowed = []
+    for one in (Both(real), Both(None)):
+        speaker, now = one.speaker(), int(time.time() * 1000) // 1000 * 1000
+        speaker.say(("FLUSHALL",))
+        given_ = []
+        for step, later in taken:
+            now += later
+            (reply,) = speaker.say(command("rh:1:limit:t", QUOTA, step, now))
+            found = read(reply)
+            given_.append((found.refused, found.requests_left, found.tokens_left))
+        allowed.append(given_)
+        one.close()
+    assert allowed[0] == allowed[1]
+
+
+def test_the_purge_log_takes_records_as_the_purge_adds_them(both: Both) -> None:
+    speaker = both.speaker()
+    (id_,) = speaker.say(("XADD", PURGES, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
+    assert speaker.say(("XRANGE", PURGES, "(0-0", "+", "COUNT", 1000)) == [[[id_, [b"scope", b'{"all":true}']]]]
