@@ -33,6 +33,16 @@ SENTINEL_RIGHTS: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
 )  # fmt: skip
 _SLOTS: Final = 16384
+
+Announced = Callable[[int], int]
+"""The port at which a server is reached that listens on a port; another one where a proxy stands before it."""
+
+
+def itself(port: int) -> int:
+    """Without a proxy."""
+    return port
+
+
 _SYNC_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 
 
@@ -55,17 +65,26 @@ class Deployment:
         """The server that a key is written to."""
         return self.servers[0]
 
+    async def primaries(self) -> list[RedisServer]:
+        """The servers that together hold all keys."""
+        return [self.servers[0]]
+
 
 class SentinelGroup(Deployment):
     """A master, a replica, and three Sentinels that replace it half a second after it has died."""
 
-    def __init__(self) -> None:
-        master_port = free_port()
-        options = (*_SYNC_AT_ONCE, "--user", "roundhouse", *LEAST_RIGHTS)
-        master = RedisServer(*options, port=master_port)
-        replica = RedisServer(*options, "--replicaof", "127.0.0.1", str(master_port), port=free_port())
+    def __init__(self, *options: str, announced: Announced = itself) -> None:
+        """`options`: of the master and the replica."""
+        ports = (free_port(), free_port())
+        self._port_of = {announced(port): port for port in ports}
+        reached = announced(ports[0])
+        known = (*_SYNC_AT_ONCE, "--user", "roundhouse", *LEAST_RIGHTS, *options)
+        master, replica = (
+            RedisServer(*known, "--replica-announce-port", str(announced(port)), *more, port=port)
+            for port, more in zip(ports, ((), ("--replicaof", "127.0.0.1", str(reached))), strict=True)
+        )
         conf = (
-            f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {reached} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} 1500\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
             f"user asker {' '.join(SENTINEL_RIGHTS)}\n"
@@ -86,7 +105,15 @@ class SentinelGroup(Deployment):
 
     async def holder(self, key: str) -> RedisServer:
         _, port = await self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
-        return next(server for server in self._data if server.port == int(port))
+        return next(server for server in self._data if server.port == self._port_of[int(port)])
+
+    async def primaries(self) -> list[RedisServer]:
+        return [await self.holder("")]
+
+    @property
+    def data(self) -> Sequence[RedisServer]:
+        """The servers that hold keys or copies of them."""
+        return self._data
 
     async def _is_replicated(self) -> bool:
         replication = await self._data[1].command("INFO", "replication")
@@ -102,15 +129,18 @@ class SentinelGroup(Deployment):
 class Cluster(Deployment):
     """Three primaries with a replica each."""
 
-    def __init__(self, primaries: int = 3, replicas: int = 3) -> None:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_SYNC_AT_ONCE)
+    def __init__(self, *options: str, primaries: int = 3, replicas: int = 3, announced: Announced = itself) -> None:
+        known = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_SYNC_AT_ONCE, *options)
         rights = ("--user", "roundhouse", *LEAST_RIGHTS)
         ports: set[int] = set()
         while len(ports) < primaries + replicas:
             ports.add(_free_cluster_port())
-        servers = [RedisServer(*options, *rights, port=port) for port in ports]
+        self._port_of = {announced(port): port for port in ports}
+        servers = [
+            RedisServer(*known, *rights, "--cluster-announce-port", str(announced(port)), port=port) for port in ports
+        ]
         self._primaries, self._replicas = servers[:primaries], servers[primaries:]
-        hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers[:2])
+        hosts = ",".join(f"127.0.0.1:{announced(server.port)}" for server in servers[:2])
         super().__init__(f"redis+cluster://{USER}@{hosts}", servers)
 
     async def start(self) -> None:
@@ -143,8 +173,13 @@ class Cluster(Deployment):
         asked = next(server for server in self.servers if server.alive)
         for start, stop, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS"):
             if start <= slot <= stop:
-                return next(server for server in self.servers if server.port == port)
+                return next(server for server in self.servers if server.port == self._port_of[port])
         raise AssertionError(slot)
+
+    async def primaries(self) -> list[RedisServer]:
+        asked = next(server for server in self.servers if server.alive)
+        ports = {port for _, _, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS")}
+        return [server for server in self.servers if server.port in {self._port_of[port] for port in ports}]
 
     async def id_of(self, server: RedisServer) -> str:
         found: str = await server.command("CLUSTER", "MYID")
@@ -246,10 +281,10 @@ class TLSCluster(Deployment):
         self.tls.remove()
 
 
-def tcp(program: str = "redis-server") -> Deployment:
+def tcp(*options: str, program: str = "redis-server", announced: Announced = itself) -> Deployment:
     """One server on TCP, without a password."""
-    server = RedisServer(port=free_port(), program=program)
-    return Deployment(f"redis://127.0.0.1:{server.port}", [server])
+    server = RedisServer(*options, port=free_port(), program=program)
+    return Deployment(f"redis://127.0.0.1:{announced(server.port)}", [server])
 
 
 def with_least_rights() -> Deployment:
@@ -273,7 +308,7 @@ DEPLOYMENTS: Final[Mapping[str, Callable[[], Deployment]]] = {
     "tls-sentinel": TLSSentinel,
     "cluster": Cluster,
     "tls-cluster": TLSCluster,
-    "valkey": lambda: tcp("valkey-server"),
+    "valkey": lambda: tcp(program="valkey-server"),
 }
 
 StartDeployment = Callable[[str], Awaitable[Any]]

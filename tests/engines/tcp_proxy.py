@@ -1,0 +1,203 @@
+"""A TCP proxy between routers and Redis, in a process of its own, that holds, delays and cuts connections when told to.
+
+`python tcp_proxy.py NAME PORT:TARGET …` listens on each PORT of this machine and passes bytes on to TARGET. It takes
+an Order as JSON on each line of its standard input, and answers each with a line: how many connections it affects.
+
+A connection belongs to a router if it has set NAME as its name. If it has sent CLIENT TRACKING as well, it listens.
+No other connection (of a Sentinel, a replica, a test) is ever affected.
+"""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+_READY: Final = "ready"
+_SNIFFED: Final = 4096  # bytes: what a router sends first fits into them
+_PIECE: Final = 65536
+
+Kind = Literal["listening", "commands", "any"]
+What = Literal["hold", "lose", "delay", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What happens to connections, and to which.
+
+    - `what`: `hold` passes nothing on, in either direction, and then all of it. `lose` passes commands on and holds the
+      replies, and then cuts: commands are done whose replies are lost. `delay` passes each piece on `late` seconds
+      later. `cut` breaks the connections at once.
+    - `pick`: of the connections of this kind, the one at this share (0 to 1) of them; None for all of them.
+    """
+
+    what: What
+    kind: Kind = "any"
+    seconds: float = 0.0
+    late: float = 0.0
+    pick: float | None = None
+
+
+class Proxied:
+    """One connection: bytes pass in each direction while its gate is open."""
+
+    def __init__(self, named: re.Pattern[bytes], client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.late = 0.0
+        self.commands, self.replies = asyncio.Event(), asyncio.Event()
+        self.commands.set()
+        self.replies.set()
+        self._named = named
+        self._writers = (client, server)
+        self._begun = b""
+
+    def kind(self) -> Kind | None:
+        """None for a connection that is not a router's."""
+        if self._named.search(self._begun) is None:
+            return None
+        return "listening" if b"TRACKING" in self._begun else "commands"
+
+    async def pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+        """All that comes from the source, until it ends or the connection is cut."""
+        while piece := await source.read(_PIECE):
+            if gate is self.commands and len(self._begun) < _SNIFFED:
+                self._begun += piece
+            if self.late:
+                await asyncio.sleep(self.late)
+            await gate.wait()
+            target.write(piece)
+            await target.drain()
+
+    async def suffer(self, order: Order) -> None:
+        match order.what:
+            case "hold":
+                self.commands.clear()
+                self.replies.clear()
+                await asyncio.sleep(order.seconds)
+                self.commands.set()
+                self.replies.set()
+            case "lose":
+                self.replies.clear()
+                await asyncio.sleep(order.seconds)
+                self.cut()
+            case "delay":
+                self.late = order.late
+                await asyncio.sleep(order.seconds)
+                self.late = 0.0
+            case "cut":
+                self.cut()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+class Proxy:
+    """The connections of all ports."""
+
+    def __init__(self, name: str) -> None:
+        # As words of Redis' protocol, each with its length before it, or as a line.
+        self._named = re.compile(rb"SETNAME(\r\n\$\d+\r\n| )%b\r\n" % re.escape(name.encode()))
+        self._connections: list[Proxied] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, port: int, target: int) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(reader, writer, target)
+
+        await asyncio.start_server(serve, "127.0.0.1", port)
+
+    def obey(self, order: Order) -> int:
+        """How many connections it affects."""
+        kinds = ("listening", "commands") if order.kind == "any" else (order.kind,)
+        found = [one for one in self._connections if one.kind() in kinds]
+        if order.pick is not None and found:
+            found = [found[min(int(order.pick * len(found)), len(found) - 1)]]
+        for one in found:
+            task = asyncio.create_task(one.suffer(order))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return len(found)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", target)
+        except OSError:
+            writer.transport.abort()
+            return
+        proxied = Proxied(self._named, writer, to_server)
+        self._connections.append(proxied)
+        ways = [
+            asyncio.ensure_future(proxied.pass_on(reader, to_server, proxied.commands)),
+            asyncio.ensure_future(proxied.pass_on(from_server, writer, proxied.replies)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._connections.remove(proxied)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)  # a connection that breaks is what this is for
+            proxied.cut()
+
+
+async def _run(name: str, ports: Mapping[int, int]) -> None:
+    proxy = Proxy(name)
+    for port, target in ports.items():
+        await proxy.listen(port, target)
+    sys.stdout.write(f"{_READY}\n")
+    sys.stdout.flush()
+    orders = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    while line := await orders.readline():  # it ends with the process that started it
+        sys.stdout.write(f"{proxy.obey(Order(**json.loads(line)))}\n")
+        sys.stdout.flush()
+    os._exit(0)  # whoever was served is gone too
+
+
+class ProxyProcess:
+    """A proxy as a process of its own, so that a busy test does not slow Redis down. `ports`: target by port."""
+
+    def __init__(self, name: str, ports: Mapping[int, int]) -> None:
+        self._arguments = [name, *(f"{port}:{target}" for port, target in ports.items())]
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Raises RuntimeError where it does not start: a port is taken."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__)), *self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        if await self._line() != _READY:
+            raise RuntimeError("the proxy did not start")
+
+    async def order(self, order: Order) -> int:
+        """How many connections it affects."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        async with self._turn:
+            self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            return int(await self._line())
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return (await self._process.stdout.readline()).decode().strip()
+
+
+def main() -> None:
+    name, *ports = sys.argv[1:]
+    asyncio.run(_run(name, {int(port): int(target) for port, _, target in (pair.partition(":") for pair in ports)}))
+
+
+if __name__ == "__main__":
+    main()
