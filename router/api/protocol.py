@@ -132,6 +132,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         except ApiError as error:
             self._refuse(error)
         else:
+            if self._paused and self._serving is not arriving.cycle:
+                self.resume_reading()  # the body is whole; only reading shows that the client leaves
             if self._ahead > MAX_WAITING and queue:
                 self._take_no_more()
             elif self._steps != arriving.steps:

@@ -8,7 +8,7 @@ from raw_http import CHAT_HEAD, CRLF, VERSION, connect, request
 from redis_process import RedisServer
 from serving import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
 from sse_answers import ROLE, chunk
-from waiting import PATIENCE
+from waiting import PATIENCE, eventually
 
 from router.api.protocol import MAX_WAITING
 
@@ -140,6 +140,48 @@ async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engin
         connection.write(ahead)
     await engines.chat.stats(in_flight=0)
     assert (await engines.chat.stats())["aborted"] == before + 1
+
+
+LARGE = {"100 kB": 100_100, "3 MiB": 12 * 256 * 1024 + 150_000}
+"""Bytes of a body; the last read of it has more than the router holds before it pauses."""
+
+
+@pytest.mark.parametrize("size", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "json"])
+@pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "after it"])
+async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
+    router: RouterServer, engines: Engines, size: int, stream: bool, after: int
+) -> None:
+    await engines.chat.faults({"fault": "stall", "after": after})
+    before = (await engines.chat.stats())["aborted"]
+    async with connect(router.port) as connection:
+        sent = request(chat_body("The sea?", stream=stream, padding="x" * size))
+        connection.write(sent[:-100_000])
+        await eventually(lambda: router.application._site.requests == 1)
+        connection.write(sent[-100_000:])
+        await engines.chat.stats(in_flight=1)
+    await engines.chat.stats(in_flight=0)
+    assert (await engines.chat.stats())["aborted"] == before + 1
+
+
+async def test_what_follows_a_large_body_in_the_same_read_is_answered(router: RouterServer) -> None:
+    async with connect(router.port) as connection:
+        connection.write(request(chat_body("The sea?", padding="x" * 100_000)), VERSION[:-5])
+        assert (await connection.answer()).status == 200
+        connection.write(VERSION[-5:])
+        assert (await connection.answer()).status == 200
+
+
+async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_wait(router: RouterServer) -> None:
+    upgrade = request(None, b"connection: Upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
+    sent = 3 * MAX_WAITING // len(upgrade)
+    async with connect(router.port) as connection:
+        connection.write(upgrade * sent)
+        answered = await connection.end()
+    count = answered.count(b"HTTP/1.1 200 OK")
+    assert 1000 < count < sent
+    assert answered.count(b"HTTP/1.1 ") == count
+    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
 
 
 async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: Engines) -> None:
