@@ -32,7 +32,7 @@ Queue = deque[tuple[Cycle, dict[str, Any]]]
 class Parser(Protocol):
     """What of httptools.HttpRequestParser is used here."""
 
-    def feed_data(self, data: bytes) -> None: ...
+    def feed_data(self, data: bytes | memoryview) -> None: ...
     def get_method(self) -> bytes: ...
     def get_http_version(self) -> str: ...
     def should_keep_alive(self) -> bool: ...
@@ -85,13 +85,17 @@ class Arriving:
 
     def feed(self, data: bytes) -> None:
         """Raises ApiError for what is refused; nothing must be fed after that."""
-        was_in_head = self.in_head
+        was_in_head, was_in_message, steps = self.in_head, self.in_message, self.steps
         self._fed = len(data)
-        self._ahead = b"" if self.in_message else data
+        self._ahead = b"" if was_in_message else data
         self._parse(data)
         if not self.in_message:
             return
-        if self.in_head:
+        if self.steps - steps > 1 - was_in_message:
+            # It began behind the end of another message, nobody knows where. Only what has been parsed of its head is
+            # counted of this read, so that its bounds are exceeded by one read at most.
+            self._head = self._size() if self.in_head else 0
+        elif self.in_head:
             self._head += len(data)
         elif not was_in_head:
             self._rest += len(data)
@@ -108,25 +112,50 @@ class Arriving:
 
     def _parse(self, data: bytes) -> None:
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._parser.get_method() == b"CONNECT":
-                raise _invalid() from None
-            self._stay(data[upgrade.args[0] :])
+            end = self._parse_to_upgrade(data)
+            if end is not None:
+                self._parse_upgrades(memoryview(data)[end:])
         except httptools.HttpParserError as error:
             cause = error.__context__  # httptools wraps what its callbacks raise
             raise (cause if isinstance(cause, ApiError) else _invalid()) from None
 
-    def _stay(self, rest: bytes) -> None:
-        """Takes a request for one without an upgrade, since its parser would take the body for the other protocol."""
+    def _parse_to_upgrade(self, data: bytes | memoryview) -> int | None:
+        """Where the head of the first request for another protocol ends; None if there is none."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            end: int = upgrade.args[0]
+            return end
+        return None
+
+    def _parse_upgrades(self, rest: memoryview) -> None:
+        """Parses what follows the head of a request for another protocol, and the others that come with it.
+
+        A client may send thousands of them in one read: each costs a new parser, and no copy of what follows it.
+        """
+        end: int | None = 0
+        while end is not None:
+            if self._parser.get_method() == b"CONNECT":
+                raise _invalid()
+            rest = rest[end:]
+            head = self._without_upgrade()
+            self._listen()
+            self._parser.feed_data(head)
+            end = self._parse_to_upgrade(rest)
+
+    def _without_upgrade(self) -> bytes:
+        """The head of a request without what asks for another protocol.
+
+        Its own parser would take the body for that protocol's.
+        """
         method, version = self._parser.get_method(), self._parser.get_http_version().encode("ascii")
         said = b",".join(value for name, value in self._headers if name == b"connection").lower()
         kept = [(name, value) for name, value in self._headers if name not in _HOP]
         kept += [(b"connection", token.strip()) for token in said.split(b",") if token.strip() in _PERSISTENCE]
         head = [b"%b %b HTTP/%b\r\n" % (method, self._url, version), *[b"%b: %b\r\n" % header for header in kept]]
         self._upgrades = False
-        self._listen()
-        self._parse(b"".join([*head, b"\r\n", rest]))
+        self.steps -= 1  # it begins once more
+        return b"".join([*head, b"\r\n"])
 
     # -- what the parser finds --------------------------------------------------------------------------------------
 

@@ -1,15 +1,16 @@
 """However a client's bytes are cut, the same requests come of them."""
 
 import asyncio
+import tracemalloc
 from collections import deque
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from raw_http import CHAT_HEAD, VERSION, chunked, request
 
-from router.api.arriving import Arriving, Queue
+from router.api.arriving import MAX_HEAD, Arriving, Queue
 from router.api.outbox import Outbox, Sender
 from router.errors import ApiError
 
@@ -30,6 +31,9 @@ class Nobody:
     """A connection that has nothing to do, and is never written to."""
 
     sender = Sender(cast("asyncio.Transport", None), Outbox(), cast("asyncio.AbstractEventLoop", None))
+
+    def pause_reading(self, _: Any) -> None:
+        pass
 
     def resume_reading(self) -> None:
         pass
@@ -67,6 +71,62 @@ async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
     assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
     with pytest.raises(ApiError):
         await arrive(VERSION, VERSION.replace(b"HTTP/1.1", b"HTTP/1.1x"))
+
+
+BODIED = b"".join([request("x" * 100_000), request(method=b"GET", path=b"/next"), request("y" * 70_000)])
+
+
+@given(cuts=st.lists(st.integers(0, len(BODIED)), max_size=4).map(sorted))
+@example(cuts=[100_100])
+@example(cuts=[50, 100_080])
+@example(cuts=[100_180])
+@example(cuts=[100_000, 100_300])
+async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_like_any_other(
+    cuts: list[int],
+) -> None:
+    arrived = await arrive(*[BODIED[a:b] for a, b in zip([0, *cuts], [*cuts, len(BODIED)], strict=True)])
+    assert [(path, len(body)) for _, path, _, _, body in arrived] == [
+        ("/v1/chat/completions", 100_002), ("/next", 0), ("/v1/chat/completions", 70_002),
+    ]  # fmt: skip
+
+
+async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_like_any_other() -> None:
+    sent = VERSION * (2 * MAX_HEAD // len(VERSION))
+    assert len(await arrive(sent + VERSION[:-5], VERSION[-5:])) == 2 * MAX_HEAD // len(VERSION) + 1
+
+
+async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
+    with pytest.raises(ApiError) as caught:
+        await arrive(VERSION + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
+    assert caught.value.status == 431
+
+
+# -- requests for another protocol ------------------------------------------------------------------------------------
+
+UPGRADES = request({"b": 2}, *H2C)
+
+
+async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other_requests() -> None:
+    many = 256 * 1024 // len(UPGRADES)
+    peaks = []
+    for sent in (request({"b": 2}, b"x-filler: " + b"y" * (len(UPGRADES) - len(request({"b": 2})) - 12)), UPGRADES):
+        assert len(sent) == len(UPGRADES)
+        tracemalloc.start()
+        assert len(await arrive(sent * many)) == many
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
+
+
+@given(cuts=st.lists(st.integers(0, 3 * len(UPGRADES)), max_size=8).map(sorted))
+async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[int]) -> None:
+    sent = UPGRADES * 3
+    arrived = await arrive(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
+    assert [(path, body) for _, path, _, _, body in arrived] == [("/v1/chat/completions", b'{"b": 2}')] * 3
+    assert all([name for name, _ in headers] == [b"host", b"content-length"] for _, _, _, headers, _ in arrived)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 @given(cut=st.integers(0, 60))
