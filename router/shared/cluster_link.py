@@ -19,6 +19,7 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.core.redis_address import Host
+from router.shared.deadline import Deadline
 from router.shared.link import Answer, Command, Later, LinkError, Packed, PackedLater
 from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
@@ -41,11 +42,11 @@ class _Node:
         self.used = True  # since the map was last learnt
         self.busy = False
 
-    async def execute(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
+    async def execute(self, commands: Sequence[Command | Packed], timeout: float, more: float = 0.0) -> list[Any]:
         """The replies; LinkErrors in their places where it fails, which puts it out of service."""
         self.busy = True
         try:
-            replies = await self.link.execute(commands, timeout)
+            replies = await self.link.execute(commands, timeout, more)
         except LinkError as error:
             self.up = False
             return [error] * len(commands)
@@ -91,14 +92,14 @@ class ClusterLink:
         return asyncio.get_running_loop().create_task(self._execute(commands, timeout))
 
     async def _execute(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
-        until = asyncio.get_running_loop().time() + timeout
+        deadline = Deadline(timeout)
         await self._find_servers(timeout)
         replies: list[Any] = [None] * len(commands)
         sendings = [_Sending(place, command, slot_of(command)) for place, command in enumerate(commands)]
-        await self._send_all(
-            [one for one in sendings if not isinstance(one.command, Later | PackedLater)], replies, until
-        )
-        await self._send_all([one for one in sendings if isinstance(one.command, Later | PackedLater)], replies, until)
+        at_once = [one for one in sendings if not isinstance(one.command, Later | PackedLater)]
+        await self._send_all(at_once, replies, deadline)
+        afterwards = [one for one in sendings if isinstance(one.command, Later | PackedLater)]
+        await self._send_all(afterwards, replies, deadline)
         if self._stale or not self._all_up():
             self._mend()
         if not self._any_up():
@@ -133,35 +134,37 @@ class ClusterLink:
         host = self._owners[slot]
         return None if host is None else self._nodes[host]
 
-    async def _send_all(self, sendings: list[_Sending], replies: list[Any], until: float) -> None:
-        """Sends each to where it belongs, and from there on to where it is sent; `until` a moment of the loop."""
+    async def _send_all(self, sendings: list[_Sending], replies: list[Any], deadline: Deadline) -> None:
+        """Sends each to where it belongs, and from there on to where it is sent."""
         for sending in sendings:
             sending.node = self._node_of(sending.slot)
         for _ in range(1 + _REDIRECTIONS):
             if not sendings:
                 break
-            await self._send(sendings, replies, until - asyncio.get_running_loop().time())
+            await self._send(sendings, replies, deadline)
+            if not any(isinstance(replies[sending.place], LinkError) for sending in sendings):
+                deadline.extend()
             sendings = [sending for sending in sendings if self._redirected(sending, replies[sending.place])]
 
-    async def _send(self, sendings: Iterable[_Sending], replies: list[Any], timeout: float) -> None:
+    async def _send(self, sendings: Iterable[_Sending], replies: list[Any], deadline: Deadline) -> None:
         """Sends each to its node, those of a node together, and puts the replies in their places."""
         by_node: dict[_Node, list[_Sending]] = {}
         for sending in sendings:
             if sending.node is None or not sending.node.up:
                 replies[sending.place] = LinkError("the server that holds the key does not answer")
                 self._stale = True
-            elif timeout <= 0:
+            elif deadline.left() <= 0:
                 replies[sending.place] = LinkError("no time was left to ask the server that holds the key")
             else:
                 by_node.setdefault(sending.node, []).append(sending)
-        parts = [self._send_to(node, part, replies, timeout) for node, part in by_node.items()]
+        parts = [self._send_to(node, part, replies, deadline) for node, part in by_node.items()]
         if len(parts) == 1:
             await parts[0]
         elif parts:
             await asyncio.gather(*parts)
 
     @staticmethod
-    async def _send_to(node: _Node, sendings: Sequence[_Sending], replies: list[Any], timeout: float) -> None:
+    async def _send_to(node: _Node, sendings: Sequence[_Sending], replies: list[Any], deadline: Deadline) -> None:
         commands: list[Command | Packed] = []
         places: list[int] = []
         for sending in sendings:
@@ -170,7 +173,7 @@ class ClusterLink:
             places.append(len(commands))
             commands.append(sending.command)
         node.used = True
-        answers = await node.execute(commands, timeout)
+        answers = await node.execute(commands, deadline.left(), deadline.more())
         for sending, place in zip(sendings, places, strict=True):
             replies[sending.place] = answers[place]
 

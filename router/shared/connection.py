@@ -4,6 +4,8 @@ Theory of operation. A batch of commands is written at once, and hiredis reads t
 last of them completes the batch, and whoever wants it is told at once: a turn of the loop saved is a wait saved for
 all who are behind it. So a batch costs a write and a read, and no future, no task and no timer of its own: one timer a
 connection looks, about once a timeout, whether a batch is late.
+
+A timeout bounds silence: a batch whose replies are large may take as long as their bytes keep coming, up to a cap.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from router.shared.refusals import refusal
 
 _INCOMPLETE: Final = object()
 _PIECE: Final = 16 << 10  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read
+_TURN: Final = 0.001  # seconds; a timer of that length fires after the sockets have been read
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 5,
@@ -78,8 +81,9 @@ class Connection(asyncio.Protocol):
     """Batches of commands out, replies in; one batch at a time.
 
     - A batch has a reply to each of its commands; what Redis refused is a ResponseError in its place.
-    - It fails with LinkError when its time is over, when the connection is lost, and when the server says that it does
-      not serve; whichever it is, the connection is of no use from then on.
+    - It fails with LinkError when Redis has been silent for its timeout, when its time is over, when the connection is
+      lost, and when the server says that it does not serve; whichever it is, the connection is of no use from then on.
+    - Replies that arrived while this process did something else are in time.
     - `ready`: whether the next batch can be sent. One that its asker has given up stands in the way of the next until
       its replies are there.
     - What Redis says unasked is told as it comes, and that the connection is lost at once, whether or not it was used.
@@ -106,7 +110,10 @@ class Connection(asyncio.Protocol):
         self._batch: Batch | None = None
         self._replies: list[Any] = []
         self._wanted = 0
+        self._timeout = 0.0
         self._until = 0.0
+        self._cap = 0.0
+        self._looked = False
         self._timer: asyncio.TimerHandle | None = None
         self._fault: Exception | None = None
         self._retired = False
@@ -133,14 +140,19 @@ class Connection(asyncio.Protocol):
             self.abort()
             raise
 
-    def send(self, commands: Sequence[Command | Packed], timeout: float) -> Batch:
-        """The replies to some commands, at least one. `timeout` in seconds. Only for a connection that is `ready`."""
+    def send(self, commands: Sequence[Command | Packed], timeout: float, more: float = 0.0) -> Batch:
+        """The replies to some commands, at least one. Only for a connection that is `ready`.
+
+        `timeout`: seconds that Redis may be silent; `more`: seconds that its replies may take beyond that while their
+        bytes keep coming.
+        """
         packed = b"".join([command if isinstance(command, bytes) else pack(command) for command in commands])
         self.ready = False
         self._wanted = len(commands)
         batch = self._batch = Batch()
         self._transport.write(packed)
         self._until = until = self._loop.time() + timeout
+        self._timeout, self._cap, self._looked = timeout, until + more, False
         if self._timer is None:
             self._timer = self._loop.call_at(until, self._look)
         elif until < self._timer.when():
@@ -182,6 +194,8 @@ class Connection(asyncio.Protocol):
             self._fail(self._fault)
         elif replies and len(replies) >= self._wanted:
             self._complete(replies)
+        elif self._until < self._cap:  # a part of the replies has come, so Redis is not silent
+            self._until = min(self._loop.time() + self._timeout, self._cap)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(exc or redis.exceptions.ConnectionError())
@@ -209,10 +223,15 @@ class Connection(asyncio.Protocol):
         self._timer = None
         if self._batch is None:
             return
-        if self._loop.time() >= self._until:
+        if self._loop.time() < self._until:
+            self._looked = False
+            self._timer = self._loop.call_at(self._until, self._look)
+        elif self._looked:
             self._fail(TimeoutError())
         else:
-            self._timer = self._loop.call_at(self._until, self._look)
+            # uvloop runs timers before it reads sockets. If something held up the loop, the replies may be there.
+            self._looked = True
+            self._timer = self._loop.call_later(_TURN, self._look)
 
     def _fail(self, error: Exception) -> None:
         self.retire()

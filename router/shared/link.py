@@ -66,6 +66,16 @@ FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 """What is raised when Redis does not do what it was asked, by redis-py and by what lies below it."""
 
 
+MORE: Final = 1.0
+"""Seconds that a batch may take beyond its timeout while the bytes of its replies keep coming.
+
+A timeout says how long Redis may be silent, not how large its replies may be: at `cache.timeout`'s 50 ms and 45 MB/s,
+three entries of 0.9 MiB would be too many. On the other hand, whoever waits behind the batch waits for all of it. One
+second lets 45 MiB through at that rate, 10 MiB at 10 MB/s; what is slower than that counts as down. It is paid once:
+after that Redis is not waited for until it answers again. To generate an answer of such a size anew takes minutes.
+"""
+
+
 class LinkError(Exception):
     """Redis cannot be asked; the message names the kind of fault, and never an address or a password."""
 
@@ -100,7 +110,8 @@ class Link(Protocol):
       Redis refused is an exception in its place, and so is a LinkError where one server of several does not answer.
     - What is marked as `later` is done after all that stands before it.
     - It fails with LinkError where no server answers, or where nothing is known of some of the commands.
-    - It takes no longer than `timeout`, in seconds, and nothing is tried twice.
+    - A server that is silent for `timeout`, in seconds, has failed. All of it takes at most MORE seconds longer than
+      that, and only while bytes of replies keep coming. Nothing is tried twice.
     - After a LinkError the next `execute` connects anew, and finds the servers that have taken over.
     - Only one `execute` is under way at a time.
     """

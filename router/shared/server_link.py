@@ -10,7 +10,7 @@ from typing import Any
 import redis.exceptions
 
 from router.shared.connection import Connection, Place
-from router.shared.link import FAULTS, Answer, Command, LinkError, Packed
+from router.shared.link import FAULTS, MORE, Answer, Command, LinkError, Packed
 from router.shared.login import Login
 
 
@@ -27,13 +27,14 @@ class ServerLink:
     def topology(self) -> object:
         return None
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer:
+    def execute(self, commands: Sequence[Command | Packed], timeout: float, more: float = MORE) -> Answer:
+        """As a Link's; `more`: seconds beyond `timeout` for which the bytes of replies may keep coming."""
         connection = self._connection
         if connection is not None and connection.ready:
-            return connection.send(commands, timeout)
-        return asyncio.get_running_loop().create_task(self._execute_anew(commands, timeout))
+            return connection.send(commands, timeout, more)
+        return asyncio.get_running_loop().create_task(self._execute_anew(commands, timeout, more))
 
-    async def _execute_anew(self, commands: Sequence[Command | Packed], timeout: float) -> list[Any]:
+    async def _execute_anew(self, commands: Sequence[Command | Packed], timeout: float, more: float) -> list[Any]:
         self._drop()
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
@@ -41,7 +42,7 @@ class ServerLink:
         await self.connect(connection, timeout)
         self._connection = connection
         try:
-            return await connection.send(commands, until - loop.time())
+            return await connection.send(commands, until - loop.time(), more)
         except asyncio.CancelledError:
             self._drop()
             raise

@@ -194,3 +194,51 @@ async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pai
         await pair.connection.send([GET], 0.1)
     assert 0.09 < clock() - began < 1
     await eventually(lambda: pair.server.left)
+
+
+# -- replies that take their time -------------------------------------------------------------------------------------
+
+
+async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: Pair) -> None:
+    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.05, more=PATIENCE)))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await pair.server.say(b"$1000\r\n")
+    for _ in range(10):
+        await pair.server.say(b"x" * 100)
+        await asyncio.sleep(0.015)
+    await pair.server.say(b"\r\n")
+    assert await batch == [b"x" * 1000]
+    assert clock() - began > 0.1
+    assert pair.connection.ready
+
+
+async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pair) -> None:
+    batch = pair.connection.send([GET], 0.1, more=PATIENCE)
+    clock = asyncio.get_running_loop().time
+    await pair.server.say(b"$1000\r\nx")
+    began = clock()
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await batch
+    assert 0.09 < clock() - began < 1
+
+
+async def test_a_server_that_says_nothing_at_all_is_given_up_after_the_timeout(pair: Pair) -> None:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await pair.connection.send([GET], 0.05, more=PATIENCE)
+    assert 0.045 < clock() - began < 1
+
+
+async def test_replies_that_come_a_byte_at_a_time_are_given_up_at_the_cap(pair: Pair) -> None:
+    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.1, more=0.2)))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await pair.server.say(b"$1000\r\n")
+    while not batch.done():
+        await pair.server.say(b"x")
+        await asyncio.wait([batch], timeout=0.01)
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await batch
+    assert 0.28 < clock() - began < 1
