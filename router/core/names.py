@@ -4,6 +4,7 @@
     rh:1:claim:{tenant}:{model}:{system}:{rag}:{query}         which generation in flight is to give that entry
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what it has said so far, a stream
     rh:1:purge:log                                             what was purged, a stream
+    rh:1:purge:none                                            never there; see router.shared.server_link
     rh:1:hits:{tenant}                                         how often entries were hit, a sorted set
     rh:1:drain:engines                                         which engines get no new work, a hash
     rh:1:breaker:{engine}                                      whether an engine's breaker is open
@@ -24,6 +25,7 @@ RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purg
 
 _PURGE: Final = PREFIX + "purge:"
 PURGES: Final = _PURGE + "log"
+NOTHING_HERE: Final = _PURGE + "none"
 _DRAIN: Final = PREFIX + "drain:"
 DRAINS: Final = _DRAIN + "engines"
 _CLAIM: Final = PREFIX + "claim:"

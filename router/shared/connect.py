@@ -4,9 +4,10 @@ from typing import Any, Final
 
 import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
 
 from router.core.redis_address import Host, RedisAddress, parse
 from router.shared.cluster_link import ClusterLink
@@ -43,7 +44,10 @@ def open_link(url: str, *, timeout: float) -> Link:
     address = parse(url)
     if address.kind == "cluster":
         return ClusterLink(
-            address.hosts, lambda host: ServerLink(_server_pool(address, host, timeout)), timeout=timeout
+            address.hosts,
+            # A replica says where the primary is, and so does a primary that has become one.
+            lambda host: ServerLink(_server_pool(address, host, timeout), writable=False),
+            timeout=timeout,
         )
     if address.kind == "sentinel":
         return SentinelLink(_sentinel_pool(address, timeout))
@@ -64,8 +68,24 @@ def _pool(address: RedisAddress, timeout: float) -> "aioredis.ConnectionPool":
 
 
 def _server_pool(address: RedisAddress, host: Host, timeout: float) -> "aioredis.ConnectionPool":
-    tls: dict[str, Any] = {"connection_class": SSLConnection, **address.tls_options} if address.tls else {}
-    return aioredis.ConnectionPool(host=host[0], port=host[1], db=address.db, **_options(address, timeout), **tls)
+    kind = _TLSToPrimary if address.tls else _ToPrimary
+    options: dict[str, Any] = {**_options(address, timeout), **address.tls_options}
+    return aioredis.ConnectionPool(connection_class=kind, host=host[0], port=host[1], db=address.db, **options)
+
+
+class _ToPrimary(Connection):
+    """redis-py's, which would stay with a server that has become a read-only replica."""
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*arguments, **options)
+        except ReadOnlyError:
+            await self.disconnect()  # so that it connects anew, to whichever server is behind the name then
+            raise
+
+
+class _TLSToPrimary(SSLConnection, _ToPrimary):
+    """The same with TLS."""
 
 
 def _sentinel_pool(address: RedisAddress, timeout: float) -> SentinelPool:

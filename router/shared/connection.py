@@ -118,8 +118,13 @@ class Connection(asyncio.Protocol):
         self._fault: Exception | None = None
         self._retired = False
 
-    async def connect(self, place: Place, login: Login, timeout: float) -> None:
-        """Makes it ready; once. `timeout` in seconds. Raises LinkError."""
+    async def connect(
+        self, place: Place, login: Login, timeout: float, questions: Sequence[Command] = ()
+    ) -> Sequence[Any]:
+        """Makes it ready; once. The replies to `questions`, which cost no round trip. `timeout` in seconds.
+
+        Raises LinkError.
+        """
         loop = self._loop
         until = loop.time() + timeout
         try:
@@ -129,7 +134,9 @@ class Connection(asyncio.Protocol):
                 else:
                     transport, _ = await loop.create_connection(lambda: self, *place, ssl=login.tls)
                     _keep_alive(transport.get_extra_info("socket"))
-            for reply in await self.send(login.commands(), until - loop.time()):
+            greeting = login.commands()
+            replies = await self.send([*greeting, *questions], until - loop.time())
+            for reply in replies[: len(greeting)]:
                 _raise_refusal(reply)
         except FAULTS as error:
             self.abort()
@@ -139,6 +146,7 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.abort()
             raise
+        return replies[len(greeting) :]
 
     def send(self, commands: Sequence[Command | Packed], timeout: float, more: float = 0.0) -> Batch:
         """The replies to some commands, at least one. Only for a connection that is `ready`.

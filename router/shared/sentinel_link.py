@@ -8,13 +8,13 @@ after a failure finds the new one (https://redis.io/docs/latest/develop/referenc
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-import redis.exceptions
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
-from router.shared.connection import Connection, Place
-from router.shared.link import FAULTS, LinkError
+from router.shared.connection import Place
+from router.shared.link import FAULTS, Command, LinkError
 from router.shared.server_link import ServerLink
 
 
@@ -29,24 +29,12 @@ class SentinelLink(ServerLink):
         host, port = await self._pool.get_master_address()
         return host, int(port)
 
-    async def connect(self, connection: Connection, timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout
-        await super().connect(connection, timeout)
-        try:
-            (role,) = await connection.send([("ROLE",)], until - loop.time())
-        except BaseException:
-            connection.abort()
-            raise
-        if isinstance(role, Exception) or role[0] != b"master":
-            connection.abort()
-            raise LinkError("the server is no master")
+    def _questions(self) -> Sequence[Command]:
+        return [("ROLE",)]
 
-    def _refused(self, error: redis.exceptions.ResponseError) -> None:
-        # A script's writes are refused in words of their own by Redis 6, which are not those of a ReadOnlyError.
-        outdated = isinstance(error, redis.exceptions.ReadOnlyError) or "READONLY" in str(error)
-        if outdated and self._connection is not None:
-            self._connection.retire()
+    def _check(self, reply: Any) -> None:
+        if isinstance(reply, Exception) or reply[0] != b"master":
+            raise LinkError("the server is no master")
 
 
 class SentinelPool(SentinelConnectionPool):

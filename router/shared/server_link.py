@@ -1,31 +1,41 @@
 """The link to one server.
 
-The connections are our own; redis-py knows the settings.
+Theory of operation. The connections are our own; redis-py knows the settings. Behind a name or a load balancer, another
+server may take over, and the one before then is its replica, which Redis does not tell its clients. So each connection
+first asks whether the server takes writes; and when it refuses one, its connection is retired, and the next one finds
+whichever server stands behind the name by then. One that takes no writes counts as down: purges would fail there, and
+those done elsewhere may not reach it.
 """
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis.exceptions
 
+from router.core.names import NOTHING_HERE
 from router.shared.connection import Connection, Place
 from router.shared.link import FAULTS, MORE, Answer, Command, LinkError, Packed
 from router.shared.login import Login
+
+_WRITE: Final[Command] = ("DEL", NOTHING_HERE)
+"""Changes nothing. A replica refuses it, and a primary does it even without memory."""
 
 
 class ServerLink:
     """The link to one server, through one connection."""
 
-    def __init__(self, pool: Any) -> None:
-        """`pool`: redis-py's, which leaves much of it untyped."""
+    def __init__(self, pool: Any, *, writable: bool = True) -> None:
+        """`pool`: redis-py's, which leaves much of it untyped. `writable`: a server that takes no writes is no good."""
         self._pool = pool
+        self._writable = writable
+        self._demotions = 0
         self._connection: Connection | None = None
         self._login: Login | None = None
 
     @property
     def topology(self) -> object:
-        return None
+        return self._demotions
 
     def execute(self, commands: Sequence[Command | Packed], timeout: float, more: float = MORE) -> Answer:
         """As a Link's; `more`: seconds beyond `timeout` for which the bytes of replies may keep coming."""
@@ -67,7 +77,22 @@ class ServerLink:
             login = self._login = self._login or _login(self._settings())
         except FAULTS as error:
             raise LinkError.of(error) from error
-        await connection.connect(place, login, until - loop.time())
+        for reply in await connection.connect(place, login, until - loop.time(), self._questions()):
+            try:
+                self._check(reply)
+            except LinkError:
+                connection.abort()
+                raise
+
+    def _questions(self) -> Sequence[Command]:
+        """What a new connection asks the server about itself."""
+        return [_WRITE] if self._writable else []
+
+    def _check(self, reply: Any) -> None:
+        """Raises LinkError where the reply to such a question shows that the server is of no use."""
+        # It may refuse for another reason, such as a right that is missing, and is of use all the same.
+        if is_read_only(reply):
+            raise LinkError("it is a read-only replica")
 
     async def _place(self) -> Place:
         """Where the server is now. Raises one of FAULTS where that is not known."""
@@ -79,13 +104,23 @@ class ServerLink:
         return self._pool.make_connection()
 
     def _refused(self, error: redis.exceptions.ResponseError) -> None:
-        """A command was refused."""
+        if self._connection is not None and is_read_only(error):
+            self._connection.retire()
+            self._demotions += 1  # whoever listens to the server does so in vain
 
     def _drop(self) -> None:
         # What has been sent and not answered must not answer the next question.
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
+
+
+def is_read_only(reply: object) -> bool:
+    """Whether that is what a replica says to a write."""
+    # A script's writes are refused in words of their own by Redis 6, which are not those of a ReadOnlyError.
+    return isinstance(reply, redis.exceptions.ReadOnlyError) or (
+        isinstance(reply, redis.exceptions.ResponseError) and "READONLY" in str(reply)
+    )
 
 
 def _login(settings: Any) -> Login:

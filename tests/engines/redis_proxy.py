@@ -1,4 +1,4 @@
-"""A network between a router and Redis that is slower than the one on this machine."""
+"""What may stand between a router and Redis: a network that is slow, a name behind which servers change."""
 
 import asyncio
 from types import TracebackType
@@ -12,18 +12,19 @@ from router.shared.tasks import end
 class SlowProxy:
     """Passes bytes between TCP clients and a Redis; `url` is where it listens.
 
+    - `server`: where new connections lead to.
     - `rate`: bytes a second that one connection gets back from Redis, in pieces of `piece` bytes.
     - `silent_after`: bytes that one connection gets back; after them, nothing more comes.
     """
 
     def __init__(
-        self, server: RedisServer, *, rate: float, piece: int = 65536, silent_after: float = float("inf")
+        self, server: RedisServer, *, rate: float = 1e9, piece: int = 65536, silent_after: float = float("inf")
     ) -> None:
         self.rate = rate
         self.piece = piece
         self.silent_after = silent_after
         self.url = ""
-        self._server = server
+        self.server = server
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -40,7 +41,7 @@ class SlowProxy:
         await end(*self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, commands = await asyncio.open_unix_connection(str(self._server.socket))
+        answers, commands = await asyncio.open_unix_connection(str(self.server.socket))
         works = [self._pass_on(reader, commands), self._pass_back(answers, writer)]
         tasks = [asyncio.get_running_loop().create_task(work) for work in works]
         for task in tasks:

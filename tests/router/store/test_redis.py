@@ -262,14 +262,18 @@ async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
     assert await store.get("k") == ENTRY
 
 
-async def test_a_read_only_redis_still_gives_what_it_has(own_redis: RedisServer, open_store: OpenStore) -> None:
+async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_none(
+    own_redis: RedisServer, open_store: OpenStore
+) -> None:
     await own_redis.start()
     store = await open_store(own_redis)
     await store.put("k", ENTRY)
-    await own_redis.command("CONFIG", "SET", "replica-serve-stale-data", "yes")
     await own_redis.command("REPLICAOF", "127.0.0.1", "1")
     assert await store.put("other", ENTRY) == "failed"
-    assert store.up
+    with pytest.raises(RedisDownError):
+        await store.get("k")
+    await own_redis.command("REPLICAOF", "NO", "ONE")
+    await asyncio.wait_for(store.wait_until_up(), 10)
     assert await store.get("k") == ENTRY
 
 
