@@ -92,7 +92,7 @@ class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
         except DroppedError:
             await wire.drop(reset=plan.drop_reset)
         except EngineFailedError as failure:
-            await wire.reject(engine_failed(str(failure)))
+            await wire.reject(engine_failed(str(failure), failure.code))
 
     def _body(self, asked: EmbeddingRequest, plan: Script, headers: dict[str, str]) -> object:
         count = sum(len(prompt.tokens) for prompt in asked.prompts)

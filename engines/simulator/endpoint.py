@@ -16,7 +16,10 @@ from engines.simulator.ledger import Ledger
 from engines.simulator.rejections import ENGINE_DEAD, Rejection, wrong_media_type
 from engines.simulator.wire import DroppedError, Wire, gone, read_body
 
-_KINDS = {429: "RateLimitError", 500: "InternalServerError", 503: "ServiceUnavailableError"}
+_KINDS = {
+    404: "NotFoundError", 422: "UnprocessableEntityError", 429: "RateLimitError", 500: "InternalServerError",
+    501: "NotImplementedError", 503: "ServiceUnavailableError",
+}  # fmt: skip
 
 
 class _Asked(Protocol):
@@ -48,7 +51,8 @@ class Endpoint(ABC, Generic[AskedT]):
             asked = self._read(body)
             plan = self._plan(asked.text)
         except Rejection as rejection:
-            await Wire(scope, send).reject(rejection, self._refusal(rejection))
+            other = rejection.other_body
+            await Wire(scope, send).reject(rejection, self._refusal(rejection) if other is None else other)
             return
         if self._log is not None:
             plan = self._log.begin(body, plan)
@@ -79,7 +83,8 @@ class Endpoint(ABC, Generic[AskedT]):
         if plan.status is not None:
             kind = _KINDS.get(plan.status, "BadRequestError")
             after = () if plan.retry_after is None else (("Retry-After", plan.retry_after),)
-            raise Rejection(plan.status, plan.status_message or "Made up by the simulator.", kind=kind, headers=after)
+            message = (plan.status_message or "Made up by the simulator.").ljust(plan.status_bytes, ".")
+            raise Rejection(plan.status, message, kind, plan.status_param, after, plan.status_shape)
         return plan
 
 
@@ -95,7 +100,7 @@ async def strike(plan: Script, count: int, wire: Wire) -> None:
         await wire.flush()
         os._exit(plan.exit_code)
     if plan.error_after is not None and count >= plan.error_after:
-        raise EngineFailedError(plan.error_message or ENGINE_DEAD)
+        raise EngineFailedError(plan.error_message or ENGINE_DEAD, plan.error_code)
     if plan.drop_after is not None and count >= plan.drop_after:
         raise DroppedError
     if plan.stall_after is not None and count >= plan.stall_after:

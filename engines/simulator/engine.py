@@ -21,7 +21,11 @@ from engines.simulator.tokens import EOS, token_id
 
 
 class EngineFailedError(Exception):
-    """A generation failed inside the engine; the message is what clients are told."""
+    """A generation failed inside the engine; the message and the HTTP status are what clients are told."""
+
+    def __init__(self, message: str, code: int = 500) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from engines.simulator.rejections import ERROR_SHAPES
+
 _REQUIRED = object()
 _MARKER = re.compile(r"\[\[sim:([a-z_]+)((?:\s+[a-z_0-9]+=[^\s\]]*)*)\s*\]\]")
 
@@ -23,13 +25,21 @@ _VOCABULARY: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "say": {"text": (str, None), "base64": (str, None)},
     "chunks": {"bytes": (int, _REQUIRED)},
     "stall": {"after": (int, 0)},
-    "error": {"after": (int, 0), "message": (str, None)},
+    "error": {"after": (int, 0), "message": (str, None), "code": (int, 500)},
     "drop": {"after": (int, None), "how": (str, "reset")},
     "exit": {"after": (int, 0), "code": (int, 1)},
     "no_done": {},
     "no_finish": {},
     "malformed": {},
-    "status": {"code": (int, _REQUIRED), "retry_after": (str, None), "message": (str, None)},
+    "event": {"bytes": (int, _REQUIRED), "after": (int, 0)},
+    "status": {
+        "code": (int, _REQUIRED),
+        "retry_after": (str, None),
+        "message": (str, None),
+        "param": (str, None),
+        "shape": (str, "vllm"),
+        "bytes": (int, 0),
+    },
     "kv": {"usage": (float, None), "metric": (str, "new")},
     "health": {"code": (int, 503)},
 }
@@ -97,6 +107,7 @@ class Script:
     stall_after: int | None = None
     error_after: int | None = None
     error_message: str | None = None
+    error_code: int = 500
     drop_before_headers: bool = False
     drop_after: int | None = None
     drop_reset: bool = True
@@ -105,8 +116,13 @@ class Script:
     done: bool = True
     finish: bool = True
     malformed: bool = False
+    event_bytes: int = 0
+    event_after: int = 0
     status: int | None = None
     status_message: str | None = None
+    status_param: str | None = None
+    status_shape: str = "vllm"
+    status_bytes: int = 0
     retry_after: str | None = None
     generation: str | None = None
     """The name of the generation, where generations have names."""
@@ -146,6 +162,7 @@ def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
         case "error":
             yield "error_after", fault.get("after")
             yield "error_message", fault.get("message")
+            yield "error_code", fault.get("code")
         case "drop":
             if fault.get("how") not in ("reset", "close"):
                 raise ValueError("option 'how' of fault 'drop' is 'reset' or 'close'")
@@ -161,9 +178,17 @@ def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
             yield "finish", False
         case "malformed":
             yield "malformed", True
+        case "event":
+            yield "event_bytes", fault.get("bytes")
+            yield "event_after", fault.get("after")
         case "status":
+            if fault.get("shape") not in ERROR_SHAPES:
+                raise ValueError(f"option 'shape' of fault 'status' is one of {', '.join(ERROR_SHAPES)}")
             yield "status", fault.get("code")
             yield "status_message", fault.get("message")
+            yield "status_param", fault.get("param")
+            yield "status_shape", fault.get("shape")
+            yield "status_bytes", fault.get("bytes")
             yield "retry_after", fault.get("retry_after")
 
 

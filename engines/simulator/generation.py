@@ -46,7 +46,7 @@ class GenerationEndpoint(Endpoint[GenerationRequest]):
         except DroppedError:
             await wire.drop(reset=plan.drop_reset)
         except EngineFailedError as failure:
-            await self._fail(asked, engine_failed(str(failure)), plan, wire)
+            await self._fail(asked, engine_failed(str(failure), failure.code), plan, wire)
 
     async def _fail(self, request: GenerationRequest, rejection: Rejection, plan: Script, wire: Wire) -> None:
         if not request.stream:
@@ -65,7 +65,7 @@ class GenerationEndpoint(Endpoint[GenerationRequest]):
         frames = self._api.frames(request, envelope, finish=plan.finish)
         before_headers(plan)
         await wire.begin_stream()
-        opened, cut = frames.at_once, plan.malformed
+        opened, cut, large, count = frames.at_once, plan.malformed, plan.event_bytes, 0
         if opened:
             for frame in frames.opening():
                 await wire.write(frame)
@@ -76,8 +76,12 @@ class GenerationEndpoint(Endpoint[GenerationRequest]):
                     for frame in frames.opening():
                         await wire.write(frame)
                 for frame in frames.of(delta):
-                    await wire.write(frame[: len(frame) // 2] + b"\n\n" if cut else frame)
+                    shown = frame[: len(frame) // 2] + b"\n\n" if cut else frame
+                    if large and count >= plan.event_after:
+                        shown, large = _padded(frame, large), 0
+                    await wire.write(shown)
                     cut = False
+                count += len(delta.tokens)
                 self._ledger.sent(len(delta.tokens))
         for frame in frames.closing():
             await wire.write(frame)
@@ -117,3 +121,8 @@ class GenerationEndpoint(Endpoint[GenerationRequest]):
                 # So that the engine counts what was still running as failed and not as aborted.
                 await deltas.athrow(failure)
                 raise
+
+
+def _padded(frame: bytes, size: int) -> bytes:
+    """The event with one more field, so that it has `size` bytes."""
+    return frame.replace(b"{", b'{"padding":"%b",' % (b"." * (size - len(frame) - 13)), 1)

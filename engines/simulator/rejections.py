@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 _LONGEST_INPUT = 200
 
+ERROR_SHAPES = ("vllm", "vllm-0.9", "detail", "details", "text", "html")
+"""How the body of an error is written: by this vLLM, by vLLM up to 0.9, by FastAPI (a text, a list), by a proxy."""
+
 ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
@@ -17,11 +20,32 @@ class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not
     kind: str = "BadRequestError"
     param: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    shape: str = "vllm"
 
     @property
     def body(self) -> dict[str, object]:
         """The error object in the order of vLLM's keys."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+    @property
+    def other_body(self) -> object:
+        """The body in another shape than this vLLM's, as `shape` says; None where it has this vLLM's."""
+        match self.shape:
+            case "vllm-0.9":
+                return {
+                    "object": "error", "message": self.message, "type": self.kind, "param": self.param,
+                    "code": self.status,
+                }  # fmt: skip
+            case "detail":
+                return {"detail": self.message}
+            case "details":
+                where = ["body", *(self.param or "messages").split(".")]
+                return {"detail": [{"type": "value_error", "loc": where, "msg": self.message, "input": {}}]}
+            case "text":
+                return self.message.encode()
+            case "html":
+                return b"<html><body><h1>%b</h1></body></html>\n" % self.message.encode()
+        return None
 
 
 def refused(message: str, param: str | None = None, value: object = None) -> Rejection:
@@ -62,9 +86,9 @@ def prompt_too_long(context: int) -> Rejection:
     return refused(message, "input_tokens", counted)
 
 
-def engine_failed(message: str = ENGINE_DEAD) -> Rejection:
-    """The engine core died, or one generation failed inside it."""
-    return Rejection(500, message, kind="InternalServerError")
+def engine_failed(message: str = ENGINE_DEAD, code: int = 500) -> Rejection:
+    """The engine core died, or one generation failed inside it; 400: it refused a request that it had accepted."""
+    return Rejection(code, message, kind="InternalServerError" if code >= 500 else "BadRequestError")
 
 
 def _shown(problem: Mapping[str, object]) -> dict[str, object]:

@@ -19,7 +19,10 @@ from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
 
 MAX_FRAME: Final = 8 * 1024 * 1024
-"""Bytes of one event that may wait for their end; an engine that sends more has gone wrong."""
+"""Bytes of one event that may wait for their end."""
+
+TOO_LONG: Final = b"an event was too long"
+"""The `failure` of a recorder for an event over MAX_FRAME: the limit is ours, so the engine has not failed."""
 
 _NOT_WELL: Final = ("abort", "error")
 """Finish reasons of vLLM that end a choice before its end."""
@@ -106,7 +109,7 @@ class StreamRecorder:
         frames = self._reader.feed(data)
         if not frames:
             if self._reader.pending > MAX_FRAME:
-                self.failure = b"an event was too long"
+                self.failure = TOO_LONG
             return frames
         if not self.started or not self._alike.take(frames):
             if self.started and _is_only_text(frames):

@@ -30,12 +30,17 @@ class Failed(msgspec.Struct, frozen=True):
     - `counts`: for the engine's breaker. `busy`: the engine has too much to do.
     - `again`: the same engine may be asked once more by the same request.
     - `cost`: the attempt may have cost the engine work, so that another one is paid for from the budget.
+    - `attempt`: it is one of the request's MOST_ATTEMPTS.
     """
 
     counts: bool = True
     busy: bool = False
     again: bool = True
     cost: bool = True
+    attempt: bool = True
+
+
+_NOT_THE_ENGINES: Final = Failed(counts=False, again=False, cost=False)
 
 
 def judge(reason: str, retry_after: float | None) -> Failed:
@@ -46,13 +51,17 @@ def judge(reason: str, retry_after: float | None) -> Failed:
     """
     match reason:
         case "connect":
-            return Failed(again=False, cost=False)
+            return Failed(again=False, cost=False, attempt=False)
         case "local":  # the router has no descriptor or port left, which says nothing of the engine
-            return Failed(counts=False, again=False, cost=False)
+            return Failed(counts=False, again=False, cost=False, attempt=False)
+        case "refused" | "too-large":  # the client's own fault, and a limit of ours
+            return _NOT_THE_ENGINES
         case "timeout":
             return Failed(again=False)
         case "status-429":
             return Failed(counts=False, busy=True)
+        case "status-404" | "status-405" | "status-501":  # it lacks what the request names; another one may have it
+            return _NOT_THE_ENGINES
         case "status-503":
             return Failed(counts=retry_after is None, busy=True)
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
@@ -107,7 +116,7 @@ class Turns(Generic[T]):
 
     def failed(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
         failed = judge(reason, retry_after)
-        self._attempts += failed.cost
+        self._attempts += failed.attempt
         self._timeouts += reason == "timeout"
         if failed.again:
             self._again.append((now + (retry_after or 0.0), engine))

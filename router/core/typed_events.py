@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from router.core.answers import NotKept, Recording, Usage
-from router.core.recording import MAX_FRAME
+from router.core.recording import MAX_FRAME, TOO_LONG
 from router.core.request import Request
 from router.core.sse import FrameReader, payload, split
 
@@ -67,7 +67,7 @@ class TypedRecorder(ABC):
         frames = self._reader.feed(data)
         if not frames:
             if self._reader.pending > MAX_FRAME:
-                self.failure = b"an event was too long"
+                self.failure = TOO_LONG
             return frames
         if not self.started or any(frames.find(mark) >= 0 for mark in self.MARKS):
             frames = self._sift(frames)

@@ -14,10 +14,17 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from router.core.answers import NotKept, Recording
-from router.core.error_shapes import engine_refusal
+from router.core.engine_errors import (
+    MAX_ERROR,
+    answer_too_large,
+    is_lacking,
+    is_refusal,
+    read_refusal,
+    read_refusal_in_stream,
+)
 from router.core.patience import Patience
 from router.core.recorders import record_body, recorder_for
-from router.core.recording import Recorder
+from router.core.recording import MAX_FRAME, TOO_LONG, Recorder
 from router.core.request import Request, for_engine
 from router.core.retry import read_retry_after
 from router.errors import UPSTREAM, ApiError, unavailable
@@ -37,9 +44,7 @@ Say = Callable[[bytes], None]
 """Takes whole events for whoever asked."""
 
 MAX_ANSWER: Final = 256 << 20
-"""Bytes of a JSON answer that are read; an engine that sends more has gone wrong."""
-
-_MAX_ERROR: Final = 64 << 10
+"""Bytes of a JSON answer that are read."""
 
 
 class Generation:
@@ -70,8 +75,14 @@ class Generation:
         return self._place.engine
 
     async def begin(self) -> None:
-        """Waits for the first token, and says it. Raises EngineError."""
-        if not await self._response.pour(self._begins):
+        """Waits for the first token, and says it. Raises EngineError, or ApiError for the client's fault."""
+        try:
+            poured = await self._response.pour(self._begins)
+        except EngineError as error:
+            if error.refusal is not None:
+                raise error.refusal from None
+            raise
+        if not poured:
             raise broken_off()
 
     async def run(self) -> None:
@@ -109,8 +120,9 @@ class Generation:
     def _is_over(self) -> bool:
         if self.recorder.ended:
             return True
-        if self.recorder.failure is not None:
-            raise EngineError("error-frame", "the engine reported an error")
+        failure = self.recorder.failure
+        if failure is not None:
+            raise _failed(failure, self.engine)
         return False
 
 
@@ -119,8 +131,8 @@ class Dispatcher:
 
     - The engines of a plan are tried in turn until one answers: those of one model, some of them a second time, then
       those of the next; each failure is noted in the work. Whose breaker is open is left out.
-    - What an engine says of the request itself (400, 413, 422) goes to the client as it stands, and nobody else is
-      asked. Any other refusal is the engine's failure.
+    - What an engine says of the request itself (4xx) goes to the client, and nobody else is asked. What it lacks (404,
+      405, 501) another engine may have; the client gets it where no engine has failed otherwise. See engine_errors.
     - An engine is asked once there is a place for that; the place is given back whatever happens.
     """
 
@@ -151,6 +163,7 @@ class Dispatcher:
     ) -> T:  # fmt: skip
         """What the first attempt gives that does not fail; the place is its own then."""
         last: EngineError | None = None
+        lacking: ApiError | None = None
         no_room: NoRoomError | None = None
         self._standing.asked()
         for _, group in groupby(engines, key=attrgetter("model")):
@@ -175,7 +188,10 @@ class Dispatcher:
                         with pass_:
                             return await attempt(place, work, request)
                 except EngineError as error:
-                    last = error
+                    if error.refusal is not None:
+                        lacking = lacking or error.refusal
+                    else:
+                        last = error
                     turns.failed(engine, error)
                     if error.reason == "local":  # the engine was not reached, so it gets no blame
                         work.engine = work.fallback = None
@@ -186,6 +202,8 @@ class Dispatcher:
                     place.close()
                     raise
                 place.close()
+        if last is None and lacking is not None and not any(map(self._standing.is_shut, engines)):
+            raise no_room or lacking
         raise no_room or _told(last, engines, self._standing)
 
     # -- one attempt ------------------------------------------------------------------------------------------------
@@ -204,9 +222,13 @@ class Dispatcher:
 
     async def _answered(self, place: Place, work: Work, request: Request) -> tuple[bytes, Recording | NotKept]:
         with await self._ask(place.engine, work, request, None) as response:
-            body = await response.read(MAX_ANSWER)
+            body, complete = await response.read_up_to(MAX_ANSWER)
+        if not complete:
+            raise answer_too_large("The answer", MAX_ANSWER)
         recording = record_body(request, body, self._max_entry)
         if recording is NotKept.ERROR:
+            if (refusal := read_refusal_in_stream(body[:MAX_ERROR], _address(place.engine))) is not None:
+                raise refusal
             raise EngineError("malformed", "the engine's answer is not one")
         self._standing.succeeded(place.engine)
         place.close()
@@ -225,12 +247,35 @@ class Dispatcher:
         )  # fmt: skip
         if response.status == 200:
             return response
+        status = response.status
         with response:
             wait = read_retry_after(response.retry_after, time.time())
-            body = await response.read(_MAX_ERROR, self._patience.between_tokens)
-        if (refusal := engine_refusal(response.status, body)) is not None:
-            raise refusal
-        raise EngineError(f"status-{response.status}", f"the engine answered with status {response.status}", wait)
+            try:
+                body, complete = await response.read_up_to(MAX_ERROR, self._patience.between_tokens)
+            except EngineError:  # it has said what counts, which is the status
+                body, complete = b"", False
+        refusal = None
+        if is_refusal(status):
+            refusal = read_refusal(status, body, complete=complete, address=_address(engine))
+            if not is_lacking(status):
+                raise refusal
+        raise EngineError(f"status-{status}", f"the engine answered with status {status}", wait, refusal)
+
+
+def _address(engine: Engine) -> str:
+    """Host and port of an engine, which are not for clients."""
+    return engine.url.partition("://")[2].partition("/")[0]
+
+
+def _failed(failure: bytes, engine: Engine) -> EngineError:
+    """What a recorder's `failure` means."""
+    if failure == TOO_LONG:
+        refusal = answer_too_large("An event of the answer", MAX_FRAME)
+        return EngineError("too-large", f"an event has more than {MAX_FRAME >> 20} MiB", refusal=refusal)
+    said = read_refusal_in_stream(failure, _address(engine))
+    if said is not None:
+        return EngineError("refused", f"the engine refused the request: {said.message}", refusal=said)
+    return EngineError("error-frame", "the engine reported an error")
 
 
 def _told(error: EngineError | None, engines: Sequence[Engine], standing: Standing) -> ApiError:

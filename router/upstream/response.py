@@ -60,19 +60,29 @@ class EngineResponse:
 
     async def read(self, limit: int, each: float | None = None) -> bytes:
         """The whole body; `each` as for `pour`. Raises EngineError, also for one of more than `limit` bytes."""
+        body, complete = await self.read_up_to(limit, each)
+        if not complete:
+            raise EngineError("too-large", f"the engine's answer has more than {limit} bytes")
+        return body
+
+    async def read_up_to(self, limit: int, each: float | None = None) -> tuple[bytes, bool]:
+        """The body, or the first `limit` bytes of it and something; and whether it is the whole body.
+
+        `each` as for `pour`. Raises EngineError. What follows is not read, so the connection is closed.
+        """
         parts: list[bytes] = []
         left = limit
 
         def take(part: bytes) -> bool:
             nonlocal left
             left -= len(part)
-            if left < 0:
-                raise EngineError("too-large", f"the engine's answer has more than {limit} bytes")
             parts.append(part)
-            return False
+            return left < 0
 
-        await self.pour(take, each)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        exceeded = await self.pour(take, each)
+        if exceeded:
+            self.close()
+        return parts[0] if len(parts) == 1 else b"".join(parts), not exceeded
 
     def close(self, *, spent: bool = False) -> None:
         """Lets go of the connection. `spent`: all that matters has come, so that only the end may follow."""

@@ -94,7 +94,7 @@ async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
     router = await make_router(impatient)
     await on_llamas(engines, fault)
     answer = await router.chat("The sea?", stream=stream, headers={"x-request-id": "mine"})
-    expected = {"stall": 504}.get(fault["fault"], 503 if fault.get("code") == 429 else 502)
+    expected = {"stall": 504}.get(fault["fault"], {429: 503, 404: 404}.get(fault.get("code", 0), 502))
     assert answer.status_code == expected
     assert answer.headers["content-type"] == "application/json"
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -29,12 +29,20 @@ FAULTS: dict[str, Fault | None] = {
     "reset before the first token": {"fault": "drop", "after": 0},
     "reset after the first token": {"fault": "drop", "after": 3},
     "closed after the first token": {"fault": "drop", "after": 3, "how": "close"},
+    "status 400": {"fault": "status", "code": 400},
+    "status 400 with 100 kB": {"fault": "status", "code": 400, "bytes": 100_000},
+    "status 404": {"fault": "status", "code": 404},
+    "status 501": {"fault": "status", "code": 501},
     "status 429": {"fault": "status", "code": 429},
     "status 429 with Retry-After: 7": {"fault": "status", "code": 429, "retry_after": "7"},
     "status 500": {"fault": "status", "code": 500},
     "status 503": {"fault": "status", "code": 503},
     "error frame before any text": {"fault": "error", "after": 0},
     "error frame after the first token": {"fault": "error", "after": 3},
+    "error frame with code 400 before any text": {"fault": "error", "after": 0, "code": 400},
+    "error frame with code 400 after the first token": {"fault": "error", "after": 3, "code": 400},
+    "event over 8 MiB before any text": {"fault": "event", "bytes": 9 << 20},
+    "event over 8 MiB after the first token": {"fault": "event", "bytes": 9 << 20, "after": 3},
     "broken JSON": {"fault": "malformed"},
     "stall before the first token": {"fault": "stall", "after": 0},
     "stall after the first token": {"fault": "stall", "after": 3},
@@ -65,7 +73,7 @@ def seen(answer: httpx.Response) -> str:
         assert set(error) == {"message", "type", "param", "code"}
         assert "127.0.0.1" not in error["message"]
         assert ("retry-after" in answer.headers) is (answer.status_code == 503)
-        return f"{answer.status_code} `{error['code']}`"
+        return f"{answer.status_code} `{error['code']}`" if isinstance(error["code"], str) else f"{answer.status_code}"
     if answer.headers["content-type"] != "application/json" and not answer.content.endswith(DONE):
         *well, last = events(answer.content)
         assert "error" in last

@@ -1,10 +1,10 @@
-"""A stream that fails says so in the shape of its endpoint, and an engine's refusal is told in OpenAI's."""
+"""A stream that fails says so in the shape of its endpoint."""
 
 import json
 
 import pytest
 
-from router.core.error_shapes import engine_refusal, error_frame
+from router.core.error_shapes import error_frame
 from router.core.recorders import recorder_for
 from router.core.sse import payload
 from router.core.types import Endpoint
@@ -38,40 +38,3 @@ def test_every_recorder_knows_the_error_of_its_endpoint(endpoint: Endpoint) -> N
     recorder = recorder_for(endpoint, 1000)
     assert recorder.feed(error_frame(endpoint, ERROR)) == b""
     assert recorder.failure is not None
-
-
-def test_a_refusal_in_openais_shape_goes_on_as_it_stands() -> None:
-    body = b'{ "error": {"message": "x", "code": 400} }'
-    refusal = engine_refusal(400, body)
-    assert refusal is not None
-    assert (refusal.status, refusal.body()) == (400, body)
-
-
-def test_a_refusal_in_anthropics_shape_becomes_openais() -> None:
-    refusal = engine_refusal(400, b'{"type": "error", "error": {"type": "BadRequestError", "message": "Too long."}}')
-    assert refusal is not None
-    assert refusal.status == 400
-    error = {"message": "Too long.", "type": "BadRequestError", "param": None, "code": None}
-    assert json.loads(refusal.body()) == {"error": error}
-
-
-@pytest.mark.parametrize(
-    ("status", "told"), [(400, True), (413, True), (422, True), (401, False), (404, False), (429, False), (500, False)]
-)
-def test_only_what_is_the_clients_fault_is_told(status: int, told: bool) -> None:
-    body = b'{"error": {"message": "x", "type": "NotFoundError", "param": "model", "code": 404}}'
-    assert (engine_refusal(status, body) is not None) is told
-
-
-def test_an_earlier_response_that_is_not_there_is_the_clients_business() -> None:
-    body = b'{"error": {"message": "x", "type": "invalid_request_error", "param": "response_id", "code": 404}}'
-    refusal = engine_refusal(404, body)
-    assert refusal is not None
-    assert (refusal.status, refusal.body()) == (404, body)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"{}", b'"error"', b'{"detail": "x"}', b'{"type": "error", "error": 1}']
-)
-def test_what_is_no_error_is_no_refusal(body: bytes) -> None:
-    assert engine_refusal(400, body) is None

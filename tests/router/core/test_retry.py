@@ -110,7 +110,7 @@ def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], r
 
 @pytest.mark.parametrize(
     "reason",
-    ["connect", "timeout", "reset", "broken-off", "error-frame", "malformed", "too-large", "status-500", "status-502"],
+    ["connect", "timeout", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
 )
 def test_what_the_engine_did_wrong_counts_against_it(reason: str) -> None:
     assert judge(reason, None).counts
@@ -120,6 +120,15 @@ def test_what_the_engine_did_wrong_counts_against_it(reason: str) -> None:
 def test_4xx_never_counts(reason: str) -> None:
     assert not judge(reason, None).counts
     assert not judge(reason, 3.0).counts
+
+
+@pytest.mark.parametrize("reason", ["refused", "too-large", "status-404", "status-405", "status-501"])
+def test_what_is_the_clients_or_our_own_limit_neither_counts_nor_costs_a_retry(reason: str) -> None:
+    judged = judge(reason, None)
+    assert (judged.counts, judged.busy, judged.again, judged.cost) == (False, False, False, False)
+    assert turns_taken(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
+        "engines that lack it are asked thrice"
+    )
 
 
 def test_503_counts_unless_the_engine_says_when_to_come_back() -> None:
