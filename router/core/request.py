@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.json_values import is_deeper, is_integer, normalize_numbers
 from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
 
@@ -21,6 +22,16 @@ MAX_CONTAINERS: Final = 250_000
 
 Each costs far more time to read than a byte of text does, and an event loop has one thread.
 """
+
+MAX_DEPTH: Final = 100
+"""Objects and lists within one another, the body itself included.
+
+A JSON schema takes 2 of them for each of its own levels, and no API here has a use for more than some dozen. Whatever
+recurses over a request needs two or three calls for each level, so that the bound is far below what Python allows.
+"""
+
+MAX_FLOATS: Final = 250_000
+"""Numbers with a fraction or an exponent in a body over _LARGE; each is read, and written twice for the key."""
 
 MAX_FIELDS: Final = 1000
 """Top-level fields of a body; OpenAI's and vLLM's together are about a hundred."""
@@ -150,15 +161,19 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.temperature == 0 or self.seed is not None or self.endpoint is Endpoint.EMBEDDINGS
 
 
+_LARGE: Final = 64 * 1024
+"""Bytes of a body beyond which its floats are read without a call of Python for each of them."""
+
+
 def _number(text: str) -> int | float:
-    # 1, 1.0 and 1e0 are one number, so they must become one value. Beyond 2^53 a float no longer tells which integer.
     value = float(text)
     if value in (float("inf"), float("-inf")):
         raise ValueError(f"the number {text[:40]} is out of range")
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return int(value) if is_integer(value) else value
 
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
+_decode_large = msgspec.json.Decoder().decode
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _TYPES: Final[dict[Endpoint, type[_Common]]] = {
@@ -180,14 +195,20 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
     """
     if len(body) > MAX_CONTAINERS and body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
         raise bad_request(f"The body has more than {MAX_CONTAINERS} objects and lists.", code="too_many_parts")
+    is_large = len(body) > _LARGE
     try:
-        fields = _decode(body)
+        fields = _decode_large(body) if is_large else _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+        raise _too_deep() from None
     if not isinstance(fields, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
+    # To look at all containers costs less than to count braces and brackets: most of a body is text.
+    if is_deeper(fields, MAX_DEPTH):
+        raise _too_deep()
+    if is_large and not normalize_numbers(fields, MAX_FLOATS):
+        raise bad_request(f"The body has more than {MAX_FLOATS} fractional numbers.", code="too_many_parts")
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
@@ -209,6 +230,10 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         max_tokens=known.limit(),
         body=body,
     )
+
+
+def _too_deep() -> ApiError:
+    return bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
 
 
 def without(request: Request, names: Iterable[str]) -> Request:

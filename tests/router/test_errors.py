@@ -43,6 +43,39 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(router: RouterServer,
     assert error_of(await router.post(CHAT, body), 400)["code"] == "invalid_json"
 
 
+NESTED: list[tuple[str, Any, bytes]] = [
+    (path, {"model": "llama", "max_tokens": 1, **fields}, place)
+    for path, fields, place in (
+        (COMPLETIONS, {"prompt": "HERE"}, b"["),
+        (COMPLETIONS, {"prompt": "x", "stop": "HERE"}, b"["),
+        ("/v1/embeddings", {"input": "HERE"}, b"["),
+        (CHAT, {"messages": [{"role": "user", "content": "HERE"}]}, b'[{"content":'),
+        (CHAT, {"messages": [{"role": "user", "content": "x", "tool_calls": "HERE"}]}, b"["),
+        (CHAT, {"messages": HELLO, "documents": "HERE"}, b'[{"text":'),
+        (CHAT, {"messages": HELLO, "tools": "HERE"}, b'[{"function":'),
+        ("/v1/responses", {"input": [{"role": "user", "content": "HERE"}]}, b'[{"content":'),
+        ("/v1/responses", {"input": "x", "tools": "HERE"}, b'[{"type":'),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "HERE"}]}, b'[{"content":'),
+        ("/v1/messages", {"messages": HELLO, "system": "HERE"}, b'[{"content":'),
+    )
+]
+
+
+@pytest.mark.parametrize("levels", [60, 200, 450])
+@pytest.mark.parametrize(("path", "fields", "opening"), NESTED)
+async def test_a_kilobyte_of_nesting_is_refused_and_ends_in_no_traceback(
+    router: RouterServer, path: str, fields: Any, opening: bytes, levels: int
+) -> None:
+    count = levels // (opening.count(b"[") + opening.count(b"{"))
+    closing = b"".join(b"]" if c == ord("[") else b"}" for c in reversed(opening) if c in b"[{")
+    deep = opening * count + b"[]" + closing * count
+    answer = await router.post(path, json.dumps(fields).encode().replace(b'"HERE"', deep))
+    if levels > 100:
+        assert error_of(answer, 400)["code"] == "invalid_json"
+    else:
+        assert answer.status_code != 500
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -1,7 +1,9 @@
 """What a client sent becomes a request, or a refusal that names the field; and an engine gets what the client sent."""
 
 import json
+import sys
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import JSON, chat, completion, request
 
-from router.core.request import MAX_MODEL_NAME, for_engine, parse, without
+from router.core.request import MAX_DEPTH, MAX_FLOATS, MAX_MODEL_NAME, for_engine, parse, without
 from router.core.types import Endpoint
 from router.errors import ApiError
 
@@ -196,3 +198,72 @@ def test_an_engine_gets_the_fields_of_the_client(others: dict[str, Any], stream:
     sent = json.loads(for_engine(asked, "served"))
     sent.pop("stream_options", None)
     assert sent == {"model": "served", "messages": [USER], "stream": stream, **others}
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.from_regex(rb"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+
+
+@given(numbers=st.lists(NUMBERS, min_size=1, max_size=20))
+def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[bytes]) -> None:
+    listed = b",".join(numbers)
+    body = b'{"model":"m","input":"x","x":[%b],"y":{"z":%b}}' % (listed, numbers[0])
+    small, large = (parse(Endpoint.EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
+    assert repr(small.fields) == repr(large.fields)
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
+def test_a_number_that_is_none_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(Endpoint.EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() -> None:
+    body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * 100_000)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "_number"
+
+    sys.setprofile(count)
+    try:
+        parse(Endpoint.EMBEDDINGS, body)
+    finally:
+        sys.setprofile(None)
+    assert calls == 0
+
+
+def test_more_fractional_numbers_than_anybody_needs_are_refused() -> None:
+    body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * (MAX_FLOATS + 1))
+    with pytest.raises(ApiError) as caught:
+        parse(Endpoint.EMBEDDINGS, body)
+    assert (caught.value.status, caught.value.code) == (400, "too_many_parts")
+
+
+LEAST = {
+    Endpoint.CHAT: b'"messages":[{"role":"user","content":"x"}]', Endpoint.COMPLETIONS: b'"prompt":"x"',
+    Endpoint.EMBEDDINGS: b'"input":"x"', Endpoint.RESPONSES: b'"input":"x"',
+    Endpoint.MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [0, 100_000], ids=["small", "large"])
+@pytest.mark.parametrize("pair", [(b"[", b"]", b""), (b'{"a":', b"}", b"1")], ids=["lists", "objects"])
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_a_body_may_be_so_deep_and_no_deeper(
+    endpoint: Endpoint, pair: tuple[bytes, bytes, bytes], padding: int
+) -> None:
+    opening, closing, inside = pair
+    for levels, allowed in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False), (450, False), (100_000, False)):
+        deep = opening * levels + inside + closing * levels
+        body = b'{"model":"m",%b,"x":%b}' % (LEAST[endpoint], deep) + b" " * padding
+        if allowed:
+            assert parse(endpoint, body).model == "m"
+            continue
+        with pytest.raises(ApiError) as caught:
+            parse(endpoint, body)
+        assert (caught.value.status, caught.value.code) == (400, "invalid_json")
