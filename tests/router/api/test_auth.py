@@ -1,6 +1,7 @@
 """A tenant comes from its API key, or from a trusted proxy, and never from what a client would like."""
 
 import hashlib
+import hmac
 from typing import Final
 
 import pytest
@@ -31,6 +32,27 @@ def refused(mode: str, headers: Headers) -> None:
 
 def test_a_key_is_written_as_its_sha_256() -> None:
     assert hash_key("é".encode()) == "sha256:" + hashlib.sha256("é".encode()).hexdigest()
+
+
+def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = hmac.compare_digest
+
+    def counting(a: str, b: str) -> bool:
+        compared.append((a, b))
+        return compare(a, b)
+
+    monkeypatch.setattr(hmac, "compare_digest", counting)
+    keys = {hash_key(b"key-%d" % number): f"t{number}" for number in range(10_000)}
+    authenticator = Authenticator("keys", keys, keys.values())
+    assert authenticator.tenant(bearer(b"Bearer key-7777")) == "t7777"
+    with pytest.raises(ApiError):
+        authenticator.tenant(bearer(b"Bearer stranger"))
+    door = AdminDoor(keys)
+    door.check(bearer(b"Bearer key-3"))
+    with pytest.raises(ApiError):
+        door.check(bearer(b"Bearer stranger"))
+    assert compared == [(hash_key(key), hash_key(key)) for key in (b"key-7777", b"key-3")]
 
 
 def test_where_the_door_is_open_everybody_is_the_default_tenant() -> None:
