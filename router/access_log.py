@@ -19,7 +19,8 @@ ACCESS: Final = "roundhouse.access"
 
 Line = str
 """A line with a hole for each of what changes from one exchange to the next: the request's id, milliseconds, tokens
-read and generated, milliseconds to the first token, and the key. Holes of what a line does not have take no room."""
+read and generated, the request's id at the engine, milliseconds to the first token, and the key. Holes of what a line
+does not have take no room."""
 
 log = logging.getLogger(ACCESS)
 
@@ -69,7 +70,8 @@ class AccessLog:
             line
             % (
                 exchange.request_id, 1000 * took, exchange.prompt_tokens, exchange.completion_tokens,
-                "" if first_token is None else 1000 * (first_token - exchange.begun), exchange.key,
+                exchange.engine_request_id, "" if first_token is None else 1000 * (first_token - exchange.begun),
+                exchange.key,
             )
         )  # fmt: skip
 
@@ -111,6 +113,8 @@ def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
     yield "completion_tokens", _Hole("%d") if exchange.engine is not None else _NO_HOLE
     if exchange.fallback is not None:
         yield "fallback", exchange.fallback
+    renamed = exchange.named_by_client and exchange.engine_request_id is not None
+    yield "engine_request", _Hole("%s", quoted=True) if renamed else _NO_HOLE
     yield "ttft_ms", _Hole("%.2f") if exchange.first_token is not None else _NO_HOLE
     if exchange.bypass is not None or exchange.reason is not None:
         yield "reason", exchange.bypass or exchange.reason

@@ -136,6 +136,7 @@ class Telemetry:
             exchange.tenant, exchange.endpoint, exchange.model, exchange.task, exchange.engine, exchange.cache,
             exchange.stream, exchange.local, exchange.status, exchange.outcome, exchange.reason, exchange.bypass,
             exchange.fallback, exchange.error, exchange.key is None, exchange.first_token is None,
+            exchange.named_by_client and exchange.engine_request_id is not None,
         )  # fmt: skip
         tally = self._tallies.get(kind) or self._remember(kind, exchange)
         if not tally.took:

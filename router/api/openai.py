@@ -8,7 +8,6 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from random import getrandbits
 from typing import Any, Final
 
 from router.api.auth import Authenticator
@@ -20,7 +19,7 @@ from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
 from router.core.types import Endpoint
 from router.errors import ApiError, internal_error, unavailable
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, new_request_id
 from router.flow.flight import Reader
 from router.flow.gateway import Gateway
 from router.shared.limits import TenantLimits
@@ -69,10 +68,10 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _READ]
-        request_id, traceparent, session = _correlation(headers)
+        given, traceparent, session = _correlation(headers)
         exchange = Exchange(
-            endpoint=self._endpoint, request_id=request_id, begun=time.perf_counter(), traceparent=traceparent,
-            session=session,
+            endpoint=self._endpoint, request_id=given or new_request_id(), named_by_client=given is not None,
+            begun=time.perf_counter(), traceparent=traceparent, session=session,
         )  # fmt: skip
         client: Client = scope["extensions"][CLIENT]
         try:
@@ -209,11 +208,14 @@ def _control(headers: RawHeaders) -> Control:
 
 def request_id(headers: RawHeaders) -> str:
     """The client's x-request-id if it sent a sane one, else a new one."""
-    return _correlation(headers)[0]
+    return _correlation(headers)[0] or new_request_id()
 
 
-def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
-    """The request's id, its traceparent (https://www.w3.org/TR/trace-context/) and its session, if it has sane ones."""
+def _correlation(headers: RawHeaders) -> tuple[str | None, str | None, str | None]:
+    """The client's id for the request, its traceparent and its session, if it has sane ones.
+
+    Source: https://www.w3.org/TR/trace-context/.
+    """
     given = traceparent = session = None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
@@ -222,5 +224,4 @@ def _correlation(headers: RawHeaders) -> tuple[str, str | None, str | None]:
             traceparent = value.decode("ascii")
         elif name == b"x-session-id" and SESSION.fullmatch(value):
             session = value.decode("ascii")
-    # As long as a UUID, and without a system call.
-    return given or getrandbits(128).to_bytes(16).hex(), traceparent, session
+    return given, traceparent, session

@@ -5,7 +5,7 @@ to an engine) into its top-level fields, which are passed on byte for byte but f
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -41,6 +41,10 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
+"""An id that a client may give to an engine: no address, which some connectors of vLLM read out of such ids."""
+
+
 class _Common(msgspec.Struct):
     model: str
     stream: bool | None = None
@@ -48,6 +52,7 @@ class _Common(msgspec.Struct):
     temperature: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    request_id: EngineId | None = None
 
     def lacks(self) -> ApiError | None:
         """What is missing, or cannot be had, that types do not show."""

@@ -241,8 +241,11 @@ class Dispatcher:
         a head only when it is whole.
         """
         total = self._patience.total(request.max_tokens, engine.max_model_len)
+        # An engine may still hold the attempt before under its id.
+        number = len(work.attempts) + 1
+        id_ = work.engine_request_id if number == 1 else f"{work.engine_request_id}-{number}"
         response = await self._client.post(
-            engine, request.endpoint, for_engine(request, engine.served_model), request_id=work.request_id,
+            engine, request.endpoint, for_engine(request, engine.served_model), request_id=id_,
             traceparent=work.traceparent, patience=total if patience is None else patience, total=total,
         )  # fmt: skip
         if response.status == 200:

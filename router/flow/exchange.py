@@ -1,5 +1,6 @@
 """What happened: the story notes facts here, and telemetry tells them, once, at the end."""
 
+from random import getrandbits
 from typing import Literal
 
 import msgspec
@@ -13,9 +14,15 @@ Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
 
 
+def new_request_id() -> str:
+    """An id as long as a UUID, made without a system call."""
+    return getrandbits(128).to_bytes(16).hex()
+
+
 class Work(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
 
+    - `request_id`: that of the request that began it; `engine_request_id`: what engines get, see below.
     - `attempts`: those that failed, as (engine, reason).
     - `fallback`: the model of `engine`, where that is not the one that was asked for.
     - `error`: what it ended with, if it did not end well.
@@ -23,6 +30,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     """
 
     request_id: str
+    engine_request_id: str = msgspec.field(default_factory=new_request_id)
     traceparent: str | None
     tenant: str
     model: str
@@ -49,6 +57,8 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that.
 
+    - `request_id`: the client's if `named_by_client`, else the router's. `engine_request_id`: what engines get in its
+      place. It is never chosen by a client, since some connectors of vLLM read addresses out of it.
     - `session`: the client's X-Session-ID.
     - `permit`: of a tenant with limits.
     - `reason`: that of a miss. `age`, and `ttl`, what is left of the time to live, are whole seconds.
@@ -59,6 +69,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     endpoint: Endpoint
     request_id: str
     begun: float
+    named_by_client: bool = False
+    engine_request_id: str | None = None
     traceparent: str | None = None
     session: str | None = None
     tenant: str = DEFAULT_TENANT

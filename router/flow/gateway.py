@@ -15,7 +15,7 @@ from router.errors import ApiError, not_cached
 from router.flow.asked import Reading
 from router.flow.brownout import Brownout
 from router.flow.choosing import Chooser
-from router.flow.exchange import Exchange, Work
+from router.flow.exchange import Exchange, Work, new_request_id
 from router.flow.flight import Again, Reader
 from router.flow.flights import Flights, Keep
 from router.flow.found import CacheSettings, Found, Whole
@@ -204,9 +204,12 @@ class Gateway:
         raise AssertionError("a flight of one's own never asks to begin anew")
 
     def _work(self, exchange: Exchange, asked: Reading) -> Work:
+        is_ours = exchange.engine_request_id is None and not exchange.named_by_client
+        exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
         return Work(
-            request_id=exchange.request_id, traceparent=exchange.traceparent, tenant=exchange.tenant,
-            model=asked.model.name, task=asked.task, stream=asked.request.stream, begun=exchange.begun,
+            request_id=exchange.request_id, engine_request_id=exchange.engine_request_id,
+            traceparent=exchange.traceparent, tenant=exchange.tenant, model=asked.model.name, task=asked.task,
+            stream=asked.request.stream, begun=exchange.begun,
         )  # fmt: skip
 
     def _keeper(self, exchange: Exchange, asked: Reading, print_: Fingerprint, marks: Marks) -> Keep:

@@ -13,10 +13,12 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, *pieces: bytes, hold: bool = False, paced: bool = False, content_type: str = "text/event-stream"
-    ) -> None:
+        self, *pieces: bytes, hold: bool = False, paced: bool = False, content_type: str = "text/event-stream",
+        status: int = 200,
+    ) -> None:  # fmt: skip
         self.pieces = pieces
         self.hold = hold
+        self.status = status
         self.paced = paced
         self.go = asyncio.Semaphore(0)
         self.heads: list[bytes] = []
@@ -52,7 +54,9 @@ class ScriptedEngine:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % self._type)
+        writer.write(
+            b"HTTP/1.1 %d OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (self.status, self._type)
+        )
         await writer.drain()
         leaves = asyncio.ensure_future(reader.read(1)) if self.paced else None
         for number, piece in enumerate(self.pieces):

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import LLAMA, LLAMA_ALIAS, MISTRAL, Engines, RouterServer, chat_body
+from serving import LLAMA, LLAMA_ALIAS, MISTRAL, Engines, RouterServer, ScriptedRouter, chat_body
 from simulated import SimulatedEngine
 from sse_answers import DONE, ROLE, chunk, events, said, text_of
 from waiting import eventually, read_until
@@ -110,7 +110,59 @@ async def test_neither_the_clients_key_nor_its_cookies_reach_an_engine(router: R
     assert answer.status_code == 200
     request = await last_request(engines.chat)
     assert "top-secret" not in str(request)
-    assert request["headers"]["x-request-id"] == "id-1"
+    assert "id-1" not in str(request)
+
+
+ADDRESSES = "x___prefill_addr_10.0.0.1:21001___decode_addr_10.0.0.2:22001_y"
+"""An id out of which vLLM's P2pNcclConnector would read where to send a KV cache."""
+
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": CHAT}]}),
+    ("/v1/completions", {"prompt": CHAT}),
+    ("/v1/responses", {"input": CHAT}),
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": CHAT}]}),
+    ("/v1/embeddings", {"input": CHAT}),
+]
+
+
+@pytest.mark.parametrize("given", ["mine", ADDRESSES, None])
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_an_engine_gets_an_id_of_ours_for_every_attempt_and_the_client_its_own(
+    scripted: ScriptedRouter, path: str, body: dict[str, Any], given: str | None
+) -> None:
+    router, engine = await scripted(status=500)
+    headers = {} if given is None else {"x-request-id": given}
+    answer = await router.http.post(path, json={"model": "llama", **body}, headers=headers)
+    assert answer.status_code == 502
+    sent = [re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", head) for head in engine.heads]
+    assert len(sent) == 3
+    ids = [id_.decode() for (id_,) in sent]
+    own = re.escape(answer.headers["x-request-id"]) if given is None else "[0-9a-f]{32}"
+    assert re.fullmatch(own, ids[0])
+    assert ids[1:] == [f"{ids[0]}-2", f"{ids[0]}-3"]
+    if given is not None:
+        assert answer.headers["x-request-id"] == given
+        assert not any(given.encode() in head for head in engine.heads)
+
+
+async def test_a_log_line_has_the_id_at_the_engine_where_it_is_another(
+    router: RouterServer, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "roundhouse.access"):
+        await router.chat(CHAT, headers={"x-request-id": "mine"})
+        await router.chat(CHAT, headers={"x-request-id": "again"})
+        await router.chat(CHAT + "?")
+    given, hit, ours = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
+    assert "request=mine " in given
+    assert re.search(" engine_request=[0-9a-f]{32} ", given)
+    assert "engine_request" not in hit
+    assert "engine_request" not in ours
+
+
+@pytest.mark.parametrize(("path", "body"), ASKED)
+async def test_an_id_in_a_body_may_be_no_address(router: RouterServer, path: str, body: dict[str, Any]) -> None:
+    answer = await router.http.post(path, json={"model": "llama", **body, "request_id": ADDRESSES})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
 
 
 async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, engines: Engines) -> None:
@@ -125,8 +177,10 @@ async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, 
 
 
 async def ask_engine(engine: SimulatedEngine, body: dict[str, Any]) -> bytes:
+    """What it says to the same request id as it got last."""
+    same = (await last_request(engine))["headers"]["x-request-id"]
     async with httpx.AsyncClient(trust_env=False) as http:
-        answer = await http.post(f"{engine.url}/v1/chat/completions", json=body, headers={"x-request-id": "same"})
+        answer = await http.post(f"{engine.url}/v1/chat/completions", json=body, headers={"x-request-id": same})
     return _undated(answer.content)
 
 
@@ -135,7 +189,7 @@ def _undated(answer: bytes) -> bytes:
 
 
 async def test_the_bytes_of_a_json_answer_are_the_engines(router: RouterServer, engines: Engines) -> None:
-    answer = await router.chat(CHAT, headers={"x-request-id": "same"}, logprobs=True, top_logprobs=2)
+    answer = await router.chat(CHAT, logprobs=True, top_logprobs=2)
     expected = await ask_engine(engines.chat, chat_body(CHAT, model=LLAMA, logprobs=True, top_logprobs=2))
     assert _undated(answer.content) == expected
 
@@ -145,8 +199,8 @@ async def test_the_bytes_of_a_stream_are_the_engines_wherever_they_were_cut(
     router: RouterServer, engines: Engines, size: int
 ) -> None:
     prompt = f"{CHAT} [[sim:chunks bytes={size}]]"
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    answer = await router.chat(prompt, headers={"x-request-id": "same"}, **options)
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = await router.chat(prompt, **options)
     assert _undated(answer.content) == await ask_engine(engines.chat, chat_body(prompt, model=LLAMA, **options))
     assert answer.content.endswith(DONE)
 
