@@ -179,12 +179,13 @@ def _build_gateway(
             max_entry=cache.max_entry,
         ),
         on_abandon=cache.on_abandon,
+        abandon=cache.abandon,
         limit=cache.max_entry,
         landed=landed,
     )
     purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
     shared = SharedFlights(line, wanted=flights.wanted)
-    flights.share(shared)
+    flights.share(shared, purges)
     gateway = Gateway(
         reader=reader,
         chooser=chooser,
@@ -202,7 +203,9 @@ def _build_gateway(
         link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
-        hears=Hearing(local=local, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers),
+        hears=Hearing(
+            local=local, flights=flights, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers
+        ),
         retry=cache.retry,
     )
     sharing = Sharing(

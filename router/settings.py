@@ -76,6 +76,7 @@ class Cache(Strict, frozen=True):
     local: Bytes = Bytes(64 << 20)
     store: Store = "all"
     on_abandon: Literal["cancel", "finish"] = "cancel"
+    abandon: Seconds = Seconds(2)
     timeout: Seconds = Seconds(0.05)
     retry: Seconds = Seconds(0.5)
     context_open: str = Markers().open

@@ -1,9 +1,10 @@
 """One generation on its way, and all who wait for it.
 
 Theory of operation. A flight takes what is generated as fast as it comes, whoever reads it, and keeps it until it is
-over, so that whoever comes later begins with its first frame. Each reader has a place of his own in it. A flight that
-grows beyond `limit` takes no more readers, and keeps only what those that it has still need, and of that no more than
-MAX_LAG: who is further behind is left behind. So a slow reader slows nobody, and memory is bounded.
+over, so that a reader that comes later begins with its first frame. Each reader has a place of its own in it. A flight
+that grows beyond `limit` takes no more readers, and keeps only what those that it has still need: no more than MAX_LAG
+beside the newest event. A reader that is further behind is left behind. So a slow reader slows nobody, and memory is
+bounded.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.core.error_shapes import error_frame
+from router.core.error_shapes import error_frame, is_refusal
 from router.core.key import Key
 from router.core.limits import estimate
 from router.core.replay import replay
@@ -41,7 +42,7 @@ class Flight:
 
     __slots__ = (
         "_events", "_first", "_frames", "_held", "_limit", "_on_close", "_on_empty", "documents", "id", "key",
-        "landing", "led_here", "open", "readers", "request", "since", "task", "told", "work",
+        "landing", "launched", "led_here", "open", "readers", "request", "since", "task", "told", "work",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class Flight:
         self.work = work
         self.documents = documents
         self.since = since
+        self.launched = asyncio.get_running_loop().time()
         self.led_here = True
         self.open = key is not None
         self.landing: Landing | None = None
@@ -143,7 +145,9 @@ class Flight:
             self._events += sum(map(_events_in, unneeded))
             del self._frames[: needed - self._first]
             self._first = needed
-            if self._held <= max(self._limit, MAX_LAG):
+            # The newest event is not counted, so that one of any size reaches those who have had all before it.
+            newest = len(self._frames[-1]) if self._frames else 0
+            if self._held - newest <= max(self._limit, MAX_LAG):
                 return
             for reader in [reader for reader in self.readers if reader.at == needed]:
                 reader.left_behind = True
@@ -237,11 +241,14 @@ class Reader:
         return answer
 
     def _failure(self, landing: Landing) -> Exception:
-        # What went wrong with another process' flight is nobody's failure here.
-        leads = self._leads and self._flight.led_here
-        if landing.error is None or (landing.begun and not leads):
+        error = landing.error
+        if error is None:
             return Again()
-        return landing.error
+        if self._leads and self._flight.led_here:
+            return error
+        # A generation that broke off may do better; and a refusal can be about a field that is not in the key, such as
+        # `priority`, which this request does not have, or has otherwise.
+        return Again() if landing.begun or is_refusal(error) else error
 
     def _in_my_form(self, landing: Landing) -> bytes | None:
         if not self._request.stream and landing.body is not None:

@@ -7,69 +7,87 @@ writes. So whoever waits need not know where the answer comes from, and the flig
 import asyncio
 import contextlib
 import logging
-import time
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Final, Literal
 
 import msgspec
 
-from router.core.answers import NotKept, Recording
 from router.core.key import Key
 from router.core.request import Request
 from router.core.scope import Scope
-from router.errors import UPSTREAM, ApiError, internal_error
+from router.errors import internal_error
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Work
 from router.flow.flight import Flight
 from router.flow.landing import Landing, lost
 from router.flow.landings import read_end, write_end
+from router.flow.leading import Keep, lead
 from router.shared.broadcast import Source
-from router.shared.flights import WANTED, Asked, Claim, LostError, SharedFlights
+from router.shared.claim import Claim
+from router.shared.flights import Asked, SharedFlights
+from router.shared.following import WANTED, LostError
 from router.shared.line import RedisDownError
-from router.shared.purges import Mark
+from router.shared.purges import Mark, Purges
 from router.upstream.catalog import Engine
-from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.flights")
 
 OnAbandon = Literal["cancel", "finish"]
-Keep = Callable[[Recording, Work], None]
-"""Stores an answer: what Redis is asked from then on is asked after that."""
+
+UNHEARD: Final = 1.0
+"""Seconds for which a flight can be joined while purges may pass unnoticed: a request that joins one begun before a
+purge came within so many seconds after the purge."""
 
 _ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that has said nothing is taken to have left
+_TAKE_OVERS: Final = 3  # of one flight; each is of a leader that was lost within seconds of its claim
 
 
 class Flights:
     """Leads flights, and finds those that can be joined.
 
     - Of one request, one flight at most can be joined in this process, and one is led among all.
-    - A flight that its last reader leaves is cancelled at the engine, or finished and stored, as `on_abandon` says; one
-      that could not be stored is cancelled in any case.
-    - What was purged can no longer be joined.
+    - A flight that its last reader leaves is cancelled at the engine after `abandon` seconds, or finished and stored,
+      as `on_abandon` says. One that nobody else can join is cancelled at once.
+    - What was purged can no longer be joined. While purges may pass unnoticed, only what has just begun can be.
+    - What another process generates is taken over from it when it is lost and nobody has had anything of it.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, *, on_abandon: OnAbandon, limit: int, landed: Callable[[Work], None]
-    ) -> None:
+        self, dispatcher: Dispatcher, *, on_abandon: OnAbandon, abandon: float, limit: int,
+        landed: Callable[[Work], None],
+    ) -> None:  # fmt: skip
         """`limit`: the bytes beyond which a flight takes no more readers; `landed` is told of each that is over."""
         self._dispatcher = dispatcher
         self._on_abandon = on_abandon
+        self._abandon_after = abandon
         self._limit = limit
         self._landed = landed
         self._shared: SharedFlights | None = None
+        self._purges: Purges | None = None
         self._open: dict[str, Flight] = {}
         self._all: dict[str, Flight] = {}
         self._wanted: dict[str, float] = {}
+        self._abandoned: dict[str, asyncio.TimerHandle] = {}
+        # No other process, restart or reload has the same, so no id is given twice.
+        self._prefix = secrets.token_hex(8)
         self._number = 0
+        self._hears_purges = True
+        self._hears_since = -inf
 
-    def share(self, shared: SharedFlights) -> None:
-        """From now on, flights are shared with other processes."""
-        self._shared = shared
+    def share(self, shared: SharedFlights, purges: Purges) -> None:
+        """From now on, flights are shared with other processes, which may purge what they are to give."""
+        self._shared, self._purges = shared, purges
+        self._hears_purges = False
 
     def find(self, key: Key) -> Flight | None:
         """The flight that is to answer a request, if there is one that can be joined."""
-        return self._open.get(key.digest)
+        flight = self._open.get(key.digest)
+        if flight is None or self._hears_purges or asyncio.get_running_loop().time() - flight.launched < UNHEARD:
+            return flight
+        return None
 
     @property
     def airborne(self) -> bool:
@@ -87,7 +105,7 @@ class Flights:
         """
         self._number += 1
         flight = Flight(
-            f"{self._number}", request, key, work,
+            f"{self._prefix}.{self._number}", request, key, work,
             documents=documents, since=since, limit=self._limit,
             on_empty=partial(self._abandon, keep), on_close=self._close,
         )  # fmt: skip
@@ -115,13 +133,18 @@ class Flights:
         landing = None
         try:
             claim = await self._claim(flight, asked, seen)
-            if claim is None:
-                landing = await self._lead(flight, engines(), keep)
-            elif isinstance(claim, Claim):
-                flight.led_here = False
+            for _ in range(_TAKE_OVERS):
+                if not isinstance(claim, Claim):
+                    break
                 landing = await self._follow(flight, claim)
-            else:
+                if landing is not None:
+                    break
+                claim = await self._take_over(flight, claim, seen)
+            if claim == "stored":
                 landing = Landing(whole=False)
+            elif landing is None:
+                flight.led_here = True
+                landing = await lead(self._dispatcher, flight, engines(), keep)
         except Exception:
             # The last line of defence: whoever waits must hear that nothing will come.
             log.exception("a flight failed")
@@ -134,7 +157,7 @@ class Flights:
         if self._shared is None or flight.key is None:
             return None
         try:
-            return self._shared.ask(flight.key.text, flight.key.digest, flight.id)
+            return self._shared.ask(flight.key.text, flight.key.digest, flight.id, flight.since)
         except RedisDownError:
             return None
 
@@ -148,57 +171,13 @@ class Flights:
         # The hash in the key may be another request's as well; that one's answer is none to this one.
         return None if isinstance(found, Claim) and found.digest != flight.key.digest else found
 
-    async def _lead(self, flight: Flight, engines: Sequence[Engine], keep: Keep | None) -> Landing:
-        try:
-            lead = self._stream if flight.request.stream else self._whole
-            landing, recording = await lead(flight, engines)
-        except ApiError as error:
-            return Landing(whole=False, error=error, reason=error.code or error.kind)
-        if flight.work.fallback is not None and isinstance(recording, Recording):
-            recording = NotKept.FALLBACK  # it is not what the key stands for
-        if isinstance(recording, NotKept):
-            flight.work.not_kept = recording
-        elif recording is not None and keep is not None:
-            keep(recording, flight.work)
-        return landing
-
-    async def _stream(self, flight: Flight, engines: Sequence[Engine]) -> tuple[Landing, Recording | NotKept | None]:
-        generation = await self._dispatcher.stream(flight.work, flight.request, engines, flight.say)
-        recorder = generation.recorder
-        try:
-            await generation.run()
-        except EngineError as error:
-            flight.work.attempts.append((generation.engine.name, error.reason))
-            broken = ApiError(502, f"The answer broke off: {error}.", kind=UPSTREAM, code="engine_failed")
-            not_kept = NotKept.ERROR if error.reason == "error-frame" else NotKept.INCOMPLETE
-            return Landing(whole=False, error=broken, reason=error.reason, begun=True), not_kept
-        finally:
-            generation.close()
-        recording = recorder.recording(flight.request)
-        return Landing(
-            whole=True,
-            recording=recording if isinstance(recording, Recording) else None,
-            endings=(recorder.ending(include_usage=False), recorder.ending(include_usage=True)),
-            prompt_tokens=recorder.usage.prompt_tokens if recorder.usage is not None else 0,
-            completion_tokens=recorder.usage.completion_tokens if recorder.usage is not None else 0,
-        ), recording
-
-    async def _whole(self, flight: Flight, engines: Sequence[Engine]) -> tuple[Landing, Recording | NotKept | None]:
-        body, recording = await self._dispatcher.whole(flight.work, flight.request, engines)
-        flight.work.first_token = time.perf_counter()
-        known = recording if isinstance(recording, Recording) else None
-        return Landing(
-            whole=True,
-            body=body,
-            recording=known,
-            prompt_tokens=known.prompt_tokens if known is not None else 0,
-            completion_tokens=known.completion_tokens if known is not None else 0,
-        ), recording
-
-    async def _follow(self, flight: Flight, claim: Claim) -> Landing:
-        """Takes what another process generates."""
+    async def _follow(self, flight: Flight, claim: Claim) -> Landing | None:
+        """Takes what another process generates. None where it is lost, or purged, and nobody has had anything of it."""
         assert self._shared is not None
         assert flight.key is not None
+        if await self._is_purged(flight, claim.since):
+            return None
+        flight.led_here = False
         try:
             async with contextlib.aclosing(self._shared.follow(flight.key.text, claim)) as records:
                 async for record in records:
@@ -210,7 +189,25 @@ class Flights:
                         return read_end(flight, record.end)
         except (LostError, RedisDownError, msgspec.DecodeError) as error:
             log.debug("a flight of another process is lost: %r", error)
-        return lost()
+        return lost() if flight.begun else None
+
+    async def _is_purged(self, flight: Flight, since: Mark) -> bool:
+        """Whether a purge covers what began when the purges were known up to `since`."""
+        assert self._purges is not None
+        assert flight.key is not None
+        if not self._hears_purges:
+            await self._purges.changed()
+        return self._purges.cover(flight.key.text, flight.documents, since)
+
+    async def _take_over(self, flight: Flight, claim: Claim, seen: float | None) -> Claim | Literal["stored"] | None:
+        """Claims what another process has claimed; see `_claim`."""
+        assert self._shared is not None
+        assert flight.key is not None
+        flight.work.engine = flight.work.fallback = None
+        try:
+            return await self._shared.take_over(flight.key.text, claim, flight.id, flight.since, seen)
+        except RedisDownError:
+            return None
 
     def _flown(self, flight: Flight, _: "asyncio.Task[None]") -> None:
         self._end(flight, None)  # a task that is cancelled before its first step never comes to its own end
@@ -221,6 +218,9 @@ class Flights:
             return
         landing = landing or lost()
         self._wanted.pop(flight.id, None)
+        abandoned = self._abandoned.pop(flight.id, None)
+        if abandoned is not None:
+            abandoned.cancel()
         if flight.told is not None:
             assert self._shared is not None
             assert flight.key is not None
@@ -249,20 +249,45 @@ class Flights:
     def _abandon(self, keep: Keep | None, flight: Flight) -> None:
         """The last reader here has left."""
         assert flight.task is not None
-        begun = flight.work.dispatched is not None  # what still waits for an engine is nothing to finish
+        begun = flight.work.dispatched is not None  # what still waits for an engine has cost nothing
         if flight.led_here and begun and keep is not None and self._on_abandon == "finish":
             return
-        heard = self._wanted.get(flight.id)
         now = asyncio.get_running_loop().time()
-        if heard is not None and now - heard < _ABSENT:
-            asyncio.get_running_loop().call_later(heard + _ABSENT - now, self._still_abandoned, keep, flight)
-            return
+        until = now + self._abandon_after if flight.open and begun else now
+        self._cancel_at(flight, max(until, self._wanted_until(flight, now)), now)
+
+    def _wanted_until(self, flight: Flight, now: float) -> float:
+        """When nobody elsewhere follows a flight any more, as far as this process can know."""
+        wanted = self._wanted.get(flight.id)
+        if wanted is None:
+            return -inf
+        # What followers say while this process does not listen is lost.
+        last = max(wanted, self._hears_since) if self._hears_purges else now
+        return last + max(_ABSENT, self._abandon_after if flight.open else 0.0)
+
+    def _cancel_at(self, flight: Flight, until: float, now: float) -> None:
+        waiting = self._abandoned.pop(flight.id, None)
+        if waiting is not None:
+            waiting.cancel()
+        if until <= now:
+            self._cancel(flight)
+        else:
+            loop = asyncio.get_running_loop()
+            self._abandoned[flight.id] = loop.call_at(until, self._look_for_readers, flight)
+
+    def _look_for_readers(self, flight: Flight) -> None:
+        """Cancels a flight that nobody has come back for."""
+        del self._abandoned[flight.id]
+        if not flight.readers:
+            now = asyncio.get_running_loop().time()
+            self._cancel_at(flight, self._wanted_until(flight, now), now)
+
+    def _cancel(self, flight: Flight) -> None:
+        assert flight.task is not None
         flight.close()
         flight.task.cancel()
 
-    def _still_abandoned(self, keep: Keep | None, flight: Flight) -> None:
-        if flight.landing is None and not flight.readers:
-            self._abandon(keep, flight)
+    # -- what becomes known -----------------------------------------------------------------------------------------
 
     def wanted(self, id_: str) -> None:
         """Another process follows this flight."""
@@ -273,8 +298,15 @@ class Flights:
         if flight.told is None and flight.open:
             shared, key, work = self._shared, flight.key.text, flight.work
             flight.told = lambda frames: shared.say(key, id_, _source(work), frames)
-            if flight.begun:
-                flight.told(flight.so_far())
+            flight.told(flight.so_far())  # of one that has said nothing, that it lives
+
+    def listening(self) -> None:
+        """The purges are known, and each that follows will be."""
+        self._hears_purges, self._hears_since = True, asyncio.get_running_loop().time()
+
+    def deaf(self) -> None:
+        """From now on, purges may pass unnoticed, and followers unheard."""
+        self._hears_purges = False
 
     def purged(self, scope: Scope) -> None:
         """Something has been purged: what was begun before can no longer be joined."""

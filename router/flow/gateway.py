@@ -17,8 +17,9 @@ from router.flow.brownout import Brownout
 from router.flow.choosing import Chooser
 from router.flow.exchange import Exchange, Work, new_request_id
 from router.flow.flight import Again, Reader
-from router.flow.flights import Flights, Keep
+from router.flow.flights import Flights
 from router.flow.found import CacheSettings, Found, Whole
+from router.flow.leading import Keep
 from router.flow.reading import RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
@@ -113,8 +114,9 @@ class Gateway:
 
     async def _look_up(self, exchange: Exchange, asked: Reading) -> Found | None:
         key = asked.key.text
-        if self._flights.find(asked.key) is not None:
-            # It is being generated here, so nobody has stored it.
+        flight = self._flights.find(asked.key)
+        if flight is not None and flight.led_here:
+            # It is being generated here, so nobody has stored it. What another process generates may be stored already.
             exchange.key = key
             return None
         try:

@@ -22,6 +22,7 @@ class Hearing:
         self,
         *,
         local: LocalCopy,
+        flights: Flights,
         purges: Purges,
         shared: SharedFlights,
         hints: Hints,
@@ -29,21 +30,31 @@ class Hearing:
         breakers: Breakers,
     ) -> None:
         self._local = local
+        self._flights = flights
         self._purges = purges
         self._shared = shared
         self._hints = hints
         self._drains = drains
+        self._listens = False
         self._breakers = breakers
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def listening(self) -> None:
+        self._listens = True
         self._local.listening()
-        self._begin(self._purges.changed())
+        self._begin(self._catch_up())
         self._begin(self._drains.changed())
         self._breakers.listening()
 
+    async def _catch_up(self) -> None:
+        """Flights can be joined again once the purges are known that passed unnoticed."""
+        if await self._purges.changed() and self._listens:
+            self._flights.listening()
+
     def deaf(self) -> None:
+        self._listens = False
         self._local.deaf()
+        self._flights.deaf()
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         if keys is None:  # all of Redis was emptied
@@ -74,8 +85,8 @@ class Hearing:
     def message(self, payload: bytes) -> None:
         self._shared.message(payload)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task: asyncio.Task[object] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

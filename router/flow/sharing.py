@@ -77,3 +77,4 @@ class Sharing:
         await self._flights.aclose()
         self._tell_hits()
         await self._line.aclose()
+        self._shared.stop()

@@ -88,6 +88,10 @@ class ClusterLink:
     def topology(self) -> object:
         return frozenset(self._nodes)
 
+    @property
+    def counts_receivers(self) -> bool:
+        return False
+
     def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer:
         return asyncio.get_running_loop().create_task(self._execute(commands, timeout))
 

@@ -1,42 +1,40 @@
 """Generations in flight, as router processes share them through Redis.
 
-Theory of operation. A claim is a string beside the entry-to-be: it says which process generates it, under which id. It
-lapses unless it is renewed, so a process that is killed is missed within seconds. Whoever finds a claim of another
-process tells it, on its channel, that the flight is wanted; only then does that process write what the flight has said,
-from its first frame on, to a stream, and goes on with what comes, gathered over some tens of milliseconds. So a flight
-that nobody else asks for costs a claim and nothing more. Whoever follows is told by Redis when the stream has changed
-(router.shared.listener), reads on from where he was, and says again every second that he is there.
+Theory of operation. A claim is a string beside the entry-to-be: it says which process generates it, under which id,
+and how far that process knew the purges when the generation began. It lapses unless it is renewed, so a process that is
+killed is missed within seconds. A process that finds the claim of another one publishes on its channel that the flight
+is wanted; only then does the leader write what the flight has said, from its first frame on, to a stream
+(router.shared.broadcast), and a first record at once as the acknowledgement. So a flight that nobody else asks for
+costs a claim and nothing more. How a follower reads the stream, and when it takes the leader to be lost, is in
+router.shared.following. A follower that has had nothing yet takes over the claim of a lost leader, and leads.
 
-Where the process of a flight ends before the flight does, its followers see the claim lapse: the flight is lost.
+An id is a random prefix of the process' flights and a number. No other process, restart or reload can have it, so no
+stream and no claim is ever taken for another generation's.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Literal, NamedTuple
 
-import msgspec
-
 from router.core.names import claim_of, flight_of
-from router.shared.broadcast import Broadcast, Record, Source, read_record
+from router.shared.broadcast import Broadcast, Record, Source
+from router.shared.claim import LEASE, Claim, channel_of, claim_text
+from router.shared.following import follow
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import Command, Packed, form, later
-from router.shared.scripts import DELETE_IF_SAME
+from router.shared.purges import Mark
+from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 
 log = logging.getLogger("roundhouse.flights")
 
-LEASE: Final = 2.0
-"""Seconds for which a claim stands without being renewed."""
-
-WANTED: Final = 1.0
-"""Seconds between two words of a follower that he is still there."""
-
 _RENEW_EVERY: Final = LEASE / 3
-_LOOK_AGAIN: Final = 0.5  # seconds; in case that a change was not told
 
 _CLAIM: Final = form("SET", None, None, "NX", "PX", int(LEASE * 1000))
 _CREATED: Final = form("HGET", None, "created")
+_TAKE_OVER: Final = form("EVAL", REPLACE_IF_SAME, 1, None, None, None, int(LEASE * 1000))
 _RELEASE: Final = form("EVAL", DELETE_IF_SAME, 1, None, None)
 _RENEW: Final = form(
     "EVAL",
@@ -47,22 +45,6 @@ _RENEW: Final = form(
     int(LEASE * 1000),
 )
 _AT_ONCE: Final = 100  # claims that are renewed in one batch, so that look-ups need not wait behind thousands
-
-
-class Claim(msgspec.Struct, frozen=True):
-    """A process' word that it generates an entry: `flight` is the generation's id, `digest` the request's."""
-
-    process: str
-    flight: str
-    digest: str
-
-    def text(self) -> str:
-        return f"{self.process}:{self.flight}:{self.digest}"
-
-    @classmethod
-    def read(cls, text: object) -> "Claim | None":
-        words = text.decode("ascii", "replace").split(":") if isinstance(text, bytes) else []
-        return cls(*words) if len(words) == 3 else None
 
 
 _Held = tuple[int, bytes, int, bytes]
@@ -80,17 +62,12 @@ class Asked(NamedTuple):
     replies: "asyncio.Future[Replies]"
 
 
-class LostError(Exception):
-    """Whoever generated is gone, or has nothing more to say of it."""
-
-
 class SharedFlights:
     """The claims and streams of one process.
 
     - Of all processes that `claim` an entry, one has it, until it releases it, dies, or the entry is purged.
-    - Whoever `follow`s a claim has what the flight says from its first frame on, in order and without a gap, to its
-      end, or LostError within seconds.
-    - A flight is written to its stream only if somebody follows it.
+    - Of all processes that `take_over` a claim whose leader is lost, one has it.
+    - A flight is written to its stream only if somebody follows it. One that can no longer be written is not claimed.
     """
 
     def __init__(self, line: Line, *, wanted: Callable[[str], None]) -> None:
@@ -100,7 +77,7 @@ class SharedFlights:
         self._wanted = wanted
         self._held: dict[str, _Held] = {}
         self._broadcasts: dict[str, Broadcast] = {}
-        self._followed: dict[str, asyncio.Event] = {}
+        self._changed: dict[str, asyncio.Event] = {}  # of the streams that are followed
 
     @property
     def channel(self) -> str:
@@ -109,14 +86,13 @@ class SharedFlights:
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
-    def ask(self, key: str, digest: str, flight: str) -> "Asked":
+    def ask(self, key: str, digest: str, flight: str, since: Mark) -> "Asked":
         """Asks for the claim of an entry for a flight, at once; `claim` then says who has it. Raises RedisDownError.
 
         It is taken for ours until that is known, so it can be released before, where nobody waits for it any more.
         """
-        entry, at, text = key.encode(), claim_of(key).encode(), f"{self.process}:{flight}:{digest}".encode()
-        words = (len(at), at, len(text), text)
-        claim, look = _CLAIM % words, later(_CREATED % (len(entry), entry))
+        words, look = self._words(key, digest, flight, since)
+        claim = _CLAIM % words
         asked = Asked(flight, digest, words, claim, look, self._line.ask(claim, look))
         self._held[flight] = words
         return asked
@@ -143,6 +119,36 @@ class SharedFlights:
             return "stored"
         return None
 
+    async def take_over(
+        self, key: str, lost: Claim, flight: str, since: Mark, seen: float | None = None
+    ) -> Claim | Literal["stored"] | None:
+        """Claims what a process has claimed that is lost, or what nobody claims any more; what it returns, see `claim`.
+
+        Raises RedisDownError.
+        """
+        (length, at, size, text), look = self._words(key, lost.digest, flight, since)
+        old = lost.text().encode()
+        self._held[flight] = (length, at, size, text)
+        found, created = await self._line.ask(_TAKE_OVER % (length, at, len(old), old, size, text), look)
+        if isinstance(found, Exception):
+            raise RedisDownError
+        if found != 1:
+            self._held.pop(flight, None)
+            return Claim.read(found) or Claim(self.process, flight, lost.digest, since)
+        if _is_another(created, seen):
+            self.release(flight)
+            return "stored"
+        return None
+
+    def _words(self, key: str, digest: str, flight: str, since: Mark) -> "tuple[_Held, Command | Packed]":
+        """What claims an entry, and the command that looks whether it is there meanwhile."""
+        entry, at, text = (
+            key.encode(),
+            claim_of(key).encode(),
+            claim_text(self.process, flight, digest, since).encode(),
+        )
+        return (len(at), at, len(text), text), later(_CREATED % (len(entry), entry))
+
     def release(self, flight: str) -> None:
         """Gives up the claim of a flight, if it has one, or has asked for one."""
         held = self._held.pop(flight, None)
@@ -157,9 +163,11 @@ class SharedFlights:
             log.debug("claims lapse by themselves while Redis is away")
 
     async def run(self) -> None:
-        """Renews the claims, until it is cancelled."""
+        """Renews the claims, and shows that the flights live that are followed, until it is cancelled."""
         while True:
             await asyncio.sleep(_RENEW_EVERY)
+            for broadcast in list(self._broadcasts.values()):
+                broadcast.beat()
             held = list(self._held.items())
             for at in range(0, len(held), _AT_ONCE):
                 await self._renew(held[at : at + _AT_ONCE])
@@ -175,59 +183,51 @@ class SharedFlights:
 
     def say(self, key: str, flight: str, source: Source, frames: bytes) -> None:
         """What a flight says, to those who follow it: all it has said so far, and then what comes."""
-        broadcast = self._broadcasts.get(flight)
-        if broadcast is None:
-            broadcast = self._broadcasts[flight] = Broadcast(self._line, flight_of(key, flight))
-        broadcast.say(source, frames)
+        self._broadcast(key, flight).say(source, frames)
 
     def end(self, key: str, flight: str, source: Source, end: bytes) -> None:
         """How the flight ended, after all that it has said."""
-        broadcast = self._broadcasts.pop(flight, None) or Broadcast(self._line, flight_of(key, flight))
+        broadcast = self._broadcast(key, flight)
         broadcast.say(source, b"", end)
+        if broadcast.failed:
+            self._broadcasts.pop(flight, None)
 
-    # -- following --------------------------------------------------------------------------------------------------
+    def _broadcast(self, key: str, flight: str) -> Broadcast:
+        broadcast = self._broadcasts.get(flight)
+        if broadcast is None:
+            broadcast = Broadcast(self._line, flight_of(key, flight), lambda over: self._over(flight, over))
+            self._broadcasts[flight] = broadcast
+        return broadcast
+
+    def _over(self, flight: str, broadcast: Broadcast) -> None:
+        if broadcast.failed:
+            self.release(flight)  # a claim that cannot be followed would keep others from an answer
+        if broadcast.ended:  # else it stays, so that what the flight says next does not begin another stream
+            self._broadcasts.pop(flight, None)
+
+    def stop(self) -> None:
+        """Writes no more to any stream."""
+        for broadcast in self._broadcasts.values():
+            broadcast.stop()
+        self._broadcasts.clear()
 
     async def follow(self, key: str, claim: Claim) -> AsyncGenerator[Record, None]:
-        """What a flight says, from its first frame to its end. Raises LostError, RedisDownError."""
+        """What a flight says, from its first frame to its end; see router.shared.following. Raises LostError."""
         stream = flight_of(key, claim.flight)
-        changed = self._followed[stream] = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        last, heard, said = 0, loop.time(), 0.0
+        changed = self._changed[stream] = asyncio.Event()
         try:
-            while True:
-                if loop.time() - said >= WANTED:
-                    self._line.tell(("PUBLISH", channel_of(claim.process), claim.flight))
-                    said = loop.time()
-                changed.clear()
-                # The claim first: if it is gone by then, the stream has all that it ever will.
-                found, records = await self._line.ask(
-                    ("GET", claim_of(key)), later(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
-                )
-                if isinstance(records, Exception):
-                    raise LostError
-                for id_, fields in records:
-                    number = int(id_.partition(b"-")[0])
-                    if number != last + 1:
-                        raise LostError  # it has said more than a stream keeps
-                    last, heard = number, loop.time()
-                    record = read_record(fields)
+            async with contextlib.aclosing(follow(self._line, key, claim, changed)) as records:
+                async for record in records:
                     yield record
-                    if record.end is not None:
-                        return
-                gone = found != claim.text().encode()
-                if gone and not records and (last == 0 or loop.time() - heard > LEASE):
-                    raise LostError
-                if not records:
-                    await _event(changed, _LOOK_AGAIN)
         finally:
-            if self._followed.get(stream) is changed:
-                del self._followed[stream]
+            if self._changed.get(stream) is changed:
+                del self._changed[stream]
 
     # -- what is heard ----------------------------------------------------------------------------------------------
 
     def changed(self, stream: str) -> None:
         """A flight's stream has changed."""
-        event = self._followed.get(stream)
+        event = self._changed.get(stream)
         if event is not None:
             event.set()
 
@@ -236,22 +236,9 @@ class SharedFlights:
         self._wanted(payload.decode("ascii", "replace"))
 
 
-def channel_of(process: str) -> str:
-    """On which channel a process is told that one of its flights is wanted."""
-    return f"rh:1:process:{process}"
-
-
 def _is_another(created: object, seen: float | None) -> bool:
     """Whether an entry's field tells of another entry than the one that was seen; what is at its place may be none."""
     try:
         return isinstance(created, bytes) and float(created) != seen
     except ValueError:
         return False
-
-
-async def _event(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -62,6 +62,11 @@ class Line:
         """Whether Redis answered when it was last asked."""
         return self._up.is_set()
 
+    @property
+    def counts_receivers(self) -> bool:
+        """Whether the reply to PUBLISH counts all who listen; see Link."""
+        return self._link.counts_receivers
+
     async def start(self) -> None:
         """Begins to look for Redis; waits for it a moment, so that the first request need not."""
         self._loop = asyncio.get_running_loop()

@@ -120,6 +120,10 @@ class Link(Protocol):
     def topology(self) -> object:
         """Compares equal as long as the same servers hold the keys."""
 
+    @property
+    def counts_receivers(self) -> bool:
+        """Whether the reply to PUBLISH counts all who listen. A server of a cluster counts its own clients alone."""
+
     def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer: ...
 
     async def servers(self) -> "Sequence[ServerLink]":

@@ -101,12 +101,14 @@ class Purges:
                 return True
         return since < self._forgotten
 
-    async def changed(self) -> None:
-        """The stream has changed: catches up with it."""
+    async def changed(self) -> bool:
+        """The stream has changed: catches up with it. Whether that could be done."""
         try:
             await self.catch_up()
         except RedisDownError:
             log.debug("the purges cannot be read while Redis is away; they will be before anything is stored")
+            return False
+        return True
 
 
 def _mark(id_: bytes) -> Mark:

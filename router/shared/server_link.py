@@ -37,6 +37,10 @@ class ServerLink:
     def topology(self) -> object:
         return self._demotions
 
+    @property
+    def counts_receivers(self) -> bool:
+        return True
+
     def execute(self, commands: Sequence[Command | Packed], timeout: float, more: float = MORE) -> Answer:
         """As a Link's; `more`: seconds beyond `timeout` for which the bytes of replies may keep coming."""
         connection = self._connection

@@ -277,16 +277,14 @@ async def attached(pair: Pair) -> None:
         await third.until("one ")
 
 
-async def test_what_the_engine_says_of_the_request_itself_is_told_to_all(
+async def test_what_the_engine_says_of_the_request_itself_is_told_to_each_who_asked(
     make_router: MakeRouter, config: str, engines: Engines
 ) -> None:
     router = await make_router(config)
-    before = (await engines.chat.stats())["received"]
     await engines.chat.faults({"fault": "status", "code": 400, "message": "too long"})
     answers = await asyncio.gather(*(router.chat("The sea?", stream=n % 2 == 0) for n in range(10)))
     assert {answer.status_code for answer in answers} == {400}
     assert len({answer.json()["error"]["message"] for answer in answers}) == 1
-    assert (await engines.chat.stats())["received"] == before + 1
 
 
 async def test_a_flight_that_could_not_be_stored_leaves_nothing_behind(pair: Pair, redis: Any) -> None:
@@ -356,7 +354,7 @@ async def read_all(reader: asyncio.StreamReader, mark: bytes) -> bytes:
 async def test_an_answer_that_is_too_long_to_keep_can_no_longer_be_joined(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
-    pair = await make_pair(redis_server, make_router, cache='max_entry = "1KiB"')
+    pair = await make_pair(redis_server, make_router, cache='max_entry = "1KiB"\nabandon = "0s"')
     pair.engine.pieces = (ANSWER[0], chunk(content="y" * 2000), *ANSWER[1:])
     async with streaming(pair[0], "x") as first:
         go(pair.engine)

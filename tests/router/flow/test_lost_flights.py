@@ -17,14 +17,17 @@ from router.core.names import claim_of
 from router.core.patience import Patience
 from router.core.request import parse
 from router.core.types import Endpoint
+from router.errors import ApiError
 from router.flow.admission import Admission
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import Exchange, Work
 from router.flow.flight import Again, Flight
 from router.flow.flights import Flights
+from router.flow.landing import Landing
 from router.flow.landings import read_end
 from router.flow.standing import Standing
-from router.shared.flights import Claim, SharedFlights
+from router.shared.claim import Claim
+from router.shared.flights import SharedFlights
 from router.shared.purges import BEGINNING
 from router.shared.tasks import end
 from router.upstream.client import EngineClient
@@ -40,7 +43,7 @@ async def test_whoever_waited_for_a_process_that_is_gone_is_answered_all_the_sam
 ) -> None:
     before = await router.chat("The sea?")
     key = before.headers["x-cache-key"]
-    claim = f"0123456789ab:1:{await redis.hget(key, 'digest')}"
+    claim = f"0123456789ab:1:{await redis.hget(key, 'digest')}:0-0"
     await redis.delete(key)
     await redis.set(claim_of(key), claim, px=200)
     answer = await router.http.post("/v1/chat/completions", json=chat_body("The sea?", stream=stream))
@@ -54,8 +57,8 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     store = Store(redis_server.url)
     await store.start()
     shared = SharedFlights(store.line, wanted=lambda _: None)
-    flights = Flights(idle_dispatcher(), on_abandon="cancel", limit=1000, landed=lambda _: None)
-    flights.share(shared)
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", abandon=0.0, limit=1000, landed=lambda _: None)
+    flights.share(shared, store.purges)
     key = Key("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
     flight = launch(flights, key)
@@ -74,14 +77,34 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     await store.aclose()
 
 
+@pytest.mark.parametrize(
+    ("status", "is_the_clients"), [(400, True), (404, True), (422, True), (501, True), (429, False), (503, False)]
+)
+@pytest.mark.parametrize("led_here", [True, False], ids=["here", "elsewhere"])
+async def test_a_refusal_is_the_leaders_alone_since_it_can_be_about_what_is_no_part_of_the_key(
+    status: int, is_the_clients: bool, led_here: bool
+) -> None:
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", abandon=0.0, limit=1000, landed=lambda _: None)
+    flight = launch(flights, Key("rh:1:default:llama:0:0:0", ("d",)))
+    flight.led_here = led_here
+    leader = flight.attach(flight.request, EXCHANGE, leads=True)
+    follower = flight.attach(flight.request, EXCHANGE)
+    flight.land(Landing(whole=False, error=ApiError(status, "no"), reason="no"))
+    with pytest.raises(ApiError if led_here or not is_the_clients else Again):
+        await leader.begin()
+    with pytest.raises(Again if is_the_clients else ApiError):
+        await follower.begin()
+    await flights.aclose()
+
+
 @pytest.mark.parametrize("turns", range(3))
 async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     redis_server: RedisServer, redis: Any, turns: int
 ) -> None:
     store = Store(redis_server.url)
     await store.start()
-    flights = Flights(idle_dispatcher(), on_abandon="cancel", limit=1000, landed=lambda _: None)
-    flights.share(SharedFlights(store.line, wanted=lambda _: None))
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", abandon=0.0, limit=1000, landed=lambda _: None)
+    flights.share(SharedFlights(store.line, wanted=lambda _: None), store.purges)
     key = Key("rh:1:default:llama:0:0:0", ("d",))
     flight = launch(flights, key)
     reader = flight.attach(flight.request, EXCHANGE, leads=True)
@@ -100,17 +123,17 @@ async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServ
     shared = SharedFlights(store.line, wanted=lambda _: None)
     keys = [f"rh:1:default:llama:0:0:{number}" for number in range(250)]
     for number, key in enumerate(keys):
-        assert await shared.claim(shared.ask(key, "d", f"{number}")) is None
+        assert await shared.claim(shared.ask(key, "d", f"{number}", BEGINNING)) is None
         await redis.persist(claim_of(key))
     lost = keys.pop()
-    await redis.set(claim_of(lost), "0123456789ab:1:d")
+    await redis.set(claim_of(lost), "0123456789ab:1:d:0-0")
     renewing = asyncio.create_task(shared.run())
 
     async def all_lapse() -> bool:
         return all([await redis.pttl(claim_of(key)) > 0 for key in keys])
 
     await eventually(all_lapse)
-    assert await redis.get(claim_of(lost)) == "0123456789ab:1:d"
+    assert await redis.get(claim_of(lost)) == "0123456789ab:1:d:0-0"
     assert await redis.pttl(claim_of(lost)) == -1
     await end(renewing)
     for number in range(250):
@@ -128,13 +151,13 @@ async def test_a_claim_that_was_free_at_the_second_asking_is_given_up_as_any_oth
     await store.start()
     shared = SharedFlights(store.line, wanted=lambda _: None)
     key = "rh:1:default:llama:0:0:0"
-    await redis.set(claim_of(key), "0123456789ab:1:d")
-    asked = shared.ask(key, "d", "1")
+    await redis.set(claim_of(key), "0123456789ab:1:d:0-0")
+    asked = shared.ask(key, "d", "1", BEGINNING)
     await asked.replies  # it is another's
     shared.release("1")
     await redis.delete(claim_of(key))
     assert await shared.claim(asked) is None
-    assert await redis.get(claim_of(key)) == f"{shared.process}:1:d"
+    assert await redis.get(claim_of(key)) == f"{shared.process}:1:d:0-0"
     shared.release("1")
     await store.line.ask(("PING",))
     assert await redis.get(claim_of(key)) is None
