@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 from live_answers import streaming
-from redis_process import RedisServer
 from redis_faults import RedisProxy
+from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
 from serving import MakeRouter, RouterServer, chat_body, configuration
 from sse_answers import DONE, ROLE, chunk, said
