@@ -20,8 +20,3 @@ def error_frame(endpoint: Endpoint, error: ApiError) -> bytes:
             about = {"message": error.message, "code": error.code, "param": error.param}
             return frame({"type": "error", **about, "error": {"type": error.kind, **about}})
     return error.frame()
-
-
-def is_refusal(error: ApiError) -> bool:
-    """Whether an error is about the request itself, so that it says nothing of another request, however alike."""
-    return error.status == 501 or (400 <= error.status < 500 and error.status != 429)

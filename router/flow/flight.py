@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.core.error_shapes import error_frame, is_refusal
+from router.core.engine_errors import is_refusal
+from router.core.error_shapes import error_frame
 from router.core.key import Key
 from router.core.limits import estimate
 from router.core.replay import replay
@@ -248,7 +249,7 @@ class Reader:
             return error
         # A generation that broke off may do better; and a refusal can be about a field that is not in the key, such as
         # `priority`, which this request does not have, or has otherwise.
-        return Again() if landing.begun or is_refusal(error) else error
+        return Again() if landing.begun or is_refusal(error.status) else error
 
     def _in_my_form(self, landing: Landing) -> bytes | None:
         if not self._request.stream and landing.body is not None:
