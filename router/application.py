@@ -124,6 +124,10 @@ class Application:
         """From now on, /readyz says that no more should be sent here. What is sent is answered."""
         self._lasting.draining = True
 
+    def rejected(self, reason: str) -> None:
+        """The server has refused a client before it could ask."""
+        self._lasting.telemetry.rejected(reason)
+
     async def reload(self, settings: Settings) -> None:
         """Puts other settings into effect, but for those of the server; see router.server.read_again.
 

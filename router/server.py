@@ -26,11 +26,13 @@ from msgspec.structs import asdict, replace
 
 from router.access_log import set_up_logging
 from router.api.bounds import Bounds
+from router.api.connection_limit import ConnectionLimit
 from router.api.outbox import Outbox
 from router.api.protocol import BoundedHttpProtocol
 from router.api.turns import Turns
 from router.app import build
 from router.application import Application
+from router.process_limits import limit_digits, max_connections, raise_descriptor_limit
 from router.settings import ConfigurationError, Settings, load
 
 log = logging.getLogger("roundhouse.server")
@@ -166,12 +168,20 @@ class Terminal:
 def make_server(
     settings: Settings, application: Application, file: Path | None, beat: Callable[[], None] = lambda: None
 ) -> Server:
-    """The server that the settings ask for; see Server."""
+    """The server that the settings ask for, in a process that is its own from now on; see Server."""
     router = settings.router
+    descriptors = raise_descriptor_limit()
+    limit = ConnectionLimit(max_connections(descriptors), application.rejected)
+    limit_digits()
+    log.info("%d file descriptors, so that %d clients may be connected", descriptors, limit.most)
     options: dict[str, Any] = {
         "loop": "uvloop",
         "http": functools.partial(
-            BoundedHttpProtocol, bounds=Bounds(router.receive, router.send), turns=Turns(), outbox=Outbox()
+            BoundedHttpProtocol,
+            bounds=Bounds(router.receive, router.send),
+            turns=Turns(),
+            outbox=Outbox(),
+            limit=limit,
         ),
         "lifespan": "on",
         "access_log": False,

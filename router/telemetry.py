@@ -235,6 +235,10 @@ class Telemetry:
         """Counts an entry that was found damaged, and was a miss."""
         self._damaged.inc()
 
+    def rejected(self, reason: str) -> None:
+        """Counts what was refused before it was a request."""
+        self._rejected.labels(reason).inc()
+
     def queued(self, model: str, waiting: int) -> None:
         """Takes over how many wait for a model's engines."""
         self._queued.labels(model).set(waiting)

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from router.api.arriving import Arriving, Queue
 from router.api.bounds import Bounds
+from router.api.connection_limit import ConnectionLimit
 from router.api.cycle import STATUS_LINES, Cycle
 from router.api.outbox import Outbox, Sender
 from router.api.running import Runner
@@ -48,6 +49,7 @@ def address_of(name: Any) -> tuple[str, int | None] | None:
 class BoundedHttpProtocol(asyncio.Protocol):
     """One connection.
 
+    - A client beyond the limit of connections gets 503, and loses its connection.
     - What must not be sent is refused, as Arriving has it, and a request that is not whole in time with 408. In each
       case the connection closes.
     - A client that leaves is noticed by the request that is being answered; the others are not begun.
@@ -62,9 +64,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, bounds: Bounds | None = None, turns: Turns | None = None,
-        outbox: Outbox | None = None,
+        outbox: Outbox | None = None, limit: ConnectionLimit | None = None,
     ) -> None:  # fmt: skip
-        """What comes before `bounds` is what uvicorn gives to every protocol; `turns` and `outbox` are those of all
+        """What comes before `bounds` is what uvicorn gives to every protocol; what comes after it is that of all
         connections."""
         self._loop = _loop or asyncio.get_running_loop()
         self._config = config
@@ -73,6 +75,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._bounds = bounds or Bounds()
         self._turns = turns or Turns()
         self._outbox = outbox or Outbox()
+        self._limit = limit
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -107,6 +110,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         }
         self._arriving = Arriving(self, scope, self._queue)
         self._since = self._loop.time()
+        if self._limit is not None and len(self._server.connections) > self._limit.most:
+            self.answer(self._limit.refuse())  # before it has asked: whoever is not read holds its descriptor
+            return
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -221,6 +227,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
             b"x-request-id: %b\r\ncontent-type: application/json\r\n" % uuid.uuid4().hex.encode("ascii"),
             b"content-length: %d\r\n%b\r\n" % (len(body), _CLOSE),
         ]
+        if error.retry_after is not None:
+            lines.insert(1, b"retry-after: %d\r\n" % error.retry_after)
         self.sender.write(b"".join([*lines, body]))
         self._close()
 

@@ -14,6 +14,7 @@ from making import JSON, chat, completion, request
 from router.core.request import MAX_DEPTH, MAX_FLOATS, MAX_MODEL_NAME, for_engine, parse, without
 from router.core.types import Endpoint
 from router.errors import ApiError
+from router.process_limits import limit_digits
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -267,3 +268,19 @@ def test_a_body_may_be_so_deep_and_no_deeper(
         with pytest.raises(ApiError) as caught:
             parse(endpoint, body)
         assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_an_integer_of_more_digits_than_a_server_allows_is_refused() -> None:
+    before = sys.get_int_max_str_digits()
+    limit_digits()
+    try:
+        for digits, allowed in ((640, True), (641, False)):
+            body = b'{"model":"m","input":"x","x":%b}' % (b"9" * digits)
+            if allowed:
+                assert len(str(parse(Endpoint.EMBEDDINGS, body).fields["x"])) == digits
+                continue
+            with pytest.raises(ApiError) as caught:
+                parse(Endpoint.EMBEDDINGS, body)
+            assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    finally:
+        sys.set_int_max_str_digits(before)
