@@ -5,7 +5,7 @@ The classes that JSON is decoded into stand apart from who works with them: they
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -32,16 +32,30 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     completion_tokens: int
 
 
+MOST_TOKENS: Final = 2**53
+"""More than that no counter takes."""
+
+
 class Usage(msgspec.Struct, gc=False):
     """What an engine says it used; for /v1/responses and /v1/messages, under OpenAI's older names."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    def __post_init__(self) -> None:
-        # Counters only count up, whatever an engine says.
-        self.prompt_tokens = max(0, self.prompt_tokens)
-        self.completion_tokens = max(0, self.completion_tokens)
+
+def read_tokens(value: Any) -> int:
+    """A number of tokens as an engine gives it. Counters only count up, so what is no such number is 0.
+
+    Some engines send `null` for a number that they do not know, and some send a float.
+    """
+    return max(0, min(int(value), MOST_TOKENS)) if type(value) is int or type(value) is float else 0
+
+
+def read_usage(value: Any) -> Usage | None:
+    """The usage of an answer of chats, completions and embeddings; None where it has none."""
+    if not isinstance(value, dict):
+        return None
+    return Usage(read_tokens(value.get("prompt_tokens")), read_tokens(value.get("completion_tokens")))
 
 
 class Choice(msgspec.Struct, gc=False):
@@ -54,14 +68,14 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    choices: list[Choice] = msgspec.field(default_factory=list)
-    usage: Usage | None = None
+    choices: list[Choice] | None = None
+    usage: Any = None
     error: Any = None
 
 
 class Answer(msgspec.Struct, gc=False):
     choices: list[Choice]
-    usage: Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -73,7 +87,7 @@ class ChoiceOutcome(msgspec.Struct, gc=False):
 class Outcome(msgspec.Struct, gc=False):
     """What of an event tells how the answer ended."""
 
-    choices: list[ChoiceOutcome] = msgspec.field(default_factory=list)
+    choices: list[ChoiceOutcome] | None = None
 
 
 # Each raises what decoding raises.

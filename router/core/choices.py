@@ -3,7 +3,8 @@
 Theory. What is known to be cut into pieces (text, tool arguments, log probabilities, token ids) is joined in order.
 Anything else, whether known or not, must have said the same wherever it was said at all; it is then taken as it
 stands. Where two events disagree about such a field, nobody can know how to join it, and there is no JSON form: the
-function returns None and the entry serves streams only. So joining loses nothing.
+function returns None and the entry serves streams only. The same holds for a text or a list of an unknown field of a
+choice that came twice: they may be two equal pieces of it. So joining loses nothing.
 
 The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
@@ -25,6 +26,11 @@ JOINED: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("token_ids", "annotations"), list),
 }
 """Fields whose pieces are joined, and what they are pieces of."""
+
+REPEATED: Final = frozenset(
+    ("role", "id", "type", "name", "index", "object", "finish_reason", "stop_reason", "native_finish_reason")
+)
+"""Fields of a choice, a message or a call that some engines repeat in each event, and that are no pieces."""
 
 _BODY: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _CHUNK: Final = {Endpoint.CHAT: b"chat.completion.chunk", Endpoint.COMPLETIONS: b"text_completion"}
@@ -59,20 +65,23 @@ def body_from_events(endpoint: Endpoint, events: Iterable[Json], usage: Json | N
     try:
         top: Json = {}
         choices: dict[int, Json] = {}
+        running = None  # the usage of the last event that had some beside choices
         for event in (*events, usage or {}):
             for name, value in event.items():
                 if name == "choices":
-                    for choice in value:
+                    for choice in value or ():
                         _join_choice(choices.setdefault(choice["index"], {}), choice)
                 elif name == "usage":
                     if not event.get("choices"):
                         top[name] = value
+                    elif value is not None:
+                        running = value
                 elif name in JOINED or top.get(name, _UNSAID) != value:
                     _join(top, name, value)
     except _DisagreementError:
         return None
     top["object"] = _BODY[endpoint]
-    told = top.pop("usage", None)
+    told = top.pop("usage", None) or running
     body: Json = {name: top.pop(name) for name in _SAID_FIRST if name in top}
     body["choices"] = [_finished(endpoint, choices[index]) for index in sorted(choices)]
     return _encode({**body, **top, "usage": told})
@@ -92,14 +101,21 @@ def _join(into: Json, name: str, value: Any) -> None:
         raise _DisagreementError(name)
 
 
+def _join_unknown(into: Json, name: str, value: Any) -> None:
+    """Joins a field that stands where pieces stand: a text or a list that came before may be a piece of it."""
+    if name not in JOINED and name not in REPEATED and value and isinstance(value, str | list) and into.get(name):
+        raise _DisagreementError(name)
+    _join(into, name, value)
+
+
 def _join_choice(into: Json, choice: Json) -> None:
     for name, value in choice.items():
         if name == "delta":
             _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
             _join_lists(into, name, value)
-        elif name in JOINED or into.get(name, _UNSAID) != value:
-            _join(into, name, value)
+        elif value is not None or name not in into:
+            _join_unknown(into, name, value)
 
 
 def _join_delta(into: Json, delta: Json) -> None:
@@ -112,7 +128,7 @@ def _join_delta(into: Json, delta: Json) -> None:
             into[name] = into.get(name) or {}
             _join_all(into[name], value)
         else:
-            _join(into, name, value)
+            _join_unknown(into, name, value)
 
 
 def _join_call(into: Json, call: Json) -> None:
@@ -121,12 +137,12 @@ def _join_call(into: Json, call: Json) -> None:
             into[name] = into.get(name) or {}
             _join_all(into[name], value)
         elif name != "index":
-            _join(into, name, value)
+            _join_unknown(into, name, value)
 
 
 def _join_all(into: Json, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        _join(into, name, value)
+        _join_unknown(into, name, value)
 
 
 def _join_lists(into: Json, name: str, fields: Json) -> None:

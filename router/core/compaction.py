@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from router.core.choices import JOINED
+from router.core.choices import JOINED, REPEATED
 from router.core.types import Endpoint
 
 # As vLLM and the APIs' owners write it; the only braces before the text are those of the event, the choice and the
@@ -24,7 +24,15 @@ _PLACE: Final = {
     Endpoint.MESSAGES: re.compile(rb'\{[^{}]*"delta":\{"type":"text_delta","text":'),
 }
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_REST: Final = re.compile(rb"[^{\[]*")  # what follows the text opens no object and no list
+# What follows the text opens no object and no list, and has no other text in the delta and the choice.
+_FIELD: Final = rb',(?:"[^"\\]*":(?:null|true|false|[-+.0-9eE]+)|"(?:%b)":"[^"\\]*")' % (
+    b"|".join(name.encode() for name in REPEATED)
+)
+_REST: Final = {
+    Endpoint.CHAT: re.compile(rb"(?:%b)*\}(?:%b)*\}\][^{\[]*" % (_FIELD, _FIELD)),
+    Endpoint.COMPLETIONS: re.compile(rb"(?:%b)*\}\][^{\[]*" % _FIELD),
+    Endpoint.MESSAGES: re.compile(rb"[^{\[]*"),
+}
 _OTHER_PIECES: Final = re.compile(rb'"(?:%b)":(?!null)' % b"|".join(name.encode() for name in JOINED))
 
 
@@ -54,7 +62,7 @@ def compacted(endpoint: Endpoint, payloads: Iterable[bytes]) -> list[bytes]:
         close_run()
         before = place.match(payload)
         text = _STRING.match(payload, before.end()) if before is not None else None
-        if before is None or text is None or not _joins_nothing_else(before[0], payload[text.end() :]):
+        if before is None or text is None or not _joins_nothing_else(endpoint, before[0], payload[text.end() :]):
             out.append(payload)
         else:
             head, tail = before[0], payload[text.end() :]
@@ -63,11 +71,11 @@ def compacted(endpoint: Endpoint, payloads: Iterable[bytes]) -> list[bytes]:
     return out
 
 
-def _joins_nothing_else(head: bytes, tail: bytes) -> bool:
+def _joins_nothing_else(endpoint: Endpoint, head: bytes, tail: bytes) -> bool:
     # The head ends with the name of the text itself, whose value is no longer part of it.
     own = head.rfind(b",") if head.endswith(b'"text":') else head.rfind(b"{")
     return (
-        _REST.fullmatch(tail) is not None
+        _REST[endpoint].fullmatch(tail) is not None
         and _OTHER_PIECES.search(head, 0, own) is None
         and _OTHER_PIECES.search(tail) is None
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import NotKept, Recording, Usage
+from router.core.answers import NotKept, Recording, read_usage
 from router.core.recording import whole_body
 from router.core.request import Request
 
@@ -21,7 +21,7 @@ class _Vector(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     data: list[_Vector]
-    usage: Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -40,7 +40,7 @@ def record_embeddings(request: Request, body: bytes, limit: int) -> Recording | 
         return NotKept.INCOMPLETE
     if any(bytes(vector.embedding) in _NO_VECTOR for vector in answer.data):
         return NotKept.EMPTY
-    return whole_body(body, answer.usage, limit)
+    return whole_body(body, read_usage(answer.usage), limit)
 
 
 def _inputs(request: Request) -> int:

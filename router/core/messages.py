@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import NotKept, Recording, Usage
+from router.core.answers import NotKept, Recording, Usage, read_tokens
 from router.core.compaction import compacted
 from router.core.recording import whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
@@ -36,18 +36,14 @@ _FIELDS: Final = {
 """What an event has that can be told in JSON."""
 
 
-class _Used(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+_CACHED: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
 
 
 class _Message(msgspec.Struct):
     type: str = ""
     content: list[Json] = msgspec.field(default_factory=list)
     stop_reason: str | None = None
-    usage: _Used | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -56,7 +52,7 @@ class _Event(msgspec.Struct):
     message: _Message | None = None
     content_block: Json | None = None
     delta: Json | None = None
-    usage: _Used | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -66,14 +62,15 @@ _message = msgspec.json.Decoder(_Message).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def _usage(used: _Used | None, before: Usage | None = None) -> Usage:
+def _usage(used: Any, before: Usage | None = None) -> Usage:
     """What was used in all: the tokens that caches had are counted apart from `input_tokens`."""
     before = before or Usage()
-    if used is None:
+    if not isinstance(used, dict):
         return before
-    read = (used.cache_creation_input_tokens or 0) + (used.cache_read_input_tokens or 0)
-    prompt = before.prompt_tokens if used.input_tokens is None else used.input_tokens + read
-    return Usage(prompt, before.completion_tokens if used.output_tokens is None else used.output_tokens)
+    prompt, said = before.prompt_tokens, used.get("output_tokens")
+    if used.get("input_tokens") is not None:
+        prompt = sum(read_tokens(used.get(name)) for name in ("input_tokens", *_CACHED))
+    return Usage(prompt, before.completion_tokens if said is None else read_tokens(said))
 
 
 class MessagesRecorder(TypedRecorder):
@@ -137,7 +134,7 @@ def _joined(events: list[Json]) -> Json | None:
     message: Json = {**started["message"]}
     if message["content"]:
         return None
-    usage: Json = message.get("usage") or {}
+    usage: Json = _object(message.get("usage"))
     blocks: dict[int, Json] = {}
     arguments: dict[int, str] = {}
     for event in events:
@@ -153,7 +150,7 @@ def _joined(events: list[Json]) -> Json | None:
                     return None
             case {"type": "message_delta"}:
                 message |= event["delta"]
-                usage |= {name: value for name, value in (event.get("usage") or {}).items() if value is not None}
+                usage |= {name: value for name, value in _object(event.get("usage")).items() if value is not None}
     for index, written in arguments.items():
         try:
             blocks[index]["input"] = msgspec.json.decode(written)
@@ -161,6 +158,10 @@ def _joined(events: list[Json]) -> Json | None:
             return None
     message["content"] = [blocks[index] for index in sorted(blocks)]
     return {**message, "usage": usage}
+
+
+def _object(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
 
 
 def _join(block: Json, arguments: dict[int, str], index: int, delta: Json) -> bool:

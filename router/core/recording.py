@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from router.core.alike import Alike
-from router.core.answers import Choice, NotKept, Recording, Usage, outcomes, read_answer, read_event
+from router.core.answers import Choice, NotKept, Recording, Usage, outcomes, read_answer, read_event, read_usage
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
 from router.core.types import Endpoint
@@ -158,11 +158,11 @@ class StreamRecorder:
             self.failure = data
             return False
         if event.usage is not None:
-            self.usage = event.usage
+            self.usage = read_usage(event.usage) or self.usage
             if not event.choices:
                 self._usage_frame = frame
                 return False
-        self.started = self.started or _say_something(event.choices)
+        self.started = self.started or _say_something(event.choices or [])
         return True
 
     def ending(self, *, include_usage: bool) -> bytes:
@@ -187,7 +187,7 @@ class StreamRecorder:
             return NotKept.ERROR
         reasons: dict[int, Any] = {}
         for outcome in told:
-            for choice in outcome.choices:
+            for choice in outcome.choices or ():
                 if choice.finish_reason or choice.index not in reasons:
                     reasons[choice.index] = choice.finish_reason
         bad = _verdict(request, list(reasons.values()), said=self.started)
@@ -213,7 +213,7 @@ def record_choices(request: Request, body: bytes, limit: int) -> Recording | Not
         return NotKept.ERROR
     reasons = [choice.finish_reason for choice in answer.choices]
     bad = _verdict(request, reasons, said=_say_something(answer.choices))
-    return bad if bad is not None else whole_body(body, answer.usage, limit)
+    return bad if bad is not None else whole_body(body, read_usage(answer.usage), limit)
 
 
 def whole_body(body: bytes, usage: Usage | None, limit: int) -> Recording | NotKept:

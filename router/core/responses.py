@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.answers import NotKept, Recording, Usage
+from router.core.answers import NotKept, Recording, Usage, read_tokens
 from router.core.recording import whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
 
@@ -27,11 +27,6 @@ _KNOWN_AT_THE_END: Final = (
 )  # fmt: skip
 
 
-class _Used(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-
 class _Details(msgspec.Struct):
     reason: str | None = None
 
@@ -40,13 +35,13 @@ class _Response(msgspec.Struct):
     status: str
     output: list[Json]
     incomplete_details: _Details | None = None
-    usage: _Used | None = None
+    usage: Any = None
     error: Any = None
 
     @property
     def used(self) -> Usage:
-        used = self.usage or _Used()
-        return Usage(used.input_tokens, used.output_tokens)
+        used = self.usage if isinstance(self.usage, dict) else {}
+        return Usage(read_tokens(used.get("input_tokens")), read_tokens(used.get("output_tokens")))
 
 
 class _Event(msgspec.Struct):
