@@ -9,15 +9,16 @@ request is taken apart into three parts, so that a person who lists keys sees wh
 - `rag`: its `documents`, and what stands between the context markers in its system and user messages;
 - `query`: all the rest, with a mark at each place that the text of another part took.
 
-The parts are lists and maps of plain values, written as JSON with sorted names, which no other list or map gives, and
-each with its length before it. So no part can flow into another. xxHash finds an entry; the SHA-256 of the same bytes,
-tenant and model included, proves it.
+The parts are lists and maps of plain values, written as JSON with sorted names (but in JSON schemas, see
+router.core.schemas), which no other list or map gives, and each with its length before it. So no part can flow into
+another. xxHash finds an entry; the SHA-256 of the same bytes, tenant and model included, proves it.
 """
 
 from typing import Any, Final
 
 import xxhash
 
+from router.core import schemas
 from router.core.key import Key, Markers, Parts, canonical
 from router.core.names import PREFIX
 from router.core.request import Request
@@ -80,6 +81,9 @@ def take_apart(request: Request, markers: Markers) -> Parts:
     rest = fields.copy()
     for name in _LEFT_OUT[endpoint].intersection(fields):
         del rest[name]
+    if not schemas.NAMES.isdisjoint(rest):
+        for name in schemas.NAMES.intersection(rest):
+            rest[name] = schemas.ordered(name, rest[name])
     question = ""
     asked: list[Any] = []
     conversation = _CONVERSATION.get(endpoint)

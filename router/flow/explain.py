@@ -34,7 +34,7 @@ _DIFFERS: Final[dict[MissReason, str]] = {
     "system": "the text of the system messages",
     "rag": "the documents, or what stands between the context markers",
     "query": "the messages: what is asked, their order, their roles",
-    "params": "the other fields, such as temperature or max_tokens, or the endpoint",
+    "params": "the other fields, such as temperature or max_tokens, the order within JSON schemas, or the endpoint",
 }
 
 
