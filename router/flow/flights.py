@@ -168,8 +168,7 @@ class Flights:
             found = await self._shared.claim(asked, seen)
         except RedisDownError:
             return None
-        # The hash in the key may be another request's as well; that one's answer is none to this one.
-        return None if isinstance(found, Claim) and found.digest != flight.key.digest else found
+        return _own(found, flight.key)
 
     async def _follow(self, flight: Flight, claim: Claim) -> Landing | None:
         """Takes what another process generates. None where it is lost, or purged, and nobody has had anything of it."""
@@ -205,9 +204,10 @@ class Flights:
         assert flight.key is not None
         flight.work.engine = flight.work.fallback = None
         try:
-            return await self._shared.take_over(flight.key.text, claim, flight.id, flight.since, seen)
+            found = await self._shared.take_over(flight.key.text, claim, flight.id, flight.since, seen)
         except RedisDownError:
             return None
+        return _own(found, flight.key)
 
     def _flown(self, flight: Flight, _: "asyncio.Task[None]") -> None:
         self._end(flight, None)  # a task that is cancelled before its first step never comes to its own end
@@ -317,3 +317,8 @@ class Flights:
 
 def _source(work: Work) -> Source:
     return Source(work.engine, work.fallback)
+
+
+def _own(found: Claim | Literal["stored"] | None, key: Key) -> Claim | Literal["stored"] | None:
+    """What stands at a claim's place, unless it is the claim of another request whose key has the same hashes."""
+    return None if isinstance(found, Claim) and found.digest != key.digest else found
