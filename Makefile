@@ -31,7 +31,7 @@ help:
 	@echo 'make test                all tests that need no vLLM'
 	@echo 'make test-compiled       the same with the hot modules compiled, as pip install . has them'
 	@echo 'make test-vllm           the tests with real vLLM engines'
-	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random'
+	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
 install: $(VENV)/.developed
@@ -70,7 +70,7 @@ test-vllm: $(VENV)/.developed models
 		$(VENV)/bin/pytest -m vllm tests
 
 chaos: $(VENV)/.developed
-	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
+	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(REDIS),--redis $(REDIS))
 
 models: $(VLLM_VENV)/.installed
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(MODELS)

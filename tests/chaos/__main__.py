@@ -11,15 +11,15 @@ from random import SystemRandom
 TESTS = Path(__file__).parents[1]
 
 
-async def _run(seconds: float, seed: int, folder: Path, *, as_json: bool) -> int:
+async def _run(seconds: float, seed: int, folder: Path, redis: str, *, as_json: bool) -> int:
     import msgspec
     from run import run  # once its folder is known
 
     task = asyncio.current_task()
     assert task is not None
-    # Whoever ends it must not leave its processes behind.
+    # Its processes must end with it.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    report = await run(seconds, seed, folder)
+    report = await run(seconds, seed, folder, redis)
     sys.stdout.write(msgspec.json.encode(report).decode() if as_json else "\n".join(report.lines()))
     sys.stdout.write("\n")
     return 1 if report.defects else 0
@@ -30,16 +30,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill and freeze, and look what breaks.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="the same seed, the same deeds and much the same requests")
+    parser.add_argument("--redis", choices=("server", "sentinel", "cluster"), default="server")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="an existing folder that keeps the routers' logs")
     options = parser.parse_args()
     # As pytest is told in pyproject.toml.
     sys.path[:0] = [str(TESTS / "chaos"), str(TESTS / "engines")]
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
-    sys.stderr.write(f"chaos for {options.seconds:g} s, seed {seed} …\n")
+    sys.stderr.write(f"chaos for {options.seconds:g} s over {options.redis}, seed {seed} …\n")
     with tempfile.TemporaryDirectory(prefix="roundhouse-chaos-") as scratch:
         try:
-            return asyncio.run(_run(options.seconds, seed, options.logs or Path(scratch), as_json=options.json))
+            return asyncio.run(
+                _run(options.seconds, seed, options.logs or Path(scratch), options.redis, as_json=options.json)
+            )
         except (KeyboardInterrupt, asyncio.CancelledError):
             sys.stderr.write("stopped before its end\n")
             return 1

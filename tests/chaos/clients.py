@@ -1,6 +1,7 @@
 """The clients of the chaos: what they ask, one after the other and all at once, and how they take what comes."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,17 +11,24 @@ from typing import Final
 
 import httpx
 from house import House
-from judging import Reply, generated, judge
+from judging import Reply, judge
 from purging import Purger
 from questions import TENANTS, WISHES, Asking, Origin, Question
+from usage import Usage
 
-LONGEST: Final = 20.0
-"""Seconds in which a request must end, those not counted in which its router was killed or frozen."""
+LONGEST: Final = 150.0
+"""Seconds in which a request must end, those not counted in which its router was away.
 
-_CLIENTS: Final = 10
+Two of three attempts at an engine may run out of time, each after `first_token` (30 s) and 20 s for its 200 tokens; a
+request may wait 10 s for room at an engine; and who follows a leader that is lost begins anew.
+"""
+
+_CLIENTS: Final = 6
 _WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
 _BURST: Final = 7
 _SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
+_LEAVES_SOON: Final = 0.12  # the share of requests whose client leaves early
+_LEAVES_LATE: Final = 0.25  # and of those whose client does not wait for an engine that hangs
 
 
 class Tally:
@@ -34,18 +42,24 @@ class Tally:
         self.slowest = 0.0
         self.endings: Counter[str] = Counter()
         self.cache: Counter[str] = Counter()
+        self.paths: Counter[str] = Counter()
         self.defects: list[str] = []
 
 
 class Clients:
-    """Ask the routers of a house, as the seed has it."""
+    """Ask the routers of a house, as the seed has it.
+
+    `serial` numbers all requests. `go_home`: once it is set, no client waits any longer.
+    """
 
     def __init__(self, house: House, seed: int) -> None:
         self.tally = Tally()
         self.purger = Purger(house, seed)
+        self.serial = count(1)
+        self.go_home = asyncio.Event()
+        self._usage = Usage()
         self._house = house
         self._seed = seed
-        self._serial = count(1)
 
     async def ask_until(self, stop: asyncio.Event) -> None:
         """Returns once it is told to stop and all requests have ended."""
@@ -55,24 +69,24 @@ class Clients:
                 group.create_task(self._client(Random(f"{self._seed}:client {number}"), stop))
 
     async def _client(self, dice: Random, stop: asyncio.Event) -> None:
-        async with self._connections() as https:
+        async with self.connections() as https:
             for asked in count():
                 if stop.is_set():
                     return
                 question = Question(asked // 5 + int(dice.expovariate(1 / 6)))
                 if dice.random() < 0.05:
                     burst = [self._choose(dice, question, calm=True) for _ in range(_BURST)]
-                    async with self._connections() as more, asyncio.TaskGroup() as group:
+                    async with self.connections() as more, asyncio.TaskGroup() as group:
                         for asking in burst:
                             group.create_task(self.ask(more[asking.router], asking))
                 else:
                     asking = self._choose(dice, question)
                     if await self.ask(https[asking.router], asking) is None:
                         await asyncio.sleep(_SULKS)
-                await asyncio.sleep(dice.uniform(0, 0.2))
+                await asyncio.sleep(dice.uniform(0, 0.4))
 
     @asynccontextmanager
-    async def _connections(self) -> AsyncIterator[list[httpx.AsyncClient]]:
+    async def connections(self) -> AsyncIterator[list[httpx.AsyncClient]]:
         """A client's connections, one to each router."""
         https = [self._house.client(number) for number in range(len(self._house.routers))]
         try:
@@ -84,15 +98,20 @@ class Clients:
     def _choose(self, dice: Random, question: Question, *, calm: bool = False) -> Asking:
         """`calm`: nothing is asked of the cache, and all of the same tenant, but for the rare stranger."""
         tenants = list(TENANTS)
-        weights = [8 if calm and tenant == tenants[question.number % 3] else 1 for tenant in tenants]
+        weights = [12 if calm and tenant == tenants[question.number % len(tenants)] else 1 for tenant in tenants]
         (tenant,) = dice.choices(tenants, weights)
         (wish,) = dice.choices(list(WISHES.values()), [_WEIGHTS.get(name, 1) for name in WISHES])
+        leaves, chance = None, dice.random()
+        if chance < _LEAVES_SOON:
+            leaves = dice.uniform(0.01, 0.5)
+        elif chance < _LEAVES_SOON + _LEAVES_LATE:
+            leaves = dice.uniform(3, 8)
         return Asking(
-            origin=Origin(tenant, question, WISHES["none"] if calm else wish, next(self._serial)),
+            origin=Origin(tenant, question, WISHES["none"] if calm else wish, next(self.serial)),
             router=dice.randrange(len(self._house.routers)),
-            stream=dice.random() < 0.5,
+            stream=question.streams and dice.random() < 0.5,
             usage=dice.random() < 0.5,
-            leaves=dice.uniform(0.01, 0.5) if dice.random() < 0.12 else None,
+            leaves=leaves,
         )
 
     async def ask(self, http: httpx.AsyncClient, asking: Asking) -> Reply | None:
@@ -100,8 +119,10 @@ class Clients:
         tally, outages = self.tally, self._house.outages[asking.router]
         loop = asyncio.get_running_loop()
         tally.requests += 1
+        tally.paths[f"{asking.origin.question.path}{', a stream' if asking.stream else ''}"] += 1
         self.purger.asked_last = asking.origin
         began = loop.time()
+        used = self._usage.begin(asking.origin.tenant, began)
         task = asyncio.ensure_future(_exchange(http, asking))
         try:
             while not task.done():
@@ -110,15 +131,19 @@ class Clients:
                     tally.endings["hung"] += 1
                     tally.defects.append(f"{asking} has not ended after {loop.time() - began:.1f} s")
                     return None
+                if self.go_home.is_set():
+                    tally.endings["left at the end"] += 1
+                    return None
                 await asyncio.wait([task], timeout=min(left, 0.5))
         finally:
             task.cancel()
             await asyncio.wait([task])
+            self._usage.end(used, loop.time())
         tally.slowest = max(tally.slowest, loop.time() - began - (outages.lasted(began) or 0.0))
         return self._take(asking, task.result(), began)
 
     def _take(self, asking: Asking, got: "Reply | httpx.TransportError | None", began: float) -> Reply | None:
-        """Who is killed breaks off; who is stopped only refuses what is new; who is frozen does neither."""
+        """A router that is killed breaks off; one that is stopped refuses what is new; a frozen one does neither."""
         tally, outages = self.tally, self._house.outages[asking.router]
         killed = outages.lasted(began, "killed") is not None
         if got is None:
@@ -128,19 +153,28 @@ class Clients:
             if not killed and outages.lasted(began, "stopped") is None:
                 tally.defects.append(f"{asking}: {got!r}, and its router was there")
         else:
-            verdict = judge(asking, got)
+            verdict = judge(asking, got, self._house.generations)
             tally.endings[verdict.ending] += 1
             tally.cache.update([verdict.cache] if verdict.cache is not None else [])
-            defects = [*verdict.defects]
-            if (origin := generated(got)) is not None:
-                defects += self.purger.defects_of(asking, *origin, verdict.cache, began)
+            now = asyncio.get_running_loop().time()
+            defects = [*verdict.defects, *self._usage.flaws(asking.origin.tenant, verdict.ending, now)]
+            if verdict.generation is not None:
+                defects += self.purger.defects_of(asking, verdict.generation, verdict.cache, began)
             if verdict.ending == "502 lost":
                 defects.append("it was not begun anew, and nothing had been said of it")
             if verdict.ending == "cut" and not killed:
                 defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
-            tally.defects += [f"{asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects]
+            tally.defects += [
+                f"{_at(began)} {asking}, X-Cache {verdict.cache}, {verdict.ending}: {defect}" for defect in defects
+            ]
             return got
         return None
+
+
+def _at(moment: float) -> str:
+    """A moment of the event loop's clock, with the time of day, which the logs have."""
+    day = time.localtime(time.time() - (asyncio.get_running_loop().time() - moment))
+    return time.strftime("%H:%M:%S", day)
 
 
 async def _exchange(http: httpx.AsyncClient, asking: Asking) -> "Reply | httpx.TransportError | None":

@@ -1,107 +1,57 @@
-"""The processes of the chaos: two routers, one of them with two workers, three engines, and a Redis with files."""
+"""The processes of the chaos: two routers, one of them with two workers, four engines, and Redis behind a proxy."""
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
-from math import inf
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 import httpx
-from questions import ADMIN_KEY, STALE, TENANTS, key_of
-from redis_process import RedisServer
+from generation_store import GenerationStore
+from house_settings import MODEL_OF, SERVED, configuration
+from outages import Outages
+from redis_house import RedisHouse
 from served import Served, http_client
-from serving import LLAMA, MISTRAL, configuration
 from simulated import SimulatedEngine
 from waiting import eventually
 
-from router.api.auth import hash_key
-
 _WORKERS: Final = (1, 2)
-_LIMITS: Final = f"""
-[auth]
-mode = "keys"
-admin_keys = ["{hash_key(ADMIN_KEY.encode())}"]
-
-[timeouts]
-connect = "1s"
-first_token = "1500ms"
-between_tokens = "1s"
-min_tokens_per_second = 100
-"""
+_ENDS: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
+_STARTS: Final = 45.0  # seconds, while Redis may be away and others use the machine
 _COMPLAINTS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
 
 
-Kind = Literal["killed", "stopped", "frozen"]
-
-
-class Outages:
-    """When a router, or Redis, was away, by the event loop's clock."""
-
-    def __init__(self) -> None:
-        self._times: list[tuple[Kind, float, float | None]] = []
-
-    @contextmanager
-    def outage(self, kind: Kind) -> Iterator[None]:
-        began = asyncio.get_running_loop().time()
-        self._times.append((kind, began, None))
-        at = len(self._times) - 1
-        try:
-            yield
-        finally:
-            self._times[at] = (kind, began, asyncio.get_running_loop().time())
-
-    def lasted(self, since: float, *kinds: Kind) -> float | None:
-        """For how many seconds it was away since then, of these kinds or of any; None where it was not."""
-        now = asyncio.get_running_loop().time()
-        times = [(began, ended) for kind, began, ended in self._times if not kinds or kind in kinds]
-        parts = [(max(began, since), now if ended is None else ended) for began, ended in times]
-        away = [ended - began for began, ended in parts if ended >= began]
-        return sum(away) if away else None
-
-
 class House:
-    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`.
+    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`."""
 
-    `emptied`: when Redis last forgot all, by the event loop's clock.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` takes the configurations and the routers' logs."""
+    def __init__(self, folder: Path, redis: str = "server") -> None:
+        """`folder` takes the configurations and the logs. `redis`: one of redis_house.DEPLOYMENTS."""
         self.deeds: Counter[str] = Counter()
         self.defects: list[str] = []
-        self.generations = 0
         self.outages = [Outages() for _ in _WORKERS]
-        self.redis_outages = Outages()
-        self.emptied = -inf
+        self.redis = RedisHouse(redis, self.defects.append)
         self.routers: list[Served] = []
-        self.redis = RedisServer("--appendonly", "yes")
-        options = {"max_model_len": 4096, "tokens_per_second": 120, "jitter": 0.5}
-        self.engines = {
-            "llama-chat": SimulatedEngine(LLAMA, draft="d", **options),
-            "llama-code": SimulatedEngine(LLAMA, **options),
-            "mistral": SimulatedEngine(MISTRAL, **options),
-        }
+        files = {name: folder / f"{name}.generations" for name in MODEL_OF}
+        self.generations = GenerationStore(files)
+        self.engines = {name: _engine(name, files[name]) for name in MODEL_OF}
         self._folder = folder
         self._workers: list[set[int]] = [set() for _ in _WORKERS]
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            stack.callback(self.redis.remove)
-            await self.redis.start()
             for engine in self.engines.values():
                 stack.push_async_callback(engine.stop)
                 stack.push_async_callback(engine.kill)  # first, so that a frozen one ends too
-            await asyncio.gather(*(engine.start() for engine in self.engines.values()))
+            await asyncio.gather(self.redis.start(stack), *(engine.start() for engine in self.engines.values()))
+            urls = {name: engine.url for name, engine in self.engines.items()}
             for number, workers in enumerate(_WORKERS):
-                router = Served(self._folder, self._configuration(workers), name=f"router-{number}")
+                text = configuration(self.redis.url, urls, workers=workers)
+                router = Served(self._folder, text, name=f"router-{number}")
                 self.routers.append(router)
                 router.start()
                 stack.callback(router.kill)
@@ -114,20 +64,6 @@ class House:
     ) -> None:
         await self._stack.aclose()
 
-    def _configuration(self, workers: int) -> str:
-        tenants = "".join(
-            f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(key_of(name).encode())}"]\nttl = "{ttl}s"\n'
-            for name, ttl in TENANTS.items()
-        )
-        table = {
-            name: ("mistral" if name == "mistral" else "llama", "any", engine.url)
-            for name, engine in self.engines.items()
-        }
-        return configuration(
-            self.redis.url, table, cache=f'stale_if_error = "{STALE}s"', router=f"workers = {workers}",
-            rest=_LIMITS + tenants,
-        )  # fmt: skip
-
     def client(self, router: int) -> httpx.AsyncClient:
         return http_client(self.routers[router].url)
 
@@ -137,8 +73,6 @@ class House:
         engine = self.engines[name]
         if not engine.runs:
             self.defects.append(f"engine {name} has ended by itself")
-        else:
-            self.generations += (await engine.stats())["started"]
         await engine.kill()
         await asyncio.sleep(seconds)
         await engine.start()
@@ -152,34 +86,6 @@ class House:
 
     async def mar_engine(self, name: str, fault: dict[str, object]) -> None:
         await self.engines[name].faults(fault)
-
-    # -- Redis ------------------------------------------------------------------------------------------------------
-
-    async def kill_redis(self, seconds: float, *, forget: bool) -> None:
-        with self.redis_outages.outage("killed"):
-            self.redis.kill()
-            if forget:
-                shutil.rmtree(self.redis.folder / "appendonlydir", ignore_errors=True)
-                (self.redis.folder / "appendonly.aof").unlink(missing_ok=True)
-            await asyncio.sleep(seconds)
-            await self.redis.start()
-        if forget:
-            self._note_emptied()
-
-    async def freeze_redis(self, seconds: float) -> None:
-        with self.redis_outages.outage("frozen"):
-            self.redis.freeze()
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                self.redis.thaw()
-
-    async def flush_redis(self) -> None:
-        await self.redis.command("FLUSHALL")
-        self._note_emptied()
-
-    def _note_emptied(self) -> None:
-        self.emptied = asyncio.get_running_loop().time()
 
     # -- routers ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +108,7 @@ class House:
         router = self.routers[number]
         router.process.send_signal(signal.SIGTERM)
         try:
-            code = await asyncio.to_thread(router.process.wait, 15)
+            code = await asyncio.to_thread(router.process.wait, _ENDS)
         except subprocess.TimeoutExpired:
             code = None
         if code not in (0, -signal.SIGTERM):
@@ -215,13 +121,21 @@ class House:
         await self._router_there(number)
 
     async def _router_there(self, number: int) -> None:
-        await self.routers[number].ready()
+        async with asyncio.timeout(_STARTS):
+            while True:
+                try:
+                    await self.routers[number].ready()
+                    break
+                except TimeoutError:
+                    continue
         await self._workers_there(number)
 
     async def _workers_there(self, number: int) -> None:
         router, count = self.routers[number], _WORKERS[number]
         if count > 1 and Path("/proc").exists():
-            self._workers[number] = await eventually(lambda: len(found := router.workers()) == count and found)
+            self._workers[number] = await eventually(
+                lambda: len(found := router.workers()) == count and found, within=_STARTS
+            )
 
     async def freeze_router(self, number: int, seconds: float) -> None:
         with self.outages[number].outage("frozen"):
@@ -275,3 +189,13 @@ class House:
                 if any(word in line for word in _COMPLAINTS)
             ]
         return found
+
+
+def _engine(name: str, generations: Path) -> SimulatedEngine:
+    served = SERVED[MODEL_OF[name]]
+    if name == "embed":
+        return SimulatedEngine(served, runner="pooling", generations=generations)
+    draft = "d" if name == "llama-chat" else None
+    return SimulatedEngine(
+        served, draft=draft, max_model_len=4096, tokens_per_second=120, jitter=0.5, generations=generations
+    )

@@ -1,17 +1,20 @@
-"""Is what a client got right? Plain functions over what was asked and what came."""
+"""Is what a client got right? Plain functions over what was asked, what came, and which generations there were."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
-from questions import STALE, TENANTS, Asking, Origin
-from sse_answers import DONE, text_of
+from answer_reader import Said, has_usage_of_its_own, read_json, read_stream
+from generation_store import Generation, GenerationStore
+from questions import TENANTS, Asking, Question
 
 _STATUSES: Final = (502, 503, 504)
 """What may be answered while engines fail: the requests themselves have no fault."""
 
 _LATE: Final = 2  # seconds by which an answer may outlive its end: Redis looks for what has expired now and then
+_NAME: Final = re.compile(r"[0-9a-f]{12}")
+_BEGUN: Final = re.compile(r"[0-9a-f]{0,11}")  # a name that is cut
 
 
 class Reply(NamedTuple):
@@ -24,32 +27,30 @@ class Reply(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a request ended, as a word, what the cache did, and what is wrong with that."""
+    """How a request ended, as a word, what the cache did, what is wrong with that, and who generated what came."""
 
     ending: str
     cache: str | None
     defects: list[str]
+    generation: Generation | None = None
 
 
-def judge(asking: Asking, reply: Reply) -> Verdict:
+def judge(asking: Asking, reply: Reply, store: GenerationStore) -> Verdict:
     """Endings are `complete`, `cut` where the connection broke, `broken` after an error event, or an error's name."""
     defects: list[str] = []
     cache = reply.headers.get("x-cache") if reply.status == 200 else None
+    ending, generation = "complete" if reply.whole else "cut", None
     try:
-        ending = _success(asking, reply, defects) if reply.status == 200 else _error(asking, reply, defects)
+        if reply.status == 200:
+            ending, generation = _success(asking, reply, store, defects)
+        else:
+            ending = _error(asking, reply, defects)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        ending = "complete" if reply.whole else "cut"
         if reply.whole:
             defects.append(f"it cannot be read: {error!r}: {reply.body[:300]!r}")
     if reply.headers.get("x-request-id") != asking.origin.request_id():
         defects.append(f"x-request-id is {reply.headers.get('x-request-id')}")
-    return Verdict(ending, cache, defects)
-
-
-def generated(reply: Reply) -> tuple[Origin, float] | None:
-    """For whom the answer was generated, and the second since the epoch in which that began; None for what is none."""
-    found = re.search(rb'"id": ?"([^"]+)".*?"created": ?(\d+)', reply.body, re.DOTALL)
-    return (Origin.of(found[1].decode()), float(found[2])) if found is not None and reply.status == 200 else None
+    return Verdict(ending, cache, defects, generation)
 
 
 def _error(asking: Asking, reply: Reply, defects: list[str]) -> str:
@@ -59,25 +60,88 @@ def _error(asking: Asking, reply: Reply, defects: list[str]) -> str:
     ending = f"{reply.status} {error['code']}"
     if not (error["message"] and error["type"]) or error.keys() != {"message", "type", "param", "code"}:
         defects.append(f"an error of no shape of OpenAI's: {reply.body!r}")
-    if reply.status not in _STATUSES:
+    limited = error["code"] == "rate_limit_exceeded" and bool(TENANTS[asking.origin.tenant].limits)
+    if reply.status not in _STATUSES and ending != "429 tenant_queue_full" and not (reply.status == 429 and limited):
         defects.append(f"an error that nobody caused: {ending}")
     if error["code"] == "not_cached" and asking.origin.wish.name != "only-if-cached":
         defects.append("not_cached, and nobody wanted just that")
-    if reply.status == 503 and "retry-after" not in reply.headers:
-        defects.append("503 without Retry-After")
-    return ending
+    if reply.status in (429, 503) and "retry-after" not in reply.headers:
+        defects.append(f"{reply.status} without Retry-After")
+    return f"{ending} {error['type']}" if reply.status == 429 else ending
 
 
-def _success(asking: Asking, reply: Reply, defects: list[str]) -> str:
+def _success(asking: Asking, reply: Reply, store: GenerationStore, defects: list[str]) -> tuple[str, Generation | None]:
     _check_key(asking, reply, defects)
-    if not asking.stream:
-        if not reply.whole:
-            return "cut"
-        answer = json.loads(reply.body)
-        _check_origin(asking, reply, answer["id"], defects)
-        defects += flaws_of_body(asking.origin, answer, kept=_kept(reply))
-        return "complete"
-    return _stream(asking, reply, defects)
+    question = asking.origin.question
+    if asking.stream:
+        ending, said = _stream(asking, reply, defects)
+    elif not reply.whole:
+        return "cut", None
+    else:
+        ending, said = "complete", read_json(question.path, json.loads(reply.body))
+    whole = ending == "complete"
+    defects += said.flaws
+    defects += flaws_of_text(question, said.text, whole=whole)
+    if whole:
+        defects += flaws_of_end(said, kept=_kept(reply))
+        if not asking.stream or not has_usage_of_its_own(question.path):
+            usages = 1 if not asking.stream else int(asking.tells_usage)
+            defects += [f"the usage is told {said.usages} times"] if said.usages != usages else []
+    name = name_in(said.text)
+    generation = store.find(name) if name is not None else None
+    if generation is not None:
+        defects += _flaws_of_origin(asking, reply, generation)
+        defects += flaws_of_ids(said, generation, store)
+    elif name is not None:
+        defects.append(f"no engine has generated it: {said.text[:60]!r}")
+    elif whole:
+        defects.append(f"it names no generation: {said.text[:60]!r}")
+    return ending, generation
+
+
+def _stream(asking: Asking, reply: Reply, defects: list[str]) -> tuple[str, Said]:
+    stream = read_stream(asking.origin.question.path, reply.body)
+    if stream.done and stream.failed:
+        defects.append("the end of a stream after an error")
+    if reply.whole and not (stream.done or stream.failed):
+        defects.append(f"a stream that just stops, after {stream.last!r}")
+    if reply.whole and not reply.body.endswith(b"\n\n"):
+        defects.append("a stream that ends within an event")
+    if stream.failed:
+        return "broken", stream.said
+    return ("complete" if stream.done else "cut"), stream.said
+
+
+def name_in(text: str) -> str | None:
+    """The generation that an answer names at its begin; None where not even that has come."""
+    found = _NAME.match(text)
+    return found[0] if found is not None else None
+
+
+def flaws_of_text(question: Question, text: str, *, whole: bool) -> list[str]:
+    """Whether it is what one generation says, all of it or a prefix."""
+    name = name_in(text)
+    due = question.text(name) if name is not None else question.template
+    if text == due or (not whole and (due.startswith(text) or _BEGUN.fullmatch(text) is not None)):
+        return []
+    if len(names := set(_NAME.findall(text))) > 1:
+        return [f"it is put together of the generations {', '.join(sorted(names))}: {text!r}"]
+    return [f"the text is {text!r} and not {due!r}" if whole else f"it went wrong before it broke off: {text!r}"]
+
+
+def flaws_of_end(said: Said, *, kept: bool) -> list[str]:
+    """What is wrong with how it ended, of an answer that was `kept` or that an engine has just given.
+
+    An engine that does not say how it ended is passed on as it is, and nothing of it is kept.
+    """
+    return [] if said.ended or (said.ended is None and not kept) else [f"it ended with {said.ended}"]
+
+
+def flaws_of_ids(said: Said, generation: Generation, store: GenerationStore) -> list[str]:
+    """An answer has one id, and everybody gets the same one."""
+    if len(said.ids) == 1 and store.has_id(generation.name, *said.ids):
+        return []
+    return [f"it calls itself {sorted(said.ids)}, which others of {generation.name} do not"]
 
 
 def _check_key(asking: Asking, reply: Reply, defects: list[str]) -> None:
@@ -92,94 +156,30 @@ def _check_key(asking: Asking, reply: Reply, defects: list[str]) -> None:
         defects.append(f"{cache} for {asking.origin.wish.name}")
 
 
-def _check_origin(asking: Asking, reply: Reply, answer_id: object, defects: list[str]) -> None:
+def _flaws_of_origin(asking: Asking, reply: Reply, generation: Generation) -> list[str]:
     """Whose answer it is, and whether it may be given to this one."""
-    origin, mine = Origin.of(answer_id), asking.origin
+    origin, mine = generation.origin, asking.origin
     cache = reply.headers.get("x-cache")
+    flaws = []
     if origin.tenant != mine.tenant:
-        defects.append(f"THE ANSWER OF ANOTHER TENANT: {answer_id}")
+        flaws.append(f"THE ANSWER OF ANOTHER TENANT: {origin}")
     if origin.question != mine.question:
-        defects.append(f"the answer to another question: {answer_id}")
+        flaws.append(f"the answer to another question: {origin}")
+    if reply.headers.get("x-engine") != generation.engine:
+        flaws.append(f"X-Engine is {reply.headers.get('x-engine')}, and {generation.engine} has generated it")
     if origin == mine:
-        return
+        return flaws
     if cache in ("MISS", "BYPASS"):
-        defects.append(f"{cache}, and yet generated for another request: {answer_id}")
+        flaws.append(f"{cache}, and yet generated for another request: {origin}")
     if origin.wish.name == "no-store" or (origin.wish.ttl == 0 and cache != "COALESCED"):
-        defects.append(f"{cache} gave what was not to be kept: {answer_id}")
+        flaws.append(f"{cache} gave what was not to be kept: {origin}")
     if cache in ("HIT", "STALE"):
         age = int(reply.headers["age"])
-        beyond = STALE if origin.lives == TENANTS[origin.tenant] else _LATE
+        beyond = origin.beyond if origin.beyond else _LATE
         if age > origin.lives + (beyond if cache == "STALE" else 0):
-            defects.append(f"{cache} with an age of {age} s, of {answer_id}")
+            flaws.append(f"{cache} with an age of {age} s, of {origin}")
+    return flaws
 
 
 def _kept(reply: Reply) -> bool:
     return reply.headers.get("x-cache") in ("HIT", "STALE")
-
-
-def flaws_of_body(origin: Origin, answer: dict[str, Any], *, kept: bool) -> list[str]:
-    """What is wrong with a JSON answer to this request, one that was `kept` or that an engine has just given.
-
-    An engine that says no `finish_reason` is passed on as it is, and nothing of it is kept.
-    """
-    (choice,) = answer["choices"]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    flaws = []
-    if text != origin.question.text:
-        flaws.append(f"the text is {text!r} and not {origin.question.text!r}")
-    if choice["finish_reason"] != "stop" and (kept or choice["finish_reason"] is not None):
-        flaws.append(f"it ended with {choice['finish_reason']}")
-    if not answer["usage"]["completion_tokens"]:
-        flaws.append("it has no usage")
-    return flaws
-
-
-def flaws_of_events(origin: Origin, events: list[dict[str, Any]], *, usage: bool, kept: bool) -> list[str]:
-    """What is wrong with the events of a whole stream that answers this request; see `flaws_of_body`.
-
-    `usage`: it must tell the usage.
-    """
-    flaws = []
-    text = text_of(events)
-    if text != origin.question.text:
-        flaws.append(f"the text is {text!r} and not {origin.question.text!r}")
-    reasons = [choice["finish_reason"] for event in events for choice in event["choices"] if choice["finish_reason"]]
-    if reasons != ["stop"] and (kept or reasons):
-        flaws.append(f"it ended with {reasons}")
-    told = [event for event in events if not event["choices"]]
-    if len(told) != usage or told != events[len(events) - len(told) :]:
-        flaws.append(f"the usage was told {len(told)} times")
-    if len({event["id"] for event in events}) != 1:
-        flaws.append(f"it is put together of several: {[event['id'] for event in events]}")
-    return flaws
-
-
-def frames_of(body: bytes) -> Iterator[bytes]:
-    """The whole events of a stream. Raises ValueError for what is none."""
-    for frame in re.findall(rb"(.*?)\n\n", body, re.DOTALL):
-        if not frame.startswith(b"data: "):
-            raise ValueError(f"no event: {frame!r}")
-        yield frame.removeprefix(b"data: ")
-
-
-def _stream(asking: Asking, reply: Reply, defects: list[str]) -> str:
-    frames = list(frames_of(reply.body))
-    done = frames[-1:] == [DONE.removeprefix(b"data: ").strip()]
-    events = [json.loads(frame) for frame in (frames[:-1] if done else frames)]
-    failed = bool(events) and "error" in events[-1]
-    said = events[:-1] if failed else events
-    if said:
-        _check_origin(asking, reply, said[0]["id"], defects)
-    if done and not failed:
-        defects += flaws_of_events(asking.origin, said, usage=asking.usage, kept=_kept(reply))
-    elif not asking.origin.question.text.startswith(text_of(said)):
-        defects.append(f"it went wrong before it broke off: {text_of(said)!r}")
-    if done and failed:
-        defects.append("[DONE] after an error")
-    if reply.whole and not (done or failed):
-        defects.append(f"a stream that just stops, after {frames[-1:]}")
-    if reply.whole and not reply.body.endswith(b"\n\n"):
-        defects.append("a stream that ends within an event")
-    if not reply.whole and not (done or failed):
-        return "cut"
-    return "broken" if failed else "complete"

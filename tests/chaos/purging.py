@@ -1,11 +1,11 @@
 """Purges in the middle of the chaos, and what must not be given any more after each of them."""
 
 import asyncio
-import time
 from random import Random
 from typing import Any, Final, NamedTuple
 
 import httpx
+from generation_store import Generation
 from house import House
 from questions import ADMIN_KEY, TENANTS, WISHES, Asking, Origin, Question, expected_key
 
@@ -13,17 +13,16 @@ REACHES: Final = 1.5
 """Seconds after which a purge has reached all; a copy in a process may be up to one second old."""
 
 _GIVEN_AGAIN: Final = ("HIT", "STALE", "COALESCED")
-_PATIENCE: Final = 30.0  # seconds, more than a router is ever frozen
+_PATIENCE: Final = 60.0  # seconds, more than a router is ever away
 
 
 class Purge(NamedTuple):
     """One that a router said it had done.
 
-    `scope`: as it was sent; `since`, `ended`: by the event loop's clock; `began`: in seconds since the epoch.
+    `scope`: as it was sent; `since`, `ended`: when it was sent and answered, by the event loop's clock.
     """
 
     scope: dict[str, Any]
-    began: float
     since: float
     ended: float
 
@@ -36,9 +35,9 @@ class Purge(NamedTuple):
         }
         return all(own[name] == value for name, value in self.scope.items())
 
-    def covers(self, origin: Origin, created: float) -> bool:
-        """Whether it means an answer whose generation began within that second since the epoch."""
-        return created + 1 <= self.began and self.means(origin)
+    def covers(self, generation: Generation) -> bool:
+        """Whether it means an answer, and was sent after its generation had begun."""
+        return generation.at < self.since and self.means(generation.origin)
 
 
 class Purger:
@@ -54,7 +53,7 @@ class Purger:
     async def purge_until(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await asyncio.sleep(self._dice.uniform(0.1, 1.0))
-            await self._purge(self._scope(), self._dice.randrange(len(self._house.routers)))
+            await self.purge(self._scope(), self._dice.randrange(len(self._house.routers)))
 
     def _scope(self) -> dict[str, Any]:
         """Mostly what was asked for just now, so that it is still in flight."""
@@ -69,8 +68,8 @@ class Purger:
         (scope,) = self._dice.choices([scope for scope, _ in scopes], [weight for _, weight in scopes])
         return scope
 
-    async def _purge(self, scope: dict[str, Any], router: int) -> None:
-        began = time.time()
+    async def purge(self, scope: dict[str, Any], router: int) -> None:
+        """Asks a router for it; what comes of that is noted."""
         since = asyncio.get_running_loop().time()
         defects, outages = self._house.defects, self._house.outages[router]
         try:
@@ -85,27 +84,26 @@ class Purger:
         else:
             if told.status_code == 200:
                 self.done += 1
-                self._purges.append(Purge(scope, began, since, asyncio.get_running_loop().time()))
-            elif told.status_code != 503 or self._house.redis_outages.lasted(since - REACHES) is None:
+                self._purges.append(Purge(scope, since, asyncio.get_running_loop().time()))
+            elif told.status_code != 503:
                 defects.append(f"the purge of {scope} was answered with {told.status_code}: {told.text}")
 
     def _remembered(self) -> list[Purge]:
-        """Those that Redis has not forgotten with all else: what was in the air then can be stored after it."""
-        return [purge for purge in self._purges if purge.since > self._house.emptied]
+        """Those that Redis has not forgotten with all else: what was in flight then can be stored after it."""
+        lost = self._house.redis.may_have_lost
+        return [purge for purge in self._purges if not lost(purge.since, purge.ended)]
 
-    def defects_of(self, asking: Asking, origin: Origin, created: float, cache: str | None, since: float) -> list[str]:
+    def defects_of(self, asking: Asking, generation: Generation, cache: str | None, since: float) -> list[str]:
         """What is wrong with the answer to a request that began at `since`, by the event loop's clock."""
         if cache not in _GIVEN_AGAIN or self._house.outages[asking.router].lasted(since - REACHES) is not None:
             return []
         return [
-            f"{cache} gave what had been purged {since - purge.ended:.1f} s before, with {purge.scope}"
+            f"{cache} gave {generation.name}, begun {purge.since - generation.at:.2f} s before a purge "
+            f"that was done {since - purge.ended:.2f} s before the request, of {purge.scope}"
             for purge in self._remembered()
-            if purge.ended + REACHES <= since
-            and purge.covers(origin, created)
-            # Nobody hears of a purge while Redis is away; what is in the air can be joined until then.
-            and (cache != "COALESCED" or self._house.redis_outages.lasted(purge.ended) is None)
-        ]
+            if purge.ended + REACHES <= since and purge.covers(generation)
+        ][-1:]
 
-    def flaws_of_entry(self, origin: Origin, created: float) -> list[str]:
+    def flaws_of_entry(self, generation: Generation) -> list[str]:
         """What is wrong with an answer that is still stored."""
-        return [f"it was purged, with {purge.scope}" for purge in self._remembered() if purge.covers(origin, created)]
+        return [f"it was purged, with {purge.scope}" for purge in self._remembered() if purge.covers(generation)]

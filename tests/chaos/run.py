@@ -7,28 +7,31 @@ from typing import Any
 
 import aftermath
 import msgspec
-from clients import Clients
+from clients import LONGEST, Clients
 from havoc import carry_out, plan
 from house import House
+from storms import Storms
 
 
 class Report(msgspec.Struct, frozen=True):
     """What was done and what came of it; it went well if there are no `defects`.
 
-    - `slowest`: the most seconds that a request took, without those in which its router was away.
+    - `redis`: how Redis was run. `slowest`: the most seconds that a request took, without those in which its router
+      was away.
     - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
       of a stream; `cut` and `no connection`, where the router was killed; else an error by its status and code.
-    - `cache`: of those with status 200, by X-Cache. `deeds`: by victim. `purges`: those that were done.
-    - `generations`: those that engines began, but for those of the moments before an engine was killed.
-    - `entries`: those in Redis that were looked at.
+    - `cache`: of those with status 200, by X-Cache. `paths`: by what was asked. `deeds`: by victim.
+    - `purges`: those that were done. `generations`: those that engines began. `entries`: those that were looked at.
     """
 
     seed: int
     seconds: float
+    redis: str
     requests: int
     slowest: float
     endings: dict[str, int]
     cache: dict[str, int]
+    paths: dict[str, int]
     deeds: dict[str, int]
     purges: int
     generations: int
@@ -37,34 +40,44 @@ class Report(msgspec.Struct, frozen=True):
 
     def lines(self) -> list[str]:
         """For a person to read."""
-        tables = {"endings": self.endings, "cache": self.cache, "deeds": self.deeds}
+        tables = {"endings": self.endings, "cache": self.cache, "paths": self.paths, "deeds": self.deeds}
         requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
         rest = f"{self.purges} purges, {self.generations} generations, {self.entries} entries looked at"
-        said = [f"seed {self.seed}, {self.seconds:g} s: {requests}, {rest}"]
+        said = [f"seed {self.seed}, {self.seconds:g} s, {self.redis}: {requests}, {rest}"]
         for name, table in tables.items():
             said += [f"{name}:", *(f"  {count:6} {what}" for what, count in table.items())]
         return [*said, *(f"DEFECT: {defect}" for defect in self.defects), f"{len(self.defects)} defects"]
 
 
-async def run(seconds: float, seed: int, folder: Path) -> Report:
-    """`folder` takes the configurations and the routers' logs. Leaves no process behind."""
-    async with House(folder) as house:
+async def run(seconds: float, seed: int, folder: Path, redis: str = "server", patience: float = LONGEST) -> Report:
+    """Leaves no process behind.
+
+    `folder` takes the configurations and the logs. `patience`: for how many seconds clients wait after the end for what
+    they have asked for, before they leave.
+    """
+    async with House(folder, redis) as house:
         clients = Clients(house, seed)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(clients.ask_until(stop))
+            asking = [
+                group.create_task(clients.ask_until(stop)),
+                group.create_task(Storms(clients, seed).rage_until(stop)),
+            ]
             async with asyncio.TaskGroup() as deeds:
                 deeds.create_task(carry_out(plan(seed, seconds), house))
                 deeds.create_task(asyncio.sleep(seconds))
             stop.set()
+            await asyncio.wait(asking, timeout=patience)
+            clients.go_home.set()
+        clients.go_home.clear()
         await aftermath.settle(house)
         entries = await aftermath.look(house, clients)
     tally = clients.tally
     return Report(
-        seed=seed, seconds=seconds, requests=tally.requests, slowest=tally.slowest,
-        endings=_sorted(tally.endings), cache=_sorted(tally.cache),
+        seed=seed, seconds=seconds, redis=redis, requests=tally.requests, slowest=tally.slowest,
+        endings=_sorted(tally.endings), cache=_sorted(tally.cache), paths=_sorted(tally.paths),
         deeds=_sorted(house.deeds), purges=clients.purger.done,
-        generations=house.generations, entries=entries,
+        generations=len(house.generations), entries=entries,
         defects=[*tally.defects, *house.defects],
     )  # fmt: skip
 

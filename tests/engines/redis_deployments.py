@@ -69,6 +69,10 @@ class Deployment:
         """The servers that together hold all keys."""
         return [self.servers[0]]
 
+    async def is_well(self) -> bool:
+        """Whether every server is there, and all agree on which are primaries and which their replicas."""
+        return bool(await self.servers[0].command("PING"))
+
 
 class SentinelGroup(Deployment):
     """A master, a replica, and three Sentinels that replace it half a second after it has died."""
@@ -109,6 +113,16 @@ class SentinelGroup(Deployment):
 
     async def primaries(self) -> list[RedisServer]:
         return [await self.holder("")]
+
+    async def is_well(self) -> bool:
+        master = await self.holder("")
+        for server in self._data:
+            replication = await server.command("INFO", "replication")
+            if server is master and replication["role"] != "master":
+                return False
+            if server is not master and not _is_linked(replication):
+                return False
+        return all([await self._sees_all(sentinel) for sentinel in self.sentinels])
 
     @property
     def data(self) -> Sequence[RedisServer]:
@@ -180,6 +194,18 @@ class Cluster(Deployment):
         asked = next(server for server in self.servers if server.alive)
         ports = {port for _, _, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS")}
         return [server for server in self.servers if server.port in {self._port_of[port] for port in ports}]
+
+    async def is_well(self) -> bool:
+        for server in self.servers:
+            if not await _says(server, "cluster_state:ok"):
+                return False
+            replication = await server.command("INFO", "replication")
+            if replication["role"] != "master" and not _is_linked(replication):
+                return False
+            slots = await server.command("CLUSTER", "SLOTS")
+            if sum(len(held) - 3 for held in slots) < len(self._replicas):
+                return False
+        return True
 
     async def id_of(self, server: RedisServer) -> str:
         found: str = await server.command("CLUSTER", "MYID")
@@ -346,6 +372,10 @@ async def start_deployment(name: str) -> Deployment:
 
 async def _says(server: RedisServer, line: str) -> bool:
     return line in str(await server.command("CLUSTER", "INFO")).split()
+
+
+def _is_linked(replication: Any) -> bool:
+    return bool(replication["role"] == "slave" and replication["master_link_status"] == "up")
 
 
 def _pairs(reply: Any) -> dict[str, Any]:

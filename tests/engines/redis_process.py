@@ -50,6 +50,14 @@ class RedisServer:
         finally:
             await client.aclose()
 
+    async def raw(self, *words: str | int) -> Any:
+        """The same, with bytes in the reply as they are."""
+        client: Any = aioredis.Redis.from_url(self.url)
+        try:
+            return await client.execute_command(*words)
+        finally:
+            await client.aclose()
+
     @property
     def alive(self) -> bool:
         return self._process is not None

@@ -1,0 +1,135 @@
+"""What an answer says, whatever the endpoint, as JSON or as events: its text, its ids, how it ended, its usage."""
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+from questions import EMBEDDINGS, MESSAGES, RESPONSES
+from sse_answers import text_of as text_of_choices
+from typed_answers import text_of as text_of_typed
+
+_DONE: Final = b"data: [DONE]"
+_WELL: Final = ("stop", "completed", "end_turn")  # how answers end that an engine has ended by itself
+_UNENDED: Final = (None, "in_progress")
+
+
+class Said(NamedTuple):
+    """What an answer says.
+
+    - `text`: of a vector, the name of its generation, which its first numbers are.
+    - `ids`: all that it calls itself. `ended`: whether it ended by itself, None where that is not told.
+    - `usages`: how often it tells the usage. `flaws`: what is wrong with its form.
+    """
+
+    text: str
+    ids: set[str]
+    ended: bool | None
+    usages: int
+    flaws: list[str]
+
+
+class Stream(NamedTuple):
+    """What came of a stream; `done`: it has its end; `failed`: it ended with an error; `last`: the last event."""
+
+    said: Said
+    done: bool
+    failed: bool
+    last: bytes
+
+
+def read_json(path: str, answer: Any) -> Said:
+    """Raises KeyError, ValueError, IndexError or TypeError for what is no answer of that endpoint."""
+    usage = answer["usage"]
+    match path:
+        case "/v1/responses":
+            parts = [part for item in answer["output"] for part in item["content"]]
+            text, reason, used = "".join(part["text"] for part in parts), answer["status"], usage["output_tokens"]
+        case "/v1/messages":
+            text, reason = "".join(part["text"] for part in answer["content"]), answer.get("stop_reason")
+            used = usage["output_tokens"]
+        case "/v1/embeddings":
+            (item,) = answer["data"]
+            text = "".join(f"{int(number):04x}" for number in item["embedding"][:3])
+            reason, used = "stop", usage["prompt_tokens"]
+        case _:
+            (choice,) = answer["choices"]
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            reason, used = choice["finish_reason"], usage["completion_tokens"]
+    return Said(text, {answer["id"]}, _ended(reason), int(used > 0), [])
+
+
+def read_stream(path: str, body: bytes) -> Stream:
+    """Raises as `read_json` does; the last event may be cut."""
+    frames = re.findall(rb"(.*?)\n\n", body, re.DOTALL)
+    last = frames[-1] if frames else b""
+    if path in (RESPONSES, MESSAGES):
+        return _typed_stream(path, frames, last)
+    done = last == _DONE
+    events = [_event(frame) for frame in (frames[:-1] if done else frames)]
+    failed = bool(events) and "error" in events[-1]
+    return Stream(said_by(path, events[:-1] if failed else events), done, failed, last)
+
+
+def _typed_stream(path: str, frames: list[bytes], last: bytes) -> Stream:
+    events = [_event(frame) for frame in frames]
+    failed = bool(events) and events[-1]["type"] == "error"
+    done = bool(events) and events[-1]["type"] in ("response.completed", "response.incomplete", "message_stop")
+    return Stream(said_by(path, events[:-1] if failed else events), done, failed, last)
+
+
+def said_by(path: str, events: list[dict[str, Any]]) -> Said:
+    """What the events of a stream say, all but an error."""
+    match path:
+        case "/v1/responses":
+            return _of_responses(events)
+        case "/v1/messages":
+            return _of_messages(events)
+    choices = [choice for event in events for choice in event["choices"]]
+    reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    told = [event for event in events if not event["choices"]]
+    flaws = [f"it ended {len(reasons)} times"] if len(reasons) > 1 else []
+    if told != events[len(events) - len(told) :]:
+        flaws.append("it tells the usage before its end")
+    ids = {event["id"] for event in events}
+    return Said(text_of_choices(events), ids, _ended(reasons[-1] if reasons else None), len(told), flaws)
+
+
+def _of_responses(events: list[dict[str, Any]]) -> Said:
+    wholes = [event["response"] for event in events if "response" in event]
+    text, flaws = text_of_typed(events), []
+    if [event["sequence_number"] for event in events] != list(range(len(events))):
+        flaws.append(f"its events are numbered {[event['sequence_number'] for event in events]}")
+    last = wholes[-1] if wholes else {}
+    if last.get("usage") is not None and read_json(RESPONSES, last).text != text:
+        flaws.append("its last event does not say what the others said")
+    return Said(
+        text, {whole["id"] for whole in wholes}, _ended(last.get("status")), int(bool(last.get("usage"))), flaws
+    )
+
+
+def _of_messages(events: list[dict[str, Any]]) -> Said:
+    begun = [event["message"]["id"] for event in events if event["type"] == "message_start"]
+    ended = [event for event in events if event["type"] == "message_delta"]
+    flaws = [f"it began {len(begun)} times"] if events and len(begun) != 1 else []
+    reason = ended[-1]["delta"]["stop_reason"] if ended else None
+    return Said(text_of_typed(events), set(begun), _ended(reason), len(ended), flaws)
+
+
+def _event(frame: bytes) -> Any:
+    """Raises ValueError for what is no event."""
+    *names, data = frame.split(b"\n")
+    if not data.startswith(b"data: "):
+        raise ValueError(f"no event: {frame!r}")
+    event = json.loads(data.removeprefix(b"data: "))
+    if names and names != [b"event: " + str(event["type"]).encode()]:
+        raise ValueError(f"an event of two types: {frame!r}")
+    return event
+
+
+def _ended(reason: str | None) -> bool | None:
+    return None if reason in _UNENDED else reason in _WELL
+
+
+def has_usage_of_its_own(path: str) -> bool:
+    """Whether its streams tell the usage unasked."""
+    return path in (RESPONSES, MESSAGES, EMBEDDINGS)

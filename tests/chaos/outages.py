@@ -1,0 +1,43 @@
+"""When something was away."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Kind = Literal["killed", "stopped", "frozen", "held"]
+
+
+class Outages:
+    """When a router, or Redis, was away, by the event loop's clock; `held`: its connections were."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[Kind, float, float | None]] = []
+
+    @contextmanager
+    def outage(self, kind: Kind) -> Iterator[None]:
+        began = asyncio.get_running_loop().time()
+        self._times.append((kind, began, None))
+        at = len(self._times) - 1
+        try:
+            yield
+        finally:
+            self._times[at] = (kind, began, asyncio.get_running_loop().time())
+
+    def lasted(self, since: float, *kinds: Kind) -> float | None:
+        """For how many seconds it was away since then, of these kinds or of any; None where it was not."""
+        now = asyncio.get_running_loop().time()
+        away = [
+            min(ended, now) - max(began, since) for began, ended in self._intervals(kinds) if ended >= max(began, since)
+        ]
+        return sum(away) if away else None
+
+    def overlap(self, since: float, until: float, *kinds: Kind) -> bool:
+        """Whether it was away at some time between these two."""
+        return any(began <= until and ended >= since for began, ended in self._intervals(kinds))
+
+    def _intervals(self, kinds: tuple[Kind, ...]) -> Iterator[tuple[float, float]]:
+        now = asyncio.get_running_loop().time()
+        for kind, began, ended in self._times:
+            if not kinds or kind in kinds:
+                yield began, now if ended is None else ended
