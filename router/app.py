@@ -15,6 +15,7 @@ from router.api.openai import Generate
 from router.api.ops import Ops, api_error, defect, http_error
 from router.application import Application, Lasting, Site
 from router.core.breaker import Limits, State
+from router.core.cache_salt import affinity_name, salts_of
 from router.core.classify import Classifier
 from router.core.key import Markers
 from router.core.limits import Quota
@@ -37,7 +38,7 @@ from router.flow.hearing import Hearing, on_purge
 from router.flow.reading import RequestReader
 from router.flow.sharing import Sharing
 from router.flow.standing import Standing
-from router.settings import Settings, Tenant, tenants
+from router.settings import Settings, Tenant, groups, tenants
 from router.shared.breakers import LEAST_LEASE, Breakers
 from router.shared.connect import CONNECT, open_client, open_link
 from router.shared.flights import SharedFlights
@@ -104,8 +105,9 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     admission = Admission(catalog, takes_work=takes_work, patience=settings.timeouts.queue, queued=telemetry.queued)
     limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
     chooser = Chooser(
-        catalog, lasting.experience, explore=settings.router.explore, clock=time.perf_counter, random=lasting.random
-    )
+        catalog, lasting.experience, explore=settings.router.explore, clock=time.perf_counter, random=lasting.random,
+        affinity_names={name: affinity_name(name, group) for name, group in groups(settings).items()},
+    )  # fmt: skip
     gateway, flights, sharing = _build_gateway(
         settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
     )
@@ -177,6 +179,7 @@ def _build_gateway(
             Patience(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
             Standing(breakers),
             max_entry=cache.max_entry,
+            salts=salts_of(groups(settings)),
         ),
         on_abandon=cache.on_abandon,
         abandon=cache.abandon,

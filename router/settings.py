@@ -89,10 +89,11 @@ class Auth(Strict, frozen=True):
 
 
 class Tenant(Strict, frozen=True):
-    """For the limits, see core.limits."""
+    """For the limits, see core.limits; for `group`, see core.cache_salt."""
 
     name: Name
     keys: list[KeyHash] = []
+    group: Name | None = None
     requests_per_minute: Amount | None = None
     tokens_per_minute: Amount | None = None
     concurrent_requests: Amount | None = None
@@ -341,3 +342,10 @@ def tenants(settings: Settings) -> list[str]:
     """The names that a request can belong to."""
     named = [tenant.name for tenant in settings.tenant]
     return named if settings.auth.mode != "open" or DEFAULT_TENANT in named else [DEFAULT_TENANT, *named]
+
+
+def groups(settings: Settings) -> dict[str, str | None]:
+    """By the name of each tenant that can ask, the group of tenants with which it shares the engines' prefix caches."""
+    own = {tenant.name: tenant.group for tenant in settings.tenant}
+    asking = [DEFAULT_TENANT] if settings.auth.mode == "open" else tenants(settings)
+    return {name: own.get(name) for name in asking}

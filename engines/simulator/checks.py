@@ -7,10 +7,12 @@ from engines.simulator.settings import Settings
 _MOST_LOGPROBS = 20
 _MOST_CHOICES = 16_384
 _NOTHING = 1e-5
+_LONGEST_SALT = 128
 
 
 def check_before_types(body: Body, *, chat: bool) -> None:
     """What vLLM's validators look at first; raises Rejection."""
+    check_cache_salt(body.get("cache_salt"))
     if body.get("stream_options") and not body.get("stream"):
         raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
     top = body.get("top_logprobs") if chat else body.get("logprobs")
@@ -27,6 +29,19 @@ def check_before_types(body: Body, *, chat: bool) -> None:
     if chat and body.get("tools") == []:
         raise refused(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools"
+        )
+
+
+def check_cache_salt(salt: object) -> None:
+    """The salt of the prefix cache; raises Rejection."""
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise refused("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(salt) > _LONGEST_SALT or any(character in salt for character in "@/\\\0"):
+        raise refused(
+            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
+            "cache_salt",
         )
 
 

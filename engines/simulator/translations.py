@@ -26,6 +26,7 @@ _RESPONSES_FIELDS = {
     "top_p": "number",
     "user": "text",
     "chat_template_kwargs": "object",
+    "cache_salt": "text",
 }
 _MESSAGES_FIELDS = {
     "model": "text",
@@ -42,6 +43,7 @@ _MESSAGES_FIELDS = {
     "top_p": "number",
     "thinking": "object",
     "chat_template_kwargs": "object",
+    "cache_salt": "text",
 }
 # What both hand on as it is; the other sampling parameters of a chat /v1/messages does not have.
 _SAMPLING = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")

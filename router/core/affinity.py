@@ -26,12 +26,15 @@ BOUND: Final = 1.25
 """How many times the mean load an engine may have and still be preferred."""
 
 
-def affinity_of(key: str, tenant: str, session: str | None) -> str | None:
-    """The affinity of a request with this key: its session's, else that of its system prompt and documents, if any."""
+def affinity_of(key: str, tenant: str, session: str | None, shares: str | None = None) -> str | None:
+    """The affinity of a request with this key: its session's, else that of its system prompt and documents, if any.
+
+    `shares`: the name of those whose prompts share prefixes; the tenant's where it is left out. See cache_salt.
+    """
     if session is not None:
         return f"session:{tenant}:{session}"
     *_, model, system, rag, _ = key.split(":")
-    return f"prefix:{tenant}:{model}:{system}:{rag}" if (system, rag) != (NOTHING, NOTHING) else None
+    return f"prefix:{shares or tenant}:{model}:{system}:{rag}" if (system, rag) != (NOTHING, NOTHING) else None
 
 
 def weight(affinity: str, engine: str) -> int:

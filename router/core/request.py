@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from router.core.cache_salt import salted
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
 from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
@@ -188,6 +189,7 @@ _TYPES: Final[dict[Endpoint, type[_Common]]] = {
     Endpoint.RESPONSES: _Responses,
     Endpoint.MESSAGES: _Messages,
 }
+_ABSENT: Final = object()
 _ASKING: Final = b',"stream_options":{"include_usage":true}}'
 _ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
 
@@ -261,21 +263,32 @@ def _wrong(error: msgspec.ValidationError) -> ApiError:
     return bad_request(f"`{path}`: {what[0].lower()}{what[1:]}.", param=path or None)
 
 
-def for_engine(request: Request, served_model: str) -> bytes:
+def for_engine(request: Request, served_model: str, salt: str | None = None) -> bytes:
     """The body that goes to an engine: the client's fields as they stand, with the model as the engine calls it.
 
     A stream of OpenAI's older endpoints always asks for the usage event, which is how tokens are counted; whoever did
     not ask for it never sees it. The events of /v1/responses and /v1/messages tell the usage in any case.
+
+    `salt`: the `cache_salt` of the tenant, where tenants are kept apart; see router.core.cache_salt. Raises ApiError
+    for a `cache_salt` of the client's that cannot be one.
     """
     ask = request.stream and request.endpoint in _ASK_FOR_USAGE
-    if request.model == served_model:
-        if not ask or request.include_usage:
+    own = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
+    if salt is not None and own is not _ABSENT:
+        salt = salted(salt, own)
+    if request.model == served_model and own is _ABSENT:
+        asks = ask and not request.include_usage
+        if not asks and salt is None:
             return request.body
-        if "stream_options" not in request.fields:
-            return request.body.rstrip()[:-1] + _ASKING
+        if not asks or "stream_options" not in request.fields:
+            # Added behind the last field, which costs far less than to take the body apart.
+            more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
+            return request.body.rstrip()[:-1] + more + (_ASKING if asks else b"}")
     fields = _split(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
     if ask:
         options = request.fields.get("stream_options") or {}
         fields["stream_options"] = msgspec.Raw(_encode({**options, "include_usage": True}))
+    if salt is not None:
+        fields["cache_salt"] = msgspec.Raw(_encode(salt))
     return _encode(fields)

@@ -1,7 +1,8 @@
 """Who is to do the work: the engines for one request, the best first, and what must be left out of it for them."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, get_args
 
 import msgspec
@@ -51,13 +52,18 @@ class Chooser:
         explore: float,
         clock: Callable[[], float],
         random: Callable[[], float],
+        affinity_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`clock` gives monotonic seconds (work's instants are of it); `random` numbers from 0 up to 1."""
+        """`clock` gives monotonic seconds (work's instants are of it); `random` numbers from 0 up to 1.
+
+        `affinity_names`: by tenant, the name of those with whom it shares prefixes, where that is not its own.
+        """
         self._catalog = catalog
         self._explore = explore
         self._clock = clock
         self._random = random
         self._experience = experience
+        self._affinity_names = affinity_names
 
     def choose(self, asked: Reading, tenant: str, session: str | None, models: Sequence[str] = ()) -> Choice:
         """The engines of the request's model, or of these, one after the other.
@@ -99,7 +105,7 @@ class Chooser:
             return [engine for engine in engines if not engine.drained]
         length, task, families = length_of(asked.request), asked.task, {engine.family for engine in engines}
         slow = self._experience.slow(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
-        affinity = affinity_of(asked.key.text, tenant, session)
+        affinity = affinity_of(asked.key.text, tenant, session, self._affinity_names.get(tenant, tenant))
         views = plan(
             task, [engine.view(slow=engine.family in slow) for engine in engines], length=length, affinity=affinity
         )

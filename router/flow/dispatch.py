@@ -6,11 +6,12 @@ Nothing has been sent to the client before that, so until then another engine ca
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from math import ceil
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from router.core.answers import NotKept, Recording
@@ -137,13 +138,16 @@ class Dispatcher:
     """
 
     def __init__(
-        self, client: EngineClient, admission: Admission, patience: Patience, standing: Standing, *, max_entry: int
-    ) -> None:
+        self, client: EngineClient, admission: Admission, patience: Patience, standing: Standing, *, max_entry: int,
+        salts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`salts`: by tenant, the salt of its prompts in the engines' prefix caches; see router.core.cache_salt."""
         self._client = client
         self._admission = admission
         self._patience = patience
         self._standing = standing
         self._max_entry = max_entry
+        self._salts = salts
 
     def stream(self, work: Work, request: Request, engines: Sequence[Engine], say: Say) -> Awaitable[Generation]:
         """A generation whose first token has been said. Raises ApiError, before anything has been said."""
@@ -244,8 +248,9 @@ class Dispatcher:
         # An engine may still hold the attempt before under its id.
         number = len(work.attempts) + 1
         id_ = work.engine_request_id if number == 1 else f"{work.engine_request_id}-{number}"
+        body = for_engine(request, engine.served_model, self._salts.get(work.tenant))
         response = await self._client.post(
-            engine, request.endpoint, for_engine(request, engine.served_model), request_id=id_,
+            engine, request.endpoint, body, request_id=id_,
             traceparent=work.traceparent, patience=total if patience is None else patience, total=total,
         )  # fmt: skip
         if response.status == 200:
@@ -254,12 +259,12 @@ class Dispatcher:
         with response:
             wait = read_retry_after(response.retry_after, time.time())
             try:
-                body, complete = await response.read_up_to(MAX_ERROR, self._patience.between_tokens)
+                said, complete = await response.read_up_to(MAX_ERROR, self._patience.between_tokens)
             except EngineError:  # it has said what counts, which is the status
-                body, complete = b"", False
+                said, complete = b"", False
         refusal = None
         if is_refusal(status):
-            refusal = read_refusal(status, body, complete=complete, address=_address(engine))
+            refusal = read_refusal(status, said, complete=complete, address=_address(engine))
             if not is_lacking(status):
                 raise refusal
         raise EngineError(f"status-{status}", f"the engine answered with status {status}", wait, refusal)
