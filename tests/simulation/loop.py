@@ -11,7 +11,6 @@ that no `finally` of theirs runs.
 import asyncio
 import contextvars
 import heapq
-import itertools
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -22,7 +21,6 @@ from typing import Any, Final
 from simulation.clock import CLOCK
 
 _MOST_AT_ONCE: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
-_serial: Final = itertools.count(1)
 
 
 class Process:
@@ -101,9 +99,10 @@ class Handle(asyncio.TimerHandle):
 class Task(asyncio.Task[Any]):
     """A task whose place in a set does not depend on its address."""
 
-    def __init__(self, coro: Any, **options: Any) -> None:
-        self._serial = next(_serial)
-        super().__init__(coro, **options)
+    def __init__(self, coro: Any, *, loop: "Loop", **options: Any) -> None:
+        loop.tasks += 1
+        self._serial = loop.tasks
+        super().__init__(coro, loop=loop, **options)
 
     def __hash__(self) -> int:
         return self._serial
@@ -118,6 +117,8 @@ class Loop(asyncio.AbstractEventLoop):
         self.world = Process("world")
         self.process = self.world
         self.defects: list[str] = []
+        self.tasks = 0
+        """How many have been created."""
         self._ready: deque[Handle] = deque()
         self._heap: list[tuple[float, float, int, Handle]] = []
         self._number = 0

@@ -39,6 +39,8 @@ class Network:
         self.wires: dict[int, Wire] = {}
         self.slow = 1.0
         """By how much delays are longer than usual."""
+        self.unreachable: dict[str, float] = {}
+        """Until when a process can open no connection, by its name."""
         self._number = 0
 
     def delay(self) -> float:
@@ -61,7 +63,8 @@ class Network:
             else:
                 made.set_exception(ConnectionRefusedError(f"nobody listens at {place}"))
 
-        loop.deliver(process, CLOCK.now + 2 * self.delay(), arrived)
+        begin = max(CLOCK.now, self.unreachable.get(process.name, 0.0))
+        loop.deliver(process, begin + 2 * self.delay(), arrived)
         await made
         server = self.servers.get(place)
         if server is None:

@@ -26,6 +26,8 @@ class Data:
         self._expires: dict[bytes, int] = {}
         self.journal: list[tuple[float, bytes, Value | None, int | None]] | None = None
         self.instant: Callable[[], float] = lambda: 0.0
+        self.touched: dict[bytes, None] = {}
+        """Keys that have changed, for whoever empties this."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -64,7 +66,12 @@ class Data:
             if isinstance(before, SortedSet):
                 copied = SortedSet(before)
             self.journal.append((self.instant(), key, copied, self._expires.get(key)))
+        self.touched[key] = None
         self._changed(key)
+
+    def peek(self, key: bytes) -> Value | None:
+        """What is there, expired or not."""
+        return self._values.get(key)
 
     def put(self, key: bytes, value: Value, *, keep_expiry: bool = False) -> None:
         self.note(key)
@@ -111,7 +118,7 @@ class Data:
             self.delete(key)
 
     def clear(self) -> None:
-        for key in list(self._values) if self.journal is not None else ():
+        for key in list(self._values):
             self.note(key)
         self._values.clear()
         self._expires.clear()
@@ -122,6 +129,7 @@ class Data:
         assert self.journal is not None
         while self.journal and self.journal[-1][0] > instant:
             _, key, value, expires = self.journal.pop()
+            self.touched[key] = None
             self._values.pop(key, None)
             self._expires.pop(key, None)
             if value is not None:

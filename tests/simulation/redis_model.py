@@ -14,6 +14,7 @@ import hiredis
 
 from simulation.clock import CLOCK, EPOCH
 from simulation.loop import Loop, Process
+from simulation.network import End
 from simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
 from simulation.redis_data import Data
 from simulation.redis_values import RedisError
@@ -31,12 +32,13 @@ class RedisModel:
 
     - `read_only`, `replicas` (those that acknowledge what they get) and `offset` (seconds by which its clock is off)
       may be changed at any time.
-    - `observe` is told of each command, before it is applied.
+    - `observe` is told of each command, before it is applied; `after` is called after each.
     """
 
     def __init__(
-        self, loop: Loop, random: Random, *, observe: Callable[[list[bytes]], object] = lambda _: None
-    ) -> None:
+        self, loop: Loop, random: Random, *,
+        observe: "Callable[[Connection, list[bytes]], object]" = lambda _, __: None,
+    ) -> None:  # fmt: skip
         self.process = Process("redis")
         self.data = Data(self._milliseconds, self._changed)
         self.data.instant = lambda: CLOCK.now
@@ -47,6 +49,7 @@ class RedisModel:
         self.loop = loop
         self.random = random
         self.observe = observe
+        self.after: Callable[[], object] = lambda: None
         self.modified: dict[bytes, None] = {}
         self._number = 0
         self._channels: dict[bytes, dict[int, Connection]] = {}
@@ -64,6 +67,7 @@ class RedisModel:
 
     def _expire(self) -> None:
         self.data.expire_some(lambda _: self.random.random() < 0.5)
+        self.after()
         self.tell_changes()
         self.start()
 
@@ -118,6 +122,10 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._blocked = False
 
+    @property
+    def client(self) -> str:
+        return str(self._transport.wire) if isinstance(self._transport, End) else ""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.server.connections[self.number] = self
@@ -135,11 +143,12 @@ class Connection(asyncio.Protocol):
         server = self.server
         while (command := self._reader.gets()) is not _INCOMPLETE:
             words = [word if isinstance(word, bytes) else b"%d" % word for word in command]
-            server.observe(words)
+            server.observe(self, words)
             try:
                 reply = self._apply(words)
             except RedisError as error:
                 reply = error
+            server.after()
             if reply is _BLOCKED:
                 break
             self._out.append(encode(reply))

@@ -1,0 +1,121 @@
+"""The command line: `make simulate`, or `python -m simulation` with tests in PYTHONPATH, from the project's folder.
+
+It names each seed of which something is wrong, prints the trace of the first, and exits with 1 if there is any.
+"""
+
+import argparse
+import gc
+import hashlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+from simulation import clock
+
+_EVERY = 25  # seeds between two garbage collections
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m simulation", description="Find orders of events in which the routers are wrong."
+    )
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that do it")
+    parser.add_argument("--seed", type=int, help="only this one, with its trace")
+    parser.add_argument("--mutant", help="take a mend out again; see simulation/mutants.py")
+    parser.add_argument("--digests", action="store_true", help="only a hash of each seed's trace")
+    parser.add_argument("--json", action="store_true", help="a line for each seed of which something is wrong")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return _show(options.seed, options.mutant)
+    if options.jobs > 1:
+        return _in_parallel(options)
+    _prepare(options.mutant)
+    from simulation.world import run_seed
+
+    bad, counts = 0, Counter[str]()
+    for number in range(options.seeds):
+        report = run_seed(options.first + number * options.step, traced=options.digests)
+        if options.digests:
+            digest = hashlib.sha256("\n".join([*report.trace, *report.wrong]).encode()).hexdigest()
+            sys.stdout.write(f"{report.seed} {digest}\n")
+            continue
+        counts.update(report.counts)
+        if report.wrong:
+            bad += 1
+            _tell(options.json, {"seed": report.seed, "wrong": report.wrong})
+        if number % _EVERY == 0:
+            gc.collect()
+    if not options.digests:
+        _tell(options.json, {"seeds": options.seeds, "bad": bad, "counts": counts})
+    return 1 if bad else 0
+
+
+def _prepare(mutant: str | None) -> None:
+    clock.install()
+    # Only now, since the router takes the clock as it finds it.
+    from simulation.world import prepare
+
+    prepare(mutant)
+    sys.unraisablehook = lambda _: None  # tasks of processes that were killed
+    gc.collect()
+    gc.freeze()
+
+
+def _show(seed: int, mutant: str | None) -> int:
+    _prepare(mutant)
+    from simulation.world import run_seed
+
+    report = run_seed(seed, traced=True)
+    lines = [*report.trace, *report.wrong, f"seed {seed}: {len(report.wrong)} wrong; {report.counts}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if report.wrong else 0
+
+
+def _in_parallel(options: argparse.Namespace) -> int:
+    """Deals the seeds out to processes, and tells what they find."""
+    mutant = ["--mutant", options.mutant] if options.mutant else []
+    children = []
+    for job in range(options.jobs):
+        count = len(range(job, options.seeds, options.jobs))
+        argv = ["--seeds", f"{count}", "--first", f"{options.first + job}", "--step", f"{options.jobs}", "--json"]
+        argv = [sys.executable, "-m", "simulation", *argv, *mutant]
+        children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+    found: list[Any] = []
+    for child in children:
+        out, _ = child.communicate()
+        if child.returncode not in (0, 1):
+            return child.returncode
+        found += map(json.loads, out.splitlines())
+    counts, seeds = Counter[str](), 0
+    for one in found:
+        if "counts" in one:
+            counts.update(one["counts"])
+            seeds += one["seeds"]
+    wrong = sorted((one for one in found if "seed" in one), key=lambda one: int(one["seed"]))
+    for one in wrong:
+        _tell(options.json, one)
+    if wrong and not options.json:
+        argv = [sys.executable, "-m", "simulation", "--seed", str(wrong[0]["seed"]), *mutant]
+        sys.stdout.flush()
+        subprocess.run(argv, check=False)
+    _tell(options.json, {"seeds": seeds, "bad": len(wrong), "counts": counts})
+    return 1 if wrong else 0
+
+
+def _tell(as_json: bool, what: dict[str, Any]) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(what) + "\n")
+    elif "seed" in what:
+        sys.stdout.write(f"seed {what['seed']}:\n" + "".join(f"    {line[:600]}\n" for line in what["wrong"][:4]))
+    else:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(what["counts"].items()))
+        sys.stdout.write(f"{what['seeds']} seeds, {what['bad']} with something wrong; {counts}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""An engine as a simulated process: HTTP/1.1, chat completions as JSON and as SSE, and scripted generations.
+
+Each generation has a number that no other one has, and says it in every token: `g17.0 g17.1 g17.2 `. So what a client
+got shows of which generation it is, from where to where, and whether that was all.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from simulation.clock import CLOCK
+from simulation.history import Generation
+from simulation.loop import Loop, Process
+from simulation.network import End
+
+_LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+_QUESTION: Final = re.compile(rb"question (\d+)")
+_METRICS: Final = b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+
+
+class Script:
+    """How a generation goes: seconds before each token, and whether the engine breaks off before its end."""
+
+    __slots__ = ("breaks", "waits")
+
+    def __init__(self, random: Random, *, pauses: bool, breaks: bool) -> None:
+        count = random.randint(1, 8)
+        pace = random.choice((0.001, 0.02, 0.1, 0.3))
+        self.waits = [pace * (0.5 + random.random()) for _ in range(count)]
+        if pauses and random.random() < 0.3:
+            self.waits[random.randrange(count)] += random.choice((0.7, 2.5, 3.5))
+        self.breaks = breaks and random.random() < 0.2
+
+
+class EngineModel:
+    """One engine. `script` gives how a generation goes; `begun` is told of each."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        name: str,
+        script: Callable[[], Script],
+        begun: Callable[[int, str, str, int, bool], Generation],
+    ) -> None:
+        self.loop = loop
+        self.process = Process(name)
+        self.script = script
+        self.begun = begun
+
+    def accept(self) -> "_Connection":
+        return _Connection(self)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, engine: EngineModel) -> None:
+        self._engine = engine
+        self._in = b""
+        self._transport: Any = None
+        self._client = ""
+        self._generation: Generation | None = None
+        self._waits: list[float] = []
+        self._script: Script | None = None
+        self._streams = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, End)
+        self._transport = transport
+        self._client = transport.wire.ends[0].process.name
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._generation is not None:
+            self._generation.end("aborted")
+            self._generation = None
+
+    def data_received(self, data: bytes) -> None:
+        self._in += data
+        head, end, rest = self._in.partition(b"\r\n\r\n")
+        if not end:
+            return
+        found = _LENGTH.search(head)
+        length = int(found[1]) if found is not None else 0
+        if len(rest) < length:
+            return
+        self._in = rest[length:]
+        if head.startswith(b"POST"):
+            self._generate(json.loads(rest[:length]), rest)
+        else:
+            page = _METRICS if head.startswith(b"GET /metrics") else b"{}"
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page))
+
+    # -- a generation -------------------------------------------------------------------------------------------------
+
+    def _generate(self, body: dict[str, Any], raw: bytes) -> None:
+        engine = self._engine
+        found = _QUESTION.search(raw)
+        assert found is not None
+        self._script = script = engine.script()
+        self._streams = bool(body.get("stream"))
+        self._generation = generation = engine.begun(
+            int(found[1]), self._client, engine.process.name, len(script.waits), self._streams
+        )
+        self._waits = list(script.waits)
+        if self._streams:
+            role = _event(generation, {"role": "assistant", "content": ""})
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                + _chunk(role)
+            )
+        self._next()
+
+    def _next(self) -> None:
+        """Waits for the next token."""
+        if self._waits:
+            self._engine.loop.call_later(self._waits.pop(0), self._token, self._generation)
+        else:
+            self._finish()
+
+    def _token(self, generation: Generation) -> None:
+        if self._generation is not generation or self._script is None:
+            return
+        if self._script.breaks and generation.said >= generation.tokens // 2:
+            generation.end("broken")
+            self._generation = None
+            self._transport.abort()
+            return
+        if self._streams:
+            self._transport.write(_chunk(_event(generation, {"content": token(generation.number, generation.said)})))
+        generation.said += 1
+        self._next()
+
+    def _finish(self) -> None:
+        generation, self._generation = self._generation, None
+        assert generation is not None
+        usage = {"prompt_tokens": 5, "completion_tokens": generation.tokens, "total_tokens": 5 + generation.tokens}
+        if self._streams:
+            last = _event(generation, {}, finish="stop") + _event(generation, None, usage=usage) + b"data: [DONE]\n\n"
+            self._transport.write(_chunk(last) + b"0\r\n\r\n")
+        else:
+            text = "".join(token(generation.number, at) for at in range(generation.tokens))
+            message = {"role": "assistant", "content": text}
+            page = json.dumps({
+                "id": f"chatcmpl-{generation.number}", "object": "chat.completion", "created": 1, "model": "llama",
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage,
+            }).encode()  # fmt: skip
+            self._transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+            )
+        generation.end("whole")
+
+
+def token(generation: int, at: int) -> str:
+    return f"g{generation}.{at} "
+
+
+def _event(
+    generation: Generation,
+    delta: dict[str, str] | None,
+    *,
+    finish: str | None = None,
+    usage: dict[str, int] | None = None,
+) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    event: dict[str, Any] = {
+        "id": f"chatcmpl-{generation.number}", "object": "chat.completion.chunk", "created": 1, "model": "llama",
+        "choices": choices,
+    }  # fmt: skip
+    if usage is not None:
+        event["usage"] = usage
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def now() -> float:
+    return CLOCK.now

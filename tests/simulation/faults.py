@@ -1,0 +1,222 @@
+"""The faults: what each does to a world, for how long, and whether requests may fail for it."""
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from simulation.clock import CLOCK
+from simulation.history import FOREVER
+from simulation.network import CLIENT, SERVER, Wire
+from simulation.routers import Router
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+_LONG: Final = 1000.0  # seconds; longer than any history
+
+Strike = Callable[["World", Random], None]
+
+
+def _wires(world: "World") -> list[Wire]:
+    """Those between routers and Redis, the operators' among them."""
+    return [wire for wire in world.network.wires.values() if wire.ends[SERVER].process is world.redis.process]
+
+
+def _router(world: "World", random: Random) -> Router | None:
+    alive = [router for router in world.routers if router.ready and router.process.runs]
+    return random.choice(alive) if alive else None
+
+
+def _stall(world: "World", seconds: float, *, breaks: bool) -> None:
+    """Redis does nothing for a while; what was sent to it waits."""
+    process = world.redis.process
+    if process.frozen:
+        return
+    world.note("stall", "redis", seconds, breaks=breaks, leases=len(world.routers))
+    world.loop.freeze(process)
+    world.after(seconds, world.loop.thaw, process)
+
+
+def stall(world: "World", random: Random) -> None:
+    _stall(world, random.choice((0.03, 0.1, 0.3, 0.65)) * (0.8 + 0.4 * random.random()), breaks=False)
+
+
+def long_stall(world: "World", random: Random) -> None:
+    _stall(world, 0.8 + 4 * random.random(), breaks=True)
+
+
+def cut(world: "World", random: Random) -> None:
+    """A connection to Redis breaks now. What is on its way may arrive; either side may learn of it late."""
+    wires = _wires(world)
+    if wires:
+        wire = random.choice(wires)
+        _cut(world, wire, random)
+        world.note("cut", repr(wire), 0.6, breaks=False, leases=1)
+
+
+def _cut(world: "World", wire: Wire, random: Random) -> None:
+    for side in (CLIENT, SERVER):
+        if random.random() < 0.5:
+            wire.lose(side)
+    wire.cut((_soon(random), _soon(random)))
+    world.trace(f"{wire} is cut")
+
+
+def _soon(random: Random) -> float:
+    return random.choice((0.0, 0.002, 0.3)) * random.random()
+
+
+def lost(world: "World", random: Random) -> None:
+    """The next commands of a connection are lost with it, or are applied and the reply is lost with it."""
+    wires = [wire for wire in _wires(world) if wire.fault is None]
+    if not wires:
+        return
+    wire, applied = random.choice(wires), random.random() < 0.7
+
+    def fault(wire: Wire, data: bytes) -> bool:
+        world.note("lost reply" if applied else "lost command", repr(wire), 0.6, breaks=False, leases=1)
+        if applied:
+            wire.put(CLIENT, data)
+            wire.hold(SERVER, CLOCK.now + _LONG)
+        world.after(0.01 + 0.05 * random.random(), _cut, world, wire, random)
+        return False
+
+    wire.fault = fault
+
+
+def hold(world: "World", random: Random) -> None:
+    """The next commands of a connection, or the replies to them, arrive late."""
+    wires = [wire for wire in _wires(world) if wire.fault is None]
+    if not wires:
+        return
+    wire, side = random.choice(wires), random.choice((CLIENT, SERVER))
+    seconds = random.choice((0.06, 0.2, 1.0, 3.0)) * random.random()
+
+    def fault(wire: Wire, data: bytes) -> bool:
+        world.note("held commands" if side == CLIENT else "held replies", repr(wire), seconds, breaks=False, leases=1)
+        wire.hold(side, CLOCK.now + seconds)
+        return True
+
+    wire.fault = fault
+
+
+def silence(world: "World", random: Random) -> None:
+    """Nothing passes on a connection for a while, in one direction or in both."""
+    wires = _wires(world)
+    if wires:
+        wire, seconds = random.choice(wires), 0.05 + 1.5 * random.random()
+        for side in random.choice(((CLIENT,), (SERVER,), (CLIENT, SERVER))):
+            wire.hold(side, CLOCK.now + seconds)
+        world.note("silence", repr(wire), seconds, breaks=False, leases=1)
+
+
+def slow(world: "World", random: Random) -> None:
+    """Everything takes longer for a while."""
+    seconds, network = 0.5 + random.random(), world.network
+    network.slow = random.choice((5.0, 15.0))
+    world.note("slowness", "network", seconds, breaks=False, leases=len(world.routers))
+    world.after(seconds, setattr, network, "slow", 1.0)
+
+
+def _freeze(world: "World", router: Router | None, seconds: float, *, breaks: bool) -> None:
+    if router is not None:
+        world.note("freeze", router.name, seconds, breaks=breaks, leases=1)
+        world.loop.freeze(router.process)
+        world.after(seconds, world.loop.thaw, router.process)
+
+
+def freeze(world: "World", random: Random) -> None:
+    _freeze(world, _router(world, random), 0.05 + 0.4 * random.random(), breaks=False)
+
+
+def long_freeze(world: "World", random: Random) -> None:
+    _freeze(world, _router(world, random), 0.6 + 4 * random.random(), breaks=True)
+
+
+def offset(world: "World", random: Random) -> None:
+    """The wall clock of a router is off from now on."""
+    router = _router(world, random)
+    if router is not None:
+        router.process.offset = random.choice((-1, 1)) * random.choice((0.3, 5.0, 600.0))
+        world.note("clock offset", f"{router.name} {router.process.offset:g}", 0.0, breaks=False, leases=0)
+
+
+def reload(world: "World", random: Random) -> None:
+    router = _router(world, random)
+    if router is not None:
+        world.note("reload", router.name, 0.2, breaks=False, leases=0)
+        router.reload()
+
+
+def clock_back(world: "World", random: Random) -> None:
+    """Redis' clock is set back."""
+    seconds = 0.2 + 3 * random.random()
+    world.redis.offset -= seconds
+    # What has a time to live there lives for so much longer, the claim of a process that is gone among them.
+    world.note("clock back", "redis", seconds, breaks=False, leases=0)
+
+
+def partition(world: "World", random: Random) -> None:
+    """A router cannot reach Redis, and nobody tells it."""
+    router, seconds = _router(world, random), 0.6 + 3 * random.random()
+    if router is not None:
+        for wire in world.network.of(router.process):
+            if wire.ends[SERVER].process is world.redis.process:
+                wire.hold(CLIENT, CLOCK.now + seconds)
+                wire.hold(SERVER, CLOCK.now + seconds)
+        world.network.unreachable[router.process.name] = CLOCK.now + seconds
+        world.note("partition", router.name, seconds, breaks=True, leases=2)
+
+
+def kill(world: "World", random: Random) -> None:
+    """A router is killed, and a fresh one takes its place."""
+    router = _router(world, random)
+    if router is not None:
+        world.note("kill", router.name, 0.0, breaks=True, leases=1)
+        world.kill(router)
+        world.after(0.1 + random.random(), world.start_router, router.name.partition(".")[0])
+
+
+def empty(world: "World", _: Random) -> None:
+    """Redis is emptied."""
+    world.redis.data.clear()
+    world.redis.tell_changes()
+    world.entries_changed()
+    world.note("emptying", "redis", 0.5, breaks=True, leases=2 * len(world.routers))
+
+
+def failover(world: "World", random: Random) -> None:
+    """A replica takes over that has not had the last writes; its clock is another."""
+    back = random.random()
+    world.fail_over(CLOCK.now - back)
+    world.redis.offset += random.choice((-0.5, 0.0, 0.5))
+    world.note("failover", f"redis, back by {back:.3f}", 1.0, breaks=True, leases=2 * len(world.routers))
+    for wire in _wires(world):
+        _cut(world, wire, random)
+
+
+def read_only(world: "World", random: Random) -> None:
+    """Redis takes no writes for a while."""
+    seconds = 0.2 + 2 * random.random()
+    world.redis.read_only = True
+    world.after(seconds, setattr, world.redis, "read_only", False)
+    world.note("read-only", "redis", seconds, breaks=True, leases=2 * len(world.routers))
+
+
+def engine(world: "World", random: Random) -> None:
+    """From now on, some generations break off; an engine may freeze."""
+    world.engines_break = True
+    seconds = random.choice((0.0, 0.5, 2.0))
+    found = random.choice(world.engines)
+    if seconds and not found.process.frozen:
+        world.loop.freeze(found.process)
+        world.after(seconds, world.loop.thaw, found.process)
+    world.note("engine", found.process.name, FOREVER, breaks=True, leases=4)
+
+
+FAULTS: Final[dict[str, Strike]] = {
+    "stall": stall, "cut": cut, "lost": lost, "hold": hold, "silence": silence, "slow": slow, "freeze": freeze,
+    "offset": offset, "reload": reload, "clock-back": clock_back, "long-stall": long_stall, "partition": partition,
+    "long-freeze": long_freeze, "kill": kill, "empty": empty, "failover": failover, "read-only": read_only,
+    "engine": engine,
+}  # fmt: skip

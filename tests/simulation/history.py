@@ -1,0 +1,120 @@
+"""What happened in a simulation, for the invariants to be checked on. Instants are virtual seconds."""
+
+from typing import Literal
+
+from simulation.clock import CLOCK
+
+FOREVER = float("inf")
+
+Ending = Literal["", "complete", "failed", "left", "killed"]
+"""Of a request: not yet; all of it came; it came to an error; the client left; its router was killed."""
+
+
+class Generation:
+    """One generation at an engine. `router`: whose request it was; `said`: tokens that it has sent so far."""
+
+    __slots__ = ("begun", "ended", "engine", "how", "number", "question", "router", "said", "streams", "tokens")
+
+    def __init__(self, number: int, question: int, router: str, engine: str, tokens: int, streams: bool) -> None:
+        self.number = number
+        self.question = question
+        self.router = router
+        self.engine = engine
+        self.tokens = tokens
+        self.streams = streams
+        self.begun = CLOCK.now
+        self.ended = FOREVER
+        self.how = ""
+        self.said = 0
+
+    def end(self, how: str) -> None:
+        if not self.how:
+            self.how, self.ended = how, CLOCK.now
+
+    def __repr__(self) -> str:
+        return f"generation {self.number} of question {self.question} at {self.router}, {self.begun:.3f}-{self.ended:.3f} {self.how}"  # noqa: E501
+
+
+class Asked:
+    """One request of a client."""
+
+    __slots__ = (
+        "begun", "body", "cache", "ended", "ending", "number", "question", "router", "status", "stream", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, number: int, tenant: str, question: int, router: str, stream: bool) -> None:
+        self.number = number
+        self.tenant = tenant
+        self.question = question
+        self.router = router
+        self.stream = stream
+        self.begun = CLOCK.now
+        self.ended = FOREVER
+        self.ending: Ending = ""
+        self.status = 0
+        self.cache = ""
+        self.body: list[bytes] = []
+
+    def end(self, ending: Ending) -> None:
+        if not self.ending:
+            self.ending, self.ended = ending, CLOCK.now
+
+    def __repr__(self) -> str:
+        form = "stream" if self.stream else "JSON"
+        return (
+            f"request {self.number} ({form}) of {self.tenant}'s question {self.question} at {self.router}, "
+            f"{self.begun:.3f}-{self.ended:.3f} {self.cache} {self.status} {self.ending}"
+        )
+
+
+class Purge:
+    """One purge; `returned` stays FOREVER where it failed. `tenant`, `question`: None is any."""
+
+    __slots__ = ("begun", "kept", "number", "question", "returned", "tenant")
+
+    def __init__(self, number: int, tenant: str | None, question: int | None) -> None:
+        self.number = number
+        self.tenant = tenant
+        self.question = question
+        self.begun = CLOCK.now
+        self.returned = FOREVER
+        self.kept = True
+        """Whether Redis still has its record."""
+
+    def covers(self, tenant: str, question: int) -> bool:
+        return self.tenant in (None, tenant) and self.question in (None, question)
+
+    def __repr__(self) -> str:
+        return f"purge {self.number} of {self.tenant}/{self.question}, {self.begun:.3f}-{self.returned:.3f}"
+
+
+class Fault:
+    """One fault. `breaks`: whether requests may fail for it; `leases`: how many claims may be lost for it."""
+
+    __slots__ = ("begun", "breaks", "ended", "kind", "leases", "target")
+
+    def __init__(self, kind: str, target: str, ended: float, *, breaks: bool, leases: int) -> None:
+        self.kind = kind
+        self.target = target
+        self.begun = CLOCK.now
+        self.ended = ended
+        self.breaks = breaks
+        self.leases = leases
+
+    def __repr__(self) -> str:
+        return f"{self.kind} of {self.target}, {self.begun:.3f}-{self.ended:.3f}"
+
+
+class History:
+    """All of it, among so many `processes`.
+
+    `entries`: by tenant and question, when the entry changed, and of which generation it was from then on (0: none).
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self.generations: list[Generation] = []
+        self.asked: list[Asked] = []
+        self.purges: list[Purge] = []
+        self.faults: list[Fault] = []
+        self.entries: dict[tuple[str, int], list[tuple[float, int]]] = {}

@@ -1,0 +1,58 @@
+"""As much of a redis-py client as the purge needs, over a simulated connection."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import redis.exceptions
+
+from router.shared.link import LinkError
+from router.shared.server_link import ServerLink
+
+_TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE
+
+
+class OperatorClient:
+    """Raises redis-py's errors."""
+
+    def __init__(self, link: ServerLink) -> None:
+        self._link = link
+
+    async def execute_command(self, *words: Any, **_: Any) -> Any:
+        (reply,) = await self._execute([words])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def _execute(self, commands: list[Any]) -> list[Any]:
+        try:
+            return await self._link.execute(commands, _TIMEOUT)
+        except LinkError as error:
+            raise redis.exceptions.ConnectionError(str(error)) from error
+
+    def pipeline(self, *, transaction: bool = False) -> "_Pipeline":
+        return _Pipeline(self)
+
+    async def scan_iter(self, *, match: str, count: int) -> AsyncIterator[bytes]:
+        cursor = b"0"
+        while True:
+            cursor, keys = await self.execute_command("SCAN", cursor, "MATCH", match, "COUNT", count)
+            for key in keys:
+                yield key
+            if cursor == b"0":
+                return
+
+    async def wait(self, replicas: int, timeout: int) -> int:
+        return int(await self.execute_command("WAIT", replicas, timeout))
+
+
+class _Pipeline:
+    def __init__(self, client: OperatorClient) -> None:
+        self._client = client
+        self._commands: list[Any] = []
+
+    def execute_command(self, *words: Any) -> None:
+        self._commands.append(words)
+
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        commands, self._commands = self._commands, []
+        return await self._client._execute(commands) if commands else []

@@ -1,0 +1,128 @@
+"""A router as a simulated process: the application as `router.app.build` makes it, and what can be done to it."""
+
+import asyncio
+from collections.abc import Callable, MutableMapping
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from router.api.running import Runner
+from router.app import build
+from router.application import Application
+from router.core.classify import Classifier
+from router.settings import Settings, parse
+from router.upstream.transport import Transport
+from simulation.clients import Request
+from simulation.clock import CLOCK
+from simulation.loop import Loop, Process
+
+REDIS: Final = ("redis", 6379)
+TENANTS: Final = ("acme", "beta")
+
+
+@cache
+def settings(engines: int) -> Settings:
+    """Everything at its default, but for what there is to be asked."""
+    places = "".join(
+        f'[[engine]]\nname = "e{number}"\nmodel = "llama"\nurl = "http://e{number}:8000"\nmax_model_len = 8192\n'
+        for number in range(1, engines + 1)
+    )
+    tenants = f'[[tenant]]\nname = "{TENANTS[0]}"\n[[tenant]]\nname = "{TENANTS[1]}"\nconcurrent_requests = 50\n'
+    return parse(
+        f'[cache]\nurl = "redis://{REDIS[0]}:{REDIS[1]}"\n[auth]\nmode = "header"\n[[model]]\nname = "llama"\n'
+        f"{tenants}{places}",
+        {},
+    )
+
+
+def share_the_classifier() -> None:
+    """One for all processes: to load it takes as long as a second of simulated time."""
+    one = Classifier.load()
+    Classifier.load = classmethod(lambda _: one)  # type: ignore[assignment]
+
+
+class Router:
+    """One router process. `ready` once it takes requests."""
+
+    def __init__(self, loop: Loop, name: str, random: Random, *, engines: int, tick: float) -> None:
+        self.loop = loop
+        self.name = name
+        self.random = random
+        self.process = Process(name, tick)
+        self.ready = False
+        self.stopped = False
+        self.requests: dict[int, Request] = {}
+        self.application: Application
+        self._settings = settings(engines)
+        self._runner: Runner
+        self._stop: asyncio.Event
+        self._reloads = 0
+
+    def start(self) -> None:
+        self.loop.spawn(self.process, self._live())
+
+    async def _live(self) -> None:
+        self._stop = asyncio.Event()
+        self._runner = Runner(self.loop)  # type: ignore[arg-type, unused-ignore]
+        self.application = build(self._settings, transport=Transport(), random=self.random.random)
+        messages = iter(("lifespan.startup", "lifespan.shutdown"))
+
+        async def receive() -> MutableMapping[str, Any]:
+            kind = next(messages)
+            if kind == "lifespan.shutdown":
+                await self._stop.wait()
+            return {"type": kind}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            self.ready = message["type"] == "lifespan.startup.complete"
+            self.stopped = not self.ready
+
+        await self.application({"type": "lifespan"}, receive, send)
+
+    def ask(self, request: Request, after: float) -> None:
+        """Has a request come in after so many seconds."""
+        self.requests[request.asked.number] = request
+        self.loop.deliver(self.process, CLOCK.now + after, self._begin, request)
+
+    def _begin(self, request: Request) -> None:
+        if request.asked.ending:  # the client has left already
+            return
+        self._runner.begin(
+            self.application(request.scope(), request.receive, request.send), request.works, request.ended
+        )
+
+    def tell(self, callback: Callable[..., object], *args: Any) -> None:
+        """Has something happen in the process, as when a client closes its connection."""
+        self.loop.deliver(self.process, CLOCK.now + 0.0003, callback, *args)
+
+    def reload(self) -> None:
+        """Puts settings into effect that are others, and mean the same."""
+        self._reloads += 1
+        cache_ = msgspec.structs.replace(self._settings.cache, max_entry=self._settings.cache.max_entry - self._reloads)
+        self.loop.spawn(self.process, self.application.reload(msgspec.structs.replace(self._settings, cache=cache_)))
+
+    def stop(self) -> None:
+        self.tell(self._stop.set)
+
+    def left_behind(self) -> list[str]:
+        """What should not be there when nothing is asked."""
+        site = self.application._site
+        sharing, flights = site._sharing, site._flights
+        shared, limits = sharing._shared, sharing._limits
+        gateway = next(iter(site.generate.values()))._gateway
+        found = {
+            "retiring": self.application._retiring,
+            "requests": site.requests,
+            "flights": flights._all,
+            "flights to join": flights._open,
+            "wanted": flights._wanted,
+            "claims": shared._held,
+            "broadcasts": shared._broadcasts,
+            "followed": shared._followed,
+            "fetches": gateway._local._fetches,
+            "places": {name: engine.in_flight for name, engine in site.catalog.engines.items() if engine.in_flight},
+            "permits": {name: tenant._working for name, tenant in limits._tenants.items() if tenant._working},
+        }
+        return [f"6: {self.name} still has {name}: {what}" for name, what in found.items() if what]

@@ -1,0 +1,162 @@
+"""Each invariant names a made-up history that violates it, and none that does not."""
+
+import json
+
+import pytest
+
+from simulation import invariants
+from simulation.clock import CLOCK
+from simulation.history import FOREVER, Asked, Ending, Fault, Generation, History, Purge
+from simulation.invariants import check
+
+
+@pytest.fixture(autouse=True)
+def _at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "now", 0.0)
+
+
+def generation(history: History, question: int = 1, *, begun: float = 0.0, ended: float = 1.0, tokens: int = 3) -> int:
+    CLOCK.now = begun
+    made = Generation(len(history.generations) + 1, question, "r1", "e1", tokens, True)
+    made.ended, made.how = ended, "whole"
+    history.generations.append(made)
+    return made.number
+
+
+def asked(
+    history: History, of: int, ats: list[int], *, begun: float = 0.0, ended: float = 1.0, done: bool = True,
+    question: int = 1, tenant: str = "acme", cache: str = "MISS", stream: bool = True, ending: Ending = "complete",
+) -> Asked:  # fmt: skip
+    CLOCK.now = begun
+    made = Asked(len(history.asked) + 1, tenant, question, "r1", stream)
+    made.status, made.cache, made.ending, made.ended = 200, cache, ending, ended
+    words = [f"g{of}.{at} " for at in ats]
+    if stream:
+        events = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+        made.body = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [
+            b"data: [DONE]\n\n"
+        ] * done
+    else:
+        made.body = [json.dumps({"choices": [{"message": {"content": "".join(words)}}]}).encode()]
+    history.asked.append(made)
+    return made
+
+
+def purged(history: History, begun: float, returned: float, question: int | None = None) -> Purge:
+    CLOCK.now = begun
+    made = Purge(len(history.purges) + 1, None, question)
+    made.returned = returned
+    history.purges.append(made)
+    return made
+
+
+def failed(history: History, begun: float, ended: float, *, breaks: bool = True, leases: int = 1) -> None:
+    CLOCK.now = begun
+    history.faults.append(Fault("kill", "r1", ended, breaks=breaks, leases=leases))
+
+
+def number_of(wrong: list[str]) -> list[str]:
+    return [line[0] for line in wrong]
+
+
+@pytest.fixture
+def history() -> History:
+    return History(2)
+
+
+def test_nothing_is_wrong_with_a_generation_that_several_get_in_either_form(history: History) -> None:
+    one = generation(history)
+    asked(history, one, [0, 1, 2])
+    asked(history, one, [0, 1, 2], stream=False)
+    asked(history, one, [0], done=False, ending="left")
+    assert check(history) == []
+
+
+@pytest.mark.parametrize("ats", [[1, 2], [0, 2], [0, 1, 1, 2], [0, 1]])
+def test_a_gap_a_repetition_and_an_end_before_the_end_are_found(history: History, ats: list[int]) -> None:
+    asked(history, generation(history), ats)
+    assert number_of(check(history)) == ["1"]
+
+
+def test_two_generations_in_one_answer_are_found(history: History) -> None:
+    one, two = generation(history), generation(history, begun=1.2, ended=2.0)
+    got = asked(history, one, [0], ended=2.0, done=False)
+    got.body += asked(history, two, [1, 2], ended=2.0).body
+    assert "1" in number_of(check(history))
+
+
+def test_the_answer_to_another_question_or_to_another_tenant_is_found(history: History) -> None:
+    one = generation(history)
+    asked(history, one, [0, 1, 2], question=2)
+    assert number_of(check(history)) == ["1"]
+    history.asked.clear()
+    asked(history, one, [0, 1, 2], tenant="acme")
+    asked(history, one, [0, 1, 2], tenant="beta")
+    assert number_of(check(history)) == ["1"]
+
+
+def test_bytes_that_no_engine_said_are_found(history: History) -> None:
+    one = generation(history)
+    asked(history, one, [0, 1, 2]).body[0] = b'data: {"choices": [{"delta": {"content": "g1.0 nonsense "}}]}\n\n'
+    assert number_of(check(history)) == ["1"]
+
+
+def test_what_was_purged_before_a_request_began_is_found(history: History) -> None:
+    one = generation(history, begun=0.0, ended=3.0)
+    purge = purged(history, 0.5, 0.6)
+    asked(history, one, [0, 1, 2], begun=0.6 + invariants.DELTA + 0.1, ended=3.0, cache="COALESCED")
+    assert number_of(check(history)) == ["2"]
+    purge.kept = False  # it was lost with the server that took it
+    assert check(history) == []
+    purge.kept, purge.question = True, 2  # it was about something else
+    assert check(history) == []
+
+
+def test_what_was_asked_within_a_moment_of_the_purge_may_be_old(history: History) -> None:
+    one = generation(history, begun=0.0, ended=3.0)
+    purged(history, 0.5, 0.6)
+    asked(history, one, [0, 1, 2], begun=0.7, ended=3.0, cache="COALESCED")
+    assert check(history) == []
+
+
+def test_a_request_that_waits_for_nothing_is_found(history: History) -> None:
+    one = generation(history, ended=1.0)
+    got = asked(history, one, [0], ended=FOREVER, done=False, ending="")
+    assert number_of(check(history)) == ["3"]
+    got.ended = 1.0 + invariants.LEASE + invariants.ENDING_DELTA - 0.1
+    assert check(history) == []
+
+
+def test_a_failure_without_a_fault_is_found_and_one_with_a_fault_is_not(history: History) -> None:
+    one = generation(history)
+    asked(history, one, [0], done=False, ending="failed")
+    assert number_of(check(history)) == ["3"]
+    failed(history, 0.5, 0.6, breaks=False)
+    assert number_of(check(history)) == ["3"]
+    failed(history, 0.5, 0.6)
+    assert check(history) == []
+
+
+def test_two_generations_at_once_are_found_unless_a_lease_was_lost(history: History) -> None:
+    one, two = generation(history), generation(history, begun=0.2)
+    asked(history, one, [0, 1, 2])
+    asked(history, two, [0, 1, 2])
+    assert number_of(check(history)) == ["4"]
+    failed(history, 0.1, 0.2)
+    assert check(history) == []
+
+
+def test_generations_of_two_tenants_at_once_are_as_they_should_be(history: History) -> None:
+    one, two = generation(history), generation(history, begun=0.2)
+    asked(history, one, [0, 1, 2], tenant="acme")
+    asked(history, two, [0, 1, 2], tenant="beta")
+    assert check(history) == []
+
+
+def test_a_hit_that_redis_has_not_had_for_over_a_second_is_found(history: History) -> None:
+    one = generation(history, ended=0.5)
+    history.entries["acme", 1] = [(0.5, one), (1.0, 0)]
+    asked(history, one, [0, 1, 2], begun=1.0 + invariants.DELTA - 0.1, ended=2.0, cache="HIT")
+    assert check(history) == []
+    asked(history, one, [0, 1, 2], begun=1.0 + invariants.DELTA + 0.1, ended=2.2, cache="HIT")
+    assert number_of(check(history)) == ["5"]

@@ -1,0 +1,341 @@
+"""One seed: a world of routers, Redis, engines, clients and operators, its history, and what is wrong with it."""
+
+import gc
+import json
+import logging
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from router.core.scope import Scope
+from router.shared.connect import open_link
+from router.shared.link import LinkError
+from router.store.purge import purge
+from simulation import clock
+from simulation.clients import Request
+from simulation.clock import CLOCK
+from simulation.engine_model import EngineModel, Script
+from simulation.faults import FAULTS
+from simulation.history import Asked, Fault, Generation, History
+from simulation.history import Purge as Purged
+from simulation.invariants import check
+from simulation.loop import Process, new_loop
+from simulation.mutants import MUTANTS
+from simulation.network import Network
+from simulation.plan import Plan, plan
+from simulation.redis_client import OperatorClient
+from simulation.redis_model import RedisModel
+from simulation.routers import REDIS, TENANTS, Router, share_the_classifier
+
+_SETTLING: Final = 30.0  # seconds after the last fault in which everything has to come to rest
+_QUIET: Final = 6.0  # seconds without a request after which nothing may be left: two leases, and more
+_GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
+
+
+class Report(msgspec.Struct):
+    """`wrong`: what does not hold, a line each; `trace`: what happened, if it was asked for."""
+
+    seed: int
+    wrong: list[str]
+    counts: dict[str, int]
+    trace: list[str]
+
+
+class World:
+    def __init__(self, seed: int, chosen: Plan | None = None, *, traced: bool = False) -> None:
+        clock.reset(seed)
+        self.random = Random(seed)
+        self.plan = chosen or plan(self.random)
+        self.traced = traced
+        self.log: list[str] = []
+        self.history = History(self.plan.routers)
+        self.loop = new_loop(Random(self.random.random()))
+        self.network = Network(self.loop, Random(self.random.random()))
+        self.loop.network = self.network
+        self.redis = RedisModel(self.loop, Random(self.random.random()), observe=self._observe)
+        self.redis.after = self.entries_changed
+        self.network.servers[REDIS] = self.redis
+        self.redis.start()
+        if "failover" in self.plan.kinds:
+            self.redis.data.journal = []
+        self.engines_break = False
+        script = Random(self.random.random())
+        self.engines = [
+            EngineModel(
+                self.loop, f"e{number}",
+                lambda: Script(script, pauses=self.plan.pauses, breaks=self.engines_break), self._generation,
+            )
+            for number in range(1, self.plan.engines + 1)
+        ]  # fmt: skip
+        for engine in self.engines:
+            self.network.servers[engine.process.name, 8000] = engine
+        self.routers: list[Router] = []
+        self.gone: list[Router] = []
+        self.active = True
+        self._starts = 0
+        self._keys: dict[bytes, tuple[str, int]] = {}
+        self._states: dict[bytes, int] = {}
+        self._operator = Process("operator")
+        for number in range(1, self.plan.routers + 1):
+            self.start_router(f"r{number}")
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def trace(self, text: str) -> None:
+        if self.traced:
+            self.log.append(f"{CLOCK.now:9.4f} {text}")
+
+    def note(self, kind: str, target: str, seconds: float, *, breaks: bool, leases: int) -> None:
+        """A fault has begun."""
+        fault = Fault(kind, target, CLOCK.now + seconds, breaks=breaks, leases=leases)
+        self.history.faults.append(fault)
+        self.trace(f"FAULT {fault!r}")
+
+    def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        self.loop.deliver(self.loop.world, CLOCK.now + seconds, callback, *args)
+
+    def _observe(self, connection: Any, words: list[bytes]) -> None:
+        if self.traced and words[0] not in (b"PING",):
+            shown = b" ".join(word if len(word) < 100 else word[:40] + b"..." for word in words[:9])
+            self.trace(f"redis < {connection.client}: {shown.decode('latin-1')!r}")
+
+    def entries_changed(self) -> None:
+        """Redis may hold other entries than before."""
+        data = self.redis.data
+        touched, data.touched = data.touched, {}
+        for key in touched:
+            parts = key.split(b":")
+            if len(parts) != 7 or parts[2] not in (b"acme", b"beta"):
+                continue
+            value = data.peek(key)
+            fields = value if isinstance(value, dict) else {}
+            found = _GENERATION.search(b" ".join([field for field in fields.values() if isinstance(field, bytes)]))
+            number = int(found[1]) if found is not None else 0
+            if number:
+                self._keys[key] = (parts[2].decode(), self.history.generations[number - 1].question)
+            if key in self._keys and self._states.get(key, 0) != number:
+                self._states[key] = number
+                self.history.entries.setdefault(self._keys[key], []).append((CLOCK.now, number))
+                self.trace(f"redis: the entry of {self._keys[key]} is generation {number}")
+
+    def _generation(self, question: int, router: str, engine: str, tokens: int, streams: bool) -> Generation:
+        made = Generation(len(self.history.generations) + 1, question, router, engine, tokens, streams)
+        self.history.generations.append(made)
+        self.trace(f"engine: {made!r}")
+        return made
+
+    def start_router(self, name: str) -> None:
+        self._starts += 1
+        tick = self.random.choice((0.0, 0.002, 0.02)) if self.plan.ticks else 0.0
+        router = Router(
+            self.loop, f"{name}.{self._starts}", Random(self.random.random()), engines=self.plan.engines, tick=tick
+        )
+        self.routers.append(router)
+        router.start()
+
+    def kill(self, router: Router) -> None:
+        self.routers.remove(router)
+        self.gone.append(router)
+        self.network.kill(router.process)
+        for request in list(router.requests.values()):
+            request.asked.end("killed")
+
+    def fail_over(self, instant: float) -> None:
+        data = self.redis.data
+        data.lose_since(instant)
+        for purged in self.history.purges:
+            purged.kept = purged.kept and purged.returned < instant
+        self.entries_changed()
+
+    # -- people -------------------------------------------------------------------------------------------------------
+
+    def ask(self, tenant: str, question: int, router: Router, *, stream: bool, **headers: str) -> Request:
+        asked = Asked(len(self.history.asked) + 1, tenant, question, router.name, stream)
+        self.history.asked.append(asked)
+        body = {"model": "llama", "messages": [{"role": "user", "content": f"question {question}"}], "stream": stream}
+        request = Request(
+            self.loop, asked, json.dumps(body).encode(),
+            headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
+            pause=self.random.choice((0.05, 0.4)) if self.plan.slow_readers and self.random.random() < 0.3 else 0.0,
+            over=lambda request: self._over(router, request),
+        )  # fmt: skip
+        router.ask(request, self.network.delay())
+        self.trace(f"client: {asked!r}")
+        return request
+
+    def _over(self, router: Router, request: Request) -> None:
+        router.requests.pop(request.asked.number, None)
+        self.trace(f"client: {request.asked!r}")
+
+    def _somebody_asks(self, question: int) -> None:
+        ready = [router for router in self.routers if router.ready]
+        if not ready:
+            return
+        random = self.random
+        router = random.choice(ready)
+        tenant = random.choice(TENANTS[: self.plan.tenants])
+        request = self.ask(tenant, question, router, stream=random.random() < 0.6)
+        if self.plan.leaves and random.random() < 0.3:
+            self.after(random.choice((0.01, 0.1, 1.0)) * random.random(), router.tell, request.leave)
+            if random.random() < 0.5:
+                self.after(0.05 + random.random(), self._somebody_asks, question)
+
+    def _somebody_purges(self, question: int) -> None:
+        random = self.random
+        scope, tenant, about = Scope(all=True), None, None
+        draw = random.random()
+        if draw < 0.35:
+            tenant = random.choice(TENANTS[: self.plan.tenants])
+            scope = Scope(tenant=tenant)
+        elif draw < 0.75:
+            found = [(key, of) for key, of in self._keys.items() if of[1] == question]
+            if found:
+                key, (tenant, about) = found[random.randrange(len(found))]
+                scope = Scope(key=key.decode())
+        elif draw < 0.85:
+            scope = Scope(model="llama")
+        purged = Purged(len(self.history.purges) + 1, tenant, about)
+        self.history.purges.append(purged)
+        self.loop.spawn(self._operator, self._purge(scope, purged))
+
+    async def _purge(self, scope: Scope, purged: Purged) -> None:
+        self.trace(f"operator: {purged!r} begins")
+        link = open_link(f"redis://{REDIS[0]}:{REDIS[1]}", timeout=2.0)
+        try:
+            await purge(OperatorClient(link), scope)  # type: ignore[arg-type, unused-ignore]
+        except LinkError as error:
+            self.trace(f"operator: {purged!r} failed: {error}")
+        else:
+            purged.returned = CLOCK.now
+            self.trace(f"operator: {purged!r} is done")
+        finally:
+            await link.aclose()
+
+    # -- one seed -----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """What people do, and what breaks."""
+        random, plan_ = self.random, self.plan
+        for _ in range(plan_.episodes):
+            begin, question = 0.1 + random.random() * plan_.seconds, random.randint(1, plan_.questions)
+            spread = random.choice((0.005, 0.05, 0.5, 2.0))
+            for _ in range(random.choice((1, 2, 3, 6))):
+                self.after(begin + spread * random.random(), self._somebody_asks, question)
+            if plan_.purges and random.random() < 0.6:
+                self.after(begin + spread * random.random(), self._somebody_purges, question)
+            if plan_.kinds and random.random() < 0.7:  # where something goes on, more can go wrong
+                kind = random.choice(plan_.kinds)
+                self.after(max(0.3, begin + spread * random.random()), FAULTS[kind], self, random)
+        for _ in range(plan_.faults):
+            kind = random.choice(plan_.kinds)
+            self.after(0.3 + random.random() * plan_.seconds, FAULTS[kind], self, random)
+
+    def run(self) -> list[str]:
+        """All of it; what is wrong."""
+        self.schedule()
+        end = 0.1 + self.plan.seconds + 2.0
+        self.loop.run(end)
+        self._heal()
+        quiet, wanted = 0.0, _QUIET + max(0.0, -self.redis.offset)
+        while quiet < wanted and CLOCK.now < end + _SETTLING:
+            self.loop.run(CLOCK.now + 0.5)
+            busy = any(not asked.ending for asked in self.history.asked) or any(
+                not generation.how for generation in self.history.generations
+            )
+            quiet = 0.0 if busy else quiet + 0.5
+        wrong = [line for router in self.routers for line in router.left_behind()]
+        wrong += self._claims_left()
+        self._ask_for_all()
+        self.loop.run(CLOCK.now + 1.0)
+        for router in self.routers:
+            router.stop()
+        self.loop.run(CLOCK.now + 3.0)
+        wrong += [f"{router.name} does not stop" for router in self.routers if not router.stopped]
+        wrong += [
+            f"6: {router.name} still has a task: {task!r}"
+            for router in self.routers
+            for task in router.process.tasks
+            if not task.done()
+        ]
+        for router in (*self.routers, *self.gone):
+            for task in router.process.tasks:
+                if task.done() and not task.cancelled() and task._log_traceback:
+                    wrong.append(f"{router.name}: nobody looked at what a task failed of: {task.exception()!r}")
+        return [*wrong, *self.loop.defects, *check(self.history)]
+
+    def _heal(self) -> None:
+        self.engines_break = False
+        for process in (self.redis.process, *(e.process for e in self.engines), *(r.process for r in self.routers)):
+            self.loop.thaw(process)
+        self.redis.read_only = False
+        self.network.slow = 1.0
+        self.network.unreachable.clear()
+        for wire in list(self.network.wires.values()):
+            wire.fault = None
+
+    def _claims_left(self) -> list[str]:
+        data = self.redis.data
+        return [f"6: Redis still has {key!r}" for key in data.keys("rh:1:claim:*") if data.find(key) is not None]
+
+    def _ask_for_all(self) -> None:
+        """What is stored is asked for, everywhere, and nothing else."""
+        for router in self.routers:
+            for tenant in TENANTS[: self.plan.tenants]:
+                for question in range(1, self.plan.questions + 1):
+                    for stream in (False, True):
+                        self.ask(tenant, question, router, stream=stream, cache_control="only-if-cached")
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+class _Errors(logging.Handler):
+    """A defect that somebody caught and logged is a defect."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.loop.call_exception_handler({
+            "message": record.getMessage(), "exception": record.exc_info[1] if record.exc_info else None
+        })  # fmt: skip
+
+
+def run_seed(seed: int, chosen: Plan | None = None, *, traced: bool = False) -> Report:
+    """One history, checked."""
+    world = World(seed, chosen, traced=traced)
+    handler = _Errors(world)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    logging.disable(logging.WARNING)
+    try:
+        wrong = world.run()
+    finally:
+        logging.disable(logging.CRITICAL)  # the tasks of killed processes end when they are collected
+        root.removeHandler(handler)
+        world.close()
+    history = world.history
+    counts = {
+        "requests": len(history.asked), "generations": len(history.generations), "purges": len(history.purges),
+        "faults": len(history.faults),
+        **{f"cache {asked.cache or 'none'}": 0 for asked in history.asked},
+        **{f"ended {asked.ending or 'never'}": 0 for asked in history.asked},
+    }  # fmt: skip
+    for asked in history.asked:
+        counts[f"cache {asked.cache or 'none'}"] += 1
+        counts[f"ended {asked.ending or 'never'}"] += 1
+    report = Report(seed, wrong, counts, world.log)
+    del world
+    return report
+
+
+def prepare(mutant: str | None = None) -> None:
+    """Once for an interpreter, after `clock.install`."""
+    share_the_classifier()
+    if mutant is not None:
+        MUTANTS[mutant]()
+    gc.disable()
