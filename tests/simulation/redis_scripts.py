@@ -42,6 +42,13 @@ def _write(data: Data, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _delete_if_unchanged(data: Data, key: bytes, words: list[bytes]) -> int:
+    there = data.get(key, dict) or {}
+    if [there.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
+        return 0
+    return int(data.remove(key))
+
+
 def _limit(data: Data, key: bytes, words: list[bytes]) -> list[int]:
     process, ask, done, working, spent, requests, tokens, concurrent, lease, now = words
     at = int(now) if now else data.clock()
@@ -83,6 +90,7 @@ SCRIPTS: Final[dict[bytes, Script]] = {
     scripts.DELETE_IF_SAME.encode(): _delete_if_same,
     _text_in(flights._RENEW): _renew,
     store._WRITE.encode(): _write,
+    store._DELETE_IF_UNCHANGED.encode(): _delete_if_unchanged,
     limits.SCRIPT.encode(): _limit,
 }
 

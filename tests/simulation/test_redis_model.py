@@ -194,7 +194,7 @@ def script(part: str) -> str:
 
 def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> None:
     speaker = both.speaker()
-    delete, renew = script("'DEL', KEYS[1]) end"), script("'PEXPIRE', KEYS[1], ARGV[2]")
+    delete, renew = script("== ARGV[1] then return redis.call('DEL'"), script("'PEXPIRE', KEYS[1], ARGV[2]")
     speaker.say(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
     assert speaker.say(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
     renewed, left = speaker.say(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
@@ -203,6 +203,13 @@ def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> Non
     assert speaker.say(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
     (wrong,) = speaker.say(("EVAL", delete, 1, "h", "v"))
     assert wrong.startswith("WRONGTYPE")
+
+
+def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: Both) -> None:
+    speaker, delete = both.speaker(), script("'created', 'checksum'")
+    speaker.say(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
+    said = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
+    assert speaker.say(*said, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
 
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
