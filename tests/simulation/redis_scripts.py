@@ -29,6 +29,15 @@ def _delete_if_same(data: Data, key: bytes, words: list[bytes]) -> int:
     return int(data.remove(key))
 
 
+def _replace_if_same(data: Data, key: bytes, words: list[bytes]) -> Any:
+    found = data.get(key, bytes)
+    if found is not None and found != words[0]:
+        return found
+    data.put(key, words[1])
+    data.expire_at(key, data.clock() + int(words[2]))
+    return 1
+
+
 def _renew(data: Data, key: bytes, words: list[bytes]) -> int:
     if data.get(key, bytes) != words[0]:
         return 0
@@ -88,6 +97,7 @@ def _text_in(packed: bytes) -> bytes:
 
 SCRIPTS: Final[dict[bytes, Script]] = {
     scripts.DELETE_IF_SAME.encode(): _delete_if_same,
+    scripts.REPLACE_IF_SAME.encode(): _replace_if_same,
     _text_in(flights._RENEW): _renew,
     store._WRITE.encode(): _write,
     store._DELETE_IF_UNCHANGED.encode(): _delete_if_unchanged,

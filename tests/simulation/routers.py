@@ -120,7 +120,7 @@ class Router:
             "wanted": flights._wanted,
             "claims": shared._held,
             "broadcasts": shared._broadcasts,
-            "followed": shared._followed,
+            "followed": shared._changed,
             "fetches": gateway._local._fetches,
             "places": {name: engine.in_flight for name, engine in site.catalog.engines.items() if engine.in_flight},
             "permits": {name: tenant._working for name, tenant in limits._tenants.items() if tenant._working},

@@ -205,6 +205,13 @@ def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> Non
     assert wrong.startswith("WRONGTYPE")
 
 
+def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: Both) -> None:
+    speaker, replace = both.speaker(), script("if held and held ~= ARGV[1]")
+    said = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
+    assert speaker.say(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
+    assert 0 < speaker.say(("PTTL", "a"))[0] <= LONG
+
+
 def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: Both) -> None:
     speaker, delete = both.speaker(), script("'created', 'checksum'")
     speaker.say(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
