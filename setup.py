@@ -18,7 +18,17 @@ from typing import Any, Final
 MODULES: Final = {
     "router/api": ["arriving", "auth", "cycle", "heading", "openai", "outbox", "protocol", "turns"],
     "router/core": ["alike", "derive", "json_values", "names", "reason", "recorders", "recording", "replay", "sse"],
-    "router/flow": ["admission", "dispatch", "flight", "flights", "gateway", "leading", "reading", "standing"],
+    "router/flow": [
+        "admission",
+        "body_budget",
+        "dispatch",
+        "flight",
+        "flights",
+        "gateway",
+        "leading",
+        "reading",
+        "standing",
+    ],
     "router/shared": ["connection", "line", "reply"],
     "router/store": ["fields", "local", "redis", "stored"],
     "router/upstream": ["client", "connection", "failure", "http1", "pool", "response", "transport"],

@@ -133,7 +133,16 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
         max_body=settings.router.max_body,
     )
     generate = {
-        endpoint.value: Generate(endpoint, gateway, auth, limits, telemetry, max_body=settings.router.max_body)
+        endpoint.value: Generate(
+            endpoint,
+            gateway,
+            auth,
+            limits,
+            telemetry,
+            lasting.bodies,
+            max_body=settings.router.max_body,
+            max_bodies=settings.router.max_bodies,
+        )
         for endpoint in Endpoint
     }
     pages = Starlette(

@@ -16,6 +16,7 @@ from router.api.client import Receive
 from router.api.openai import Generate, Scope, Send, request_id, send_error
 from router.core.speculation import Experience
 from router.errors import ApiError
+from router.flow.body_budget import BodyBudget
 from router.flow.flights import Flights
 from router.flow.sharing import Sharing
 from router.settings import Settings
@@ -39,7 +40,7 @@ class Lasting:
     `random` gives numbers from 0 up to 1.
     """
 
-    __slots__ = ("draining", "experience", "random", "telemetry", "transport")
+    __slots__ = ("bodies", "draining", "experience", "random", "telemetry", "transport")
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Lasting:
         self.transport = transport
         self.experience = experience
         self.random = random
+        self.bodies = BodyBudget()
         self.draining = False
 
 

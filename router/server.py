@@ -208,7 +208,7 @@ def read_again(file: Path, old: Settings) -> Settings | None:
         return None
     for line in new.not_yet():
         log.warning("%s", line)
-    kept = replace(old.router, max_body=new.router.max_body)
+    kept = replace(old.router, max_body=new.router.max_body, max_bodies=new.router.max_bodies)
     for name, value in asdict(new.router).items():
         if value != getattr(kept, name):
             log.warning("router.%s: needs a restart to change", name)

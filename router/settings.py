@@ -58,6 +58,7 @@ class Router(Strict, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
     max_body: Bytes = Bytes(4 << 20)
+    max_bodies: Bytes = Bytes(256 << 20)
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     receive: Seconds = Seconds(30)
     send: Seconds = Seconds(60)
@@ -249,6 +250,7 @@ def _problems(settings: Settings) -> list[str]:
         *_tenant_problems(settings.tenant),
         *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
         *[f"router.{s}: must be more than nothing" for s in ("receive", "send") if getattr(settings.router, s) <= 0],
+        *_router_problems(settings.router),
         *_auth_problems(settings),
         *_breaker_problems(settings.breaker),
     ]
@@ -256,6 +258,12 @@ def _problems(settings: Settings) -> list[str]:
 
 def _repeated(table: str, names: list[str]) -> list[str]:
     return [f"{table}: the name {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
+
+
+def _router_problems(router: Router) -> list[str]:
+    if router.max_bodies < router.max_body:
+        return ["router.max_bodies: must be at least router.max_body"]
+    return []
 
 
 def _model_problems(settings: Settings) -> list[str]:

@@ -19,6 +19,7 @@ from router.core.control import NO_WISHES, Control, read_control
 from router.core.error_shapes import error_frame
 from router.core.types import Endpoint
 from router.errors import ApiError, internal_error, unavailable
+from router.flow.body_budget import BodyBudget, HeldBody
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.flight import Reader
 from router.flow.gateway import Gateway
@@ -48,30 +49,34 @@ class Generate:
     """One endpoint, as an ASGI application.
 
     - Every answer, errors included, has `x-request-id`, and what is known of X-Cache, X-Task and X-Engine.
-    - A body over the limit is refused before it is read to its end.
+    - A body over the limit is refused before it is read to its end, and so is one for which the process holds too much.
     - When the client leaves, the work for it is cancelled at once.
     - When the server stops before the answer is whole, the client is told so: 503, or an event at the end of a stream.
     - No traceback reaches a client.
     """
 
     def __init__(
-        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry, *,
-        max_body: int,
+        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
+        bodies: BodyBudget, *, max_body: int, max_bodies: int,
     ) -> None:  # fmt: skip
+        """`max_body`: bytes of one body; `max_bodies`: of all that this process holds, those of other endpoints too."""
         self._endpoint = endpoint
         self._gateway = gateway
         self._auth = auth
         self._limits = limits
         self._telemetry = telemetry
+        self._bodies = bodies
         self._max_body = max_body
+        self._max_bodies = max_bodies
         self._heading = Heading()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _READ]
         given, traceparent, session = _correlation(headers)
+        held = HeldBody(self._bodies, self._max_bodies)
         exchange = Exchange(
             endpoint=self._endpoint, request_id=given or new_request_id(), named_by_client=given is not None,
-            begun=time.perf_counter(), traceparent=traceparent, session=session,
+            begun=time.perf_counter(), traceparent=traceparent, session=session, body=held,
         )  # fmt: skip
         client: Client = scope["extensions"][CLIENT]
         try:
@@ -86,6 +91,7 @@ class Generate:
                 client.stop()
                 await self._cut_off(exchange, client, send)
         finally:
+            held.release()
             if exchange.permit is not None:
                 exchange.permit.close()
             self._telemetry.record(exchange, time.perf_counter())
@@ -99,7 +105,7 @@ class Generate:
             if self._limits.concern(exchange.tenant):
                 exchange.permit = await self._limits.ask(exchange.tenant)
                 exchange.permit.check()
-            body = await read_body(headers, receive, self._max_body)
+            body = await read_body(headers, receive, self._max_body, exchange.body)
             answer = await self._gateway.answer(exchange, control, body, client)
         except ApiError as error:
             client.stop()
@@ -153,14 +159,20 @@ class ClientLeftError(Exception):
     """The client left before its request was complete."""
 
 
-async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
-    """The request's body. Raises ApiError (413 for more than `limit` bytes, 415 for a coded one), ClientLeftError."""
+async def read_body(headers: RawHeaders, receive: Receive, limit: int, held: HeldBody | None = None) -> bytes:
+    """The request's body, which is counted as `held`.
+
+    Raises ApiError (413 for more than `limit` bytes, 415 for a coded one, 503 where too much is held), ClientLeftError.
+    """
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             # What it would unfold to has no bound, and engines do not take it either.
             raise ApiError(415, "The body must be sent without a Content-Encoding.", code="unsupported_encoding")
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise BodyTooLargeError(limit)
+        if name == b"content-length" and value.isdigit():
+            if int(value) > limit:
+                raise BodyTooLargeError(limit)
+            if held is not None:
+                held.check(int(value))
     parts: list[bytes] = []
     size = 0
     while True:
@@ -171,6 +183,8 @@ async def read_body(headers: RawHeaders, receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLargeError(limit)
+        if held is not None:
+            held.take(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -8,6 +8,7 @@ import msgspec
 from router.core.answers import NotKept
 from router.core.fingerprint import MissReason
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
+from router.flow.body_budget import HeldBody
 from router.shared.limits import Permit
 
 Outcome = Literal["complete", "refused", "failed", "left"]
@@ -26,6 +27,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     - `attempts`: those that failed, as (engine, reason).
     - `fallback`: the model of `engine`, where that is not the one that was asked for.
     - `error`: what it ended with, if it did not end well.
+    - `body`: that of its request, which is released when the generation is over.
     - `estimate`: how many tokens it took, where nobody told them; see `used`.
     """
 
@@ -37,6 +39,7 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     task: Task
     stream: bool
     begun: float
+    body: HeldBody | None = None
     engine: str | None = None
     fallback: str | None = None
     attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
@@ -59,6 +62,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     - `request_id`: the client's if `named_by_client`, else the router's. `engine_request_id`: what engines get in its
       place. It is never chosen by a client, since some connectors of vLLM read addresses out of it.
+    - `body`: what its body counts for.
     - `session`: the client's X-Session-ID.
     - `permit`: of a tenant with limits.
     - `reason`: that of a miss. `age`, and `ttl`, what is left of the time to live, are whole seconds.
@@ -71,6 +75,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     begun: float
     named_by_client: bool = False
     engine_request_id: str | None = None
+    body: HeldBody | None = None
     traceparent: str | None = None
     session: str | None = None
     tenant: str = DEFAULT_TENANT

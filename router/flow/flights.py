@@ -212,6 +212,8 @@ class Flights:
     def _flown(self, flight: Flight, _: "asyncio.Task[None]") -> None:
         self._end(flight, None)  # a task that is cancelled before its first step never comes to its own end
         flight.task = None
+        if flight.work.body is not None:
+            flight.work.body.release()
 
     def _end(self, flight: Flight, landing: Landing | None) -> None:
         if self._all.pop(flight.id, None) is None:

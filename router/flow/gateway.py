@@ -208,8 +208,10 @@ class Gateway:
     def _work(self, exchange: Exchange, asked: Reading) -> Work:
         is_ours = exchange.engine_request_id is None and not exchange.named_by_client
         exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
+        if exchange.body is not None:
+            exchange.body.share()
         return Work(
-            request_id=exchange.request_id, engine_request_id=exchange.engine_request_id,
+            body=exchange.body, request_id=exchange.request_id, engine_request_id=exchange.engine_request_id,
             traceparent=exchange.traceparent, tenant=exchange.tenant, model=asked.model.name, task=asked.task,
             stream=asked.request.stream, begun=exchange.begun,
         )  # fmt: skip

@@ -92,6 +92,7 @@ class RouterServer:
             await self._server.lifespan.shutdown()
         logging.getLogger("uvicorn.error").removeHandler(self._defects)
         assert self._defects.seen == []
+        assert self.application._lasting.bodies.held == 0
 
     async def __aenter__(self) -> Self:
         await self.start()
