@@ -96,7 +96,9 @@ class Ledger:
         level -= step.spent
         mine = self._working.pop(step.process, (0, 0))[0]
         mine = max(0, mine - step.done) if step.working is None else step.working
-        self._working = {name: told for name, told in self._working.items() if told[1] > now}
+        # A clock that was set back must not keep the places of a process that is gone: none holds longer than a lease.
+        working = ((name, count, min(until, now + lease)) for name, (count, until) in self._working.items())
+        self._working = {name: (count, until) for name, count, until in working if until > now}
         refused, wait = self._refuse(quota, now, used, level, mine) if step.ask else (None, 0)
         if step.ask and refused is None:
             used += 1

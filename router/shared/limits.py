@@ -64,8 +64,9 @@ end
 level = level - spent
 local mine = working or math.max(0, (state.working[process] or {{0}})[1] - done)
 for name, told in pairs(state.working) do
-  if name ~= process and told[2] > now then
-    at_work[name] = told
+  local till = math.min(told[2], now + lease)
+  if name ~= process and till > now then
+    at_work[name] = {{told[1], till}}
     others = others + told[1]
   end
 end
@@ -111,7 +112,7 @@ class TenantLimits:
 
     - Of the requests that ask, everywhere at once, no more come in than may.
     - A tenant without limits costs nothing.
-    - A process that is gone has given back its places after LEASE.
+    - A process that is gone has given back its places after LEASE, even if Redis' clock is set back meanwhile.
     - Without Redis, all goes on, with the same limits in each process.
     """
 

@@ -126,6 +126,14 @@ def test_a_process_that_tells_nothing_more_has_given_back_its_places_after_its_l
     assert comes_in(ledger, limits, 3)
 
 
+def test_a_clock_that_is_set_back_keeps_the_places_of_a_process_that_is_gone_for_no_longer_than_a_lease() -> None:
+    ledger, limits = Ledger(), Quota(concurrent_requests=1)
+    assert comes_in(ledger, limits, 10_000, process="gone")
+    assert not comes_in(ledger, limits, 6400), "an hour before: it may still be there"
+    assert not comes_in(ledger, limits, 6402.9)
+    assert comes_in(ledger, limits, 6403)
+
+
 def test_a_process_that_tells_again_keeps_its_places() -> None:
     ledger, limits = Ledger(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 0, "long")

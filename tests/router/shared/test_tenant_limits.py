@@ -48,7 +48,7 @@ async def ask(limits: TenantLimits) -> Permit:
 
 STEPS = st.lists(
     st.tuples(
-        st.integers(-3000, 30_000),
+        st.integers(-3000, 30_000) | st.just(-3_600_000),
         st.builds(
             Step,
             process=st.sampled_from("pqr"),
