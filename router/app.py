@@ -48,6 +48,7 @@ from router.shared.link import Link
 from router.shared.listener import Listener
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
+from router.shared.redis_clock import RedisClock
 from router.shared.registry import Drains
 from router.store.finding import Client
 from router.store.local import LocalCopy
@@ -87,11 +88,12 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
     link = open_link(settings.redis_url, timeout=CONNECT)
-    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry)
+    clock = RedisClock()
+    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
     drains = Drains(line, catalog.drain, old.drains if old is not None else None)
     catalog.drain(drains.names)
     reader = build_reader(settings, catalog)
-    breakers = build_breakers(settings, line, catalog)
+    breakers = build_breakers(settings, line, catalog, clock)
     if old is not None:
         breakers.inherit(old.breakers)
 
@@ -109,7 +111,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
         affinity_names={name: affinity_name(name, group) for name, group in groups(settings).items()},
     )  # fmt: skip
     gateway, flights, sharing = _build_gateway(
-        settings, link, line, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
+        settings, link, line, clock, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
     )
     watch = Watch(catalog, breakers)
 
@@ -160,6 +162,7 @@ def _build_gateway(
     settings: Settings,
     link: Link,
     line: Line,
+    clock: RedisClock,
     catalog: Catalog,
     breakers: Breakers,
     chooser: Chooser,
@@ -174,7 +177,7 @@ def _build_gateway(
     cache, limits = settings.cache, settings.timeouts
     popularity = Popularity()
     hints = Hints()
-    local = LocalCopy(cache.local)
+    local = LocalCopy(cache.local, clock.now)
 
     def landed(work: Work) -> None:
         telemetry.landed(work)
@@ -210,6 +213,7 @@ def _build_gateway(
         brownout=Brownout(catalog, breakers),
         written=telemetry.written,
         hit=popularity.note,
+        clock=clock.now,
     )
     listener = Listener(
         link,
@@ -219,6 +223,7 @@ def _build_gateway(
             local=local, flights=flights, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers
         ),
         retry=cache.retry,
+        clock=clock,
     )
     sharing = Sharing(
         line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,
@@ -246,7 +251,7 @@ def _quota(tenant: Tenant) -> Quota:
     )
 
 
-def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers:
+def build_breakers(settings: Settings, line: Line, catalog: Catalog, clock: RedisClock) -> Breakers:
     """The breakers of the catalog's engines."""
     limits = settings.breaker
     return Breakers(
@@ -255,6 +260,7 @@ def build_breakers(settings: Settings, line: Line, catalog: Catalog) -> Breakers
         known=catalog.engines.keys,
         # A long JSON answer must not keep the others waiting until its end: then one more may find out.
         lease=max(limits.cooldown, LEAST_LEASE),
+        clock=clock,
     )
 
 

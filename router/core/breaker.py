@@ -4,10 +4,11 @@
                                      ▲                                   └── it failed ──► open
     closed ── KV cache at or above `open_above` ──► open ── below `close_below`, or no reading any more ──► closed
 
-The two reasons stand beside each other: whichever holds keeps it open. All instants are seconds since the epoch, since
-replicas tell them to one another.
+The two reasons stand beside each other: whichever holds keeps it open. All instants are seconds of one clock, which
+nobody should set: a process' monotonic clock. Routers tell one another instants of another clock, see `moved`.
 """
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -80,6 +81,11 @@ class Breaker(msgspec.Struct, frozen=True):
         if usage >= limits.open_above or (self.under_pressure(now) and usage >= limits.close_below):
             return replace(self, pressed=now + READING_LASTS)
         return replace(self, pressed=None) if self.pressed is not None else self
+
+    def moved(self, move: Callable[[float], float]) -> "Breaker":
+        """The same by another clock; `move` gives that clock's instant for one of this."""
+        until = move(self.until) if self.until is not None else None
+        return replace(self, until=until, pressed=move(self.pressed) if self.pressed is not None else None)
 
     def heard(self, other: "Breaker", now: float, limits: Limits) -> "Breaker":
         """What another router says of the same engine counts; its clock cannot keep the breaker open for longer."""

@@ -58,8 +58,12 @@ class Gateway:
         brownout: Brownout,
         written: Callable[[str], None],
         hit: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
-        """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given."""
+        """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given.
+
+        `clock` gives seconds since the epoch, the same in every process.
+        """
         self._reader = reader
         self._chooser = chooser
         self._store = store
@@ -71,6 +75,7 @@ class Gateway:
         self._brownout = brownout
         self._written = written
         self._hit = hit
+        self._clock = clock
 
     async def answer(self, exchange: Exchange, control: Control, body: bytes, client: Leaving) -> Answer:
         """What the client gets. Raises ApiError."""
@@ -134,8 +139,8 @@ class Gateway:
 
     def _judge(self, asked: Reading, stored: Stored, *, local: bool) -> Found:
         entry = stored.entry
-        age = time.time() - entry.created
-        if age < 0:  # another machine's clock is ahead
+        age = self._clock() - entry.created
+        if age < 0:  # Redis' clock was set back, or a server took over whose clock is behind
             age = 0.0
         use, body = Use.NONE, None
         if stored.answers(asked.key):
@@ -234,7 +239,7 @@ class Gateway:
                 model=work.model,
                 engine=work.engine,
                 task=work.task,
-                created=int(1000 * time.time()) / 1000,
+                created=int(1000 * self._clock()) / 1000,
                 ttl=lifetime,
                 stale=stale,
                 prompt_tokens=recording.prompt_tokens,

@@ -5,13 +5,14 @@ process writes that to a key; the others are told by Redis that the key has chan
 it. What was read last counts. A key that is not there says nothing, so it may lapse and be lost: whoever has heard of
 it holds on to it, and it ends by the clock. While Redis is away, each process has its own breakers.
 
+A process counts by its monotonic clock, which nobody can set; what it writes to Redis is in Redis' time.
+
 The one request of a half-open breaker is sent by whoever has the claim on it, of all processes.
 """
 
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -21,6 +22,7 @@ from router.core.breaker import Breaker, Limits, State
 from router.core.names import breaker_of, engine_of, probe_of
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import later
+from router.shared.redis_clock import RedisClock
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.breakers")
@@ -45,15 +47,15 @@ class Breakers:
     """
 
     def __init__(
-        self, line: Line, limits: Limits, *, known: Callable[[], Collection[str]], lease: float,
-        clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+        self, line: Line, limits: Limits, *, known: Callable[[], Collection[str]], lease: float, clock: RedisClock
+    ) -> None:
         """`known`: the engines that there are; `lease`: seconds after which a claim is taken to be lost."""
         self._line = line
         self._limits = limits
         self._known = known
         self._lease = lease
-        self._clock = clock
+        self._redis_clock = clock
+        self._clock = clock.monotonic
         self._me = secrets.token_hex(6)
         self._breakers: dict[str, Breaker] = {}
         self._claimed: dict[str, float] = {}  # until when the claim on an engine's probe is not asked for
@@ -124,7 +126,7 @@ class Breakers:
         holds = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
         life = int(1000 * (max(0.0, holds) + _KEPT))
         try:
-            self._line.tell(("SET", breaker_of(engine), _pack(breaker), "PX", life))
+            self._line.tell(("SET", breaker_of(engine), _pack(breaker.moved(self._redis_clock.shared)), "PX", life))
         except RedisDownError:
             log.debug("the others will find out for themselves while Redis is away")
 
@@ -199,7 +201,7 @@ class Breakers:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log.warning("engine %s: what Redis has of its breaker is not understood, and passed over", engine)
             return
-        self._set(engine, self._get(engine).heard(told, self._clock(), self._limits))
+        self._set(engine, self._get(engine).heard(told.moved(self._redis_clock.own), self._clock(), self._limits))
 
 
 _NEW: Final = Breaker()

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from router.core.names import PURGES
 from router.shared.link import Answer, Command, Link, LinkError, Packed
+from router.shared.redis_clock import ASK_TIME, RedisClock
 from router.shared.reply import Reply
 from router.shared.tasks import end
 
@@ -44,11 +45,15 @@ class Line:
     - Nothing is tried twice, and no queue grows without a bound.
     """
 
-    def __init__(self, link: Link, *, timeout: float, retry: float) -> None:
-        """`timeout`, `retry` in seconds: for a batch's answer, and between two looks for a Redis that is away."""
+    def __init__(self, link: Link, *, timeout: float, retry: float, clock: RedisClock | None = None) -> None:
+        """`timeout`, `retry` in seconds: for a batch's answer, and between two looks for a Redis that is away.
+
+        `clock` is set whenever Redis is found.
+        """
         self._link = link
         self._timeout = timeout
         self._retry = retry
+        self._clock = clock or RedisClock()
         self._waiting: list[_Asked] = []
         self._in_hand: list[_Asked] = []
         self._idle = asyncio.Event()  # else a batch is on its way, or will be in the next turn of the loop
@@ -209,9 +214,11 @@ class Line:
             log.info("Redis answers again")
 
     async def _ask_whether_it_is_there(self) -> None:
-        (reply,) = await self._link.execute([_PROBE], max(self._timeout, _CONNECT))
+        sent = self._clock.monotonic()
+        reply, time = await self._link.execute([_PROBE, ASK_TIME], max(self._timeout, _CONNECT))
         if isinstance(reply, Exception):  # it loads its data, or wants a password
             raise LinkError(str(reply))
+        self._clock.note(time, sent)
 
 
 Told = Callable[[Replies | None], object]

@@ -3,9 +3,9 @@
 Theory of operation. Connections of their own, one to every server that holds keys, ask Redis to track prefixes in
 broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-caching/): whoever changes a key that
 begins with one of them, Redis says which. It gathers what changes while it does what it has read, so that a batch of
-writes is one word. The same connections take the messages of a channel. A beat shows that the other side still lives:
-if Redis has not answered it in time, or if the servers have changed, all connections are given up, and whoever relied
-on being told learns that he was not.
+writes is one word. The same connections take the messages of a channel. A beat, which asks for Redis' time (see
+router.shared.redis_clock), shows that the other side still lives: if Redis has not answered it in time, or if the
+servers have changed, all connections are given up, and whoever relied on being told learns that he was not.
 """
 
 import asyncio
@@ -13,8 +13,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from router.shared.connection import Connection
+from router.shared.connection import Batch, Connection
 from router.shared.link import Link, LinkError, pack
+from router.shared.redis_clock import ASK_TIME, RedisClock
 from router.shared.server_link import ServerLink
 
 log = logging.getLogger("roundhouse.redis")
@@ -48,13 +49,17 @@ class Hears(Protocol):
 class Listener:
     """Listens for as long as `run` runs, and begins anew when a connection is lost."""
 
-    def __init__(self, link: Link, *, prefixes: Sequence[str], channel: str, hears: Hears, retry: float) -> None:
-        """`retry`: seconds between two attempts to connect."""
+    def __init__(
+        self, link: Link, *, prefixes: Sequence[str], channel: str, hears: Hears, retry: float,
+        clock: RedisClock | None = None,
+    ) -> None:  # fmt: skip
+        """`retry`: seconds between two attempts to connect. `clock` is kept right."""
         self._link = link
         self._prefixes = prefixes
         self._channel = channel
         self._hears = hears
         self._retry = retry
+        self._clock = clock or RedisClock()
         self._over: asyncio.Future[None]  # fails with what ends the listening that is under way
 
     async def run(self) -> None:
@@ -84,23 +89,38 @@ class Listener:
         until = loop.time() + _CONNECT
         over = self._over = loop.create_future()
         connections = [Connection(refused=_refused, pushed=self._pushed, lost=self._end) for _ in servers]
+        self._clock.listen(len(servers))
         try:
             for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
                 await self._begin(server, connection, until, subscribe=number == 0)
+                self._ask_time(connection, number, until - loop.time())
             self._hears.listening()
             while not over.done():
                 await asyncio.wait([over], timeout=BEAT)
                 if self._link.topology != topology:
                     raise LinkError("the servers have changed")
-                for connection in connections:
+                for number, connection in enumerate(connections):
                     if connection.ready:  # else it has yet to answer the last beat
-                        connection.send([_PING], SILENCE - BEAT)
+                        self._ask_time(connection, number, SILENCE - BEAT)
             over.result()
         finally:
             self._end(LinkError("nobody listens any more"))
             over.exception()  # nobody need look
             for connection in connections:
                 connection.abort()
+            self._clock.listen(0)
+
+    def _ask_time(self, connection: Connection, server: int, timeout: float) -> None:
+        sent = self._clock.monotonic()
+
+        def answered(batch: Batch) -> None:
+            try:
+                (reply,) = batch.result()
+            except LinkError:
+                return  # which `lost` tells as well
+            self._clock.note(reply, sent, server)
+
+        connection.send([ASK_TIME], timeout).add_done_callback(answered)
 
     async def _begin(self, server: ServerLink, connection: Connection, until: float, *, subscribe: bool) -> None:
         clock = asyncio.get_running_loop().time

@@ -30,7 +30,7 @@ class LocalCopy:
     """
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.time) -> None:
-        """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch."""
+        """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch, as Redis counts them."""
         self._limit = limit
         self._clock = clock
         self._entries: dict[str, _Held] = {}

@@ -1,6 +1,7 @@
 """Breakers as processes share them: what one finds the others know, and one alone sends the probe."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from router.shared.breakers import Breakers
 from router.shared.connect import open_link
 from router.shared.line import Line
 from router.shared.listener import Listener
+from router.shared.redis_clock import RedisClock
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -36,10 +38,12 @@ class Clock:
 class Process:
     """What one router process has of it."""
 
-    def __init__(self, server: RedisServer, clock: Callable[[], float]) -> None:
+    def __init__(self, server: RedisServer, clock: Callable[[], float], *, up_for: float = 0.0) -> None:
+        """`up_for`: what the machine's monotonic clock shows beyond `clock`, which is Redis' clock."""
         link = open_link(server.url, timeout=2)
         self.line = Line(link, timeout=1, retry=0.02)
-        self.breakers = Breakers(self.line, LIMITS, known=lambda: ("a", "b"), lease=30, clock=clock)
+        self.redis_clock = RedisClock(wall=clock, monotonic=lambda: clock() + up_for)
+        self.breakers = Breakers(self.line, LIMITS, known=lambda: ("a", "b"), lease=30, clock=self.redis_clock)
         self.hears = asyncio.Event()
         prefix = breaker_of("")
         self._listener = Listener(link, prefixes=[prefix], channel="test", hears=self, retry=0.02)
@@ -188,6 +192,44 @@ async def test_a_client_that_leaves_gives_the_claim_back(redis_server: RedisServ
             return await other.breakers.claim_probe("a")
 
         await eventually(is_free)
+
+
+async def test_machines_whose_monotonic_clocks_differ_mean_the_same_moment(
+    redis_server: RedisServer, redis: Any, clock: Clock
+) -> None:
+    one, other = Process(redis_server, clock, up_for=100), Process(redis_server, clock, up_for=1e8)
+    for process in (one, other):
+        await process.start()
+        await process.hears.wait()
+    one.fails("a")
+    await eventually(other.is_(State.OPEN))
+    told = json.loads(await redis.get(breaker_of("a")))
+    assert told["until"] == pytest.approx(clock.now + 10, abs=0.001, rel=0), "in Redis' time, as people read it"
+    clock.now += 9.9
+    assert one.is_(State.OPEN)()
+    assert other.is_(State.OPEN)()
+    clock.now += 0.2
+    assert one.is_(State.HALF_OPEN)()
+    assert other.is_(State.HALF_OPEN)()
+    for process in (one, other):
+        await process.stop()
+
+
+async def test_a_clock_of_redis_that_is_set_back_keeps_no_breaker_open(
+    redis_server: RedisServer, redis: Any, clock: Clock
+) -> None:
+    async with processes(redis_server, clock, 2) as (one, other):
+        for process in (one, other):
+            await process.hears.wait()
+        one.fails("a")
+        await eventually(other.is_(State.OPEN))
+        for process in (one, other):
+            process.redis_clock.note([int(clock.now) - 3600, 0], clock.now)
+            process.breakers.listening()  # reads again what was written by the clock as it was
+        await asyncio.gather(*(process.line.ask(("PING",)) for process in (one, other)))
+        clock.now += 10
+        assert one.is_(State.HALF_OPEN)()
+        assert other.is_(State.HALF_OPEN)()
 
 
 async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, clock: Clock) -> None:
