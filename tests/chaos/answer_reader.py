@@ -29,11 +29,11 @@ class Said(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """What came of a stream; `done`: it has its end; `failed`: it ended with an error; `last`: the last event."""
+    """What came of a stream; `done`: it has its end; `failed`: the code or type of the error at its end, if any."""
 
     said: Said
     done: bool
-    failed: bool
+    failed: str | None
     last: bytes
 
 
@@ -66,15 +66,20 @@ def read_stream(path: str, body: bytes) -> Stream:
         return _typed_stream(path, frames, last)
     done = last == _DONE
     events = [_event(frame) for frame in (frames[:-1] if done else frames)]
-    failed = bool(events) and "error" in events[-1]
-    return Stream(said_by(path, events[:-1] if failed else events), done, failed, last)
+    failed = _failure(events)
+    return Stream(said_by(path, events[:-1] if failed is not None else events), done, failed, last)
 
 
 def _typed_stream(path: str, frames: list[bytes], last: bytes) -> Stream:
     events = [_event(frame) for frame in frames]
-    failed = bool(events) and events[-1]["type"] == "error"
+    failed = _failure(events)
     done = bool(events) and events[-1]["type"] in ("response.completed", "response.incomplete", "message_stop")
-    return Stream(said_by(path, events[:-1] if failed else events), done, failed, last)
+    return Stream(said_by(path, events[:-1] if failed is not None else events), done, failed, last)
+
+
+def _failure(events: list[dict[str, Any]]) -> str | None:
+    error = events[-1].get("error") if events else None
+    return str(error.get("code") or error["type"]) if error is not None else None
 
 
 def said_by(path: str, events: list[dict[str, Any]]) -> Said:

@@ -27,6 +27,7 @@ _CLIENTS: Final = 6
 _WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
 _BURST: Final = 7
 _SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
+_LEADS: Final = 5.0  # seconds in which what was done before a request may still cost it its leader
 _LEAVES_SOON: Final = 0.12  # the share of requests whose client leaves early
 _LEAVES_LATE: Final = 0.25  # and of those whose client does not wait for an engine that hangs
 
@@ -162,6 +163,8 @@ class Clients:
                 defects += self.purger.defects_of(asking, verdict.generation, verdict.cache, began)
             if verdict.ending == "502 lost":
                 defects.append("it was not begun anew, and nothing had been said of it")
+            if verdict.ending == "broken, lost" and not self._may_be_lost(began - _LEADS):
+                defects.append("its leader was lost, and all routers and Redis were there")
             if verdict.ending == "cut" and not killed:
                 defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
             tally.defects += [
@@ -169,6 +172,16 @@ class Clients:
             ]
             return got
         return None
+
+    def _may_be_lost(self, since: float) -> bool:
+        """Whether something was away since then that takes a generation from those who follow it.
+
+        Connections that are held or cut do not, where that is for less than a lease.
+        """
+        house = self._house
+        outages = [*(each.lasted(since) for each in house.outages)]
+        outages.append(house.redis.outages.lasted(since, "killed", "frozen", "stopped", "deaf"))
+        return house.redis.emptied >= since or any(lasted is not None for lasted in outages)
 
 
 def _at(moment: float) -> str:

@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
 
 
 def judge(asking: Asking, reply: Reply, store: GenerationStore) -> Verdict:
-    """Endings are `complete`, `cut` where the connection broke, `broken` after an error event, or an error's name."""
+    """Endings are `complete`, `cut` where the connection broke, `broken, CODE` after an error event, or an error."""
     defects: list[str] = []
     cache = reply.headers.get("x-cache") if reply.status == 200 else None
     ending, generation = "complete" if reply.whole else "cut", None
@@ -101,14 +101,14 @@ def _success(asking: Asking, reply: Reply, store: GenerationStore, defects: list
 
 def _stream(asking: Asking, reply: Reply, defects: list[str]) -> tuple[str, Said]:
     stream = read_stream(asking.origin.question.path, reply.body)
-    if stream.done and stream.failed:
+    if stream.done and stream.failed is not None:
         defects.append("the end of a stream after an error")
-    if reply.whole and not (stream.done or stream.failed):
+    if reply.whole and not stream.done and stream.failed is None:
         defects.append(f"a stream that just stops, after {stream.last!r}")
     if reply.whole and not reply.body.endswith(b"\n\n"):
         defects.append("a stream that ends within an event")
-    if stream.failed:
-        return "broken", stream.said
+    if stream.failed is not None:
+        return f"broken, {stream.failed}", stream.said
     return ("complete" if stream.done else "cut"), stream.said
 
 

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Kind = Literal["killed", "stopped", "frozen", "held"]
+Kind = Literal["killed", "stopped", "frozen", "held", "deaf"]
 
 
 class Outages:
-    """When a router, or Redis, was away, by the event loop's clock; `held`: its connections were."""
+    """When a router, or Redis, was away, by the event loop's clock; `held`: its connections were.
+
+    `deaf`: connections were held for longer than the lease of a generation.
+    """
 
     def __init__(self) -> None:
         self._times: list[tuple[Kind, float, float | None]] = []

@@ -15,6 +15,7 @@ from redis_process import RedisServer
 from tcp_proxy import Order, ProxyProcess
 from waiting import eventually, free_port
 
+from router.shared.claim import LEASE
 from router.shared.login import CLIENT_NAME
 
 DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
@@ -22,6 +23,9 @@ DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
     "sentinel": SentinelGroup,
     "cluster": Cluster,
 }
+_TIMES: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
+"""How much longer a server is away where another may take its place, which takes seconds."""
+
 _REPLICATES: Final = 1.0  # seconds within which a replica has what its primary has, on a busy machine
 _PATIENCE: Final = 60.0
 
@@ -87,7 +91,7 @@ class RedisHouse:
             if forget:
                 shutil.rmtree(server.folder / "appendonlydir", ignore_errors=True)
                 (server.folder / "appendonly.aof").unlink(missing_ok=True)
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(_TIMES[self.kind] * seconds)
             await server.start()
         if forget:
             self._note_emptied()
@@ -97,7 +101,7 @@ class RedisHouse:
             server = await self._victim(dice)
             server.freeze()
             try:
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(_TIMES[self.kind] * seconds)
             finally:
                 server.thaw()
 
@@ -124,7 +128,7 @@ class RedisHouse:
 
     async def disturb(self, order: Order) -> None:
         """Something is done to connections."""
-        with self.outages.outage("held"):
+        with self.outages.outage("held" if order.seconds < LEASE else "deaf"):
             await self._proxy.order(order)
             await asyncio.sleep(order.seconds)
 

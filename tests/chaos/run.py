@@ -19,7 +19,8 @@ class Report(msgspec.Struct, frozen=True):
     - `redis`: how Redis was run. `slowest`: the most seconds that a request took, without those in which its router
       was away.
     - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
-      of a stream; `cut` and `no connection`, where the router was killed; else an error by its status and code.
+      of a stream, with its code; `cut` and `no connection`, where the router was killed; else an error by its status
+      and code.
     - `cache`: of those with status 200, by X-Cache. `paths`: by what was asked. `deeds`: by victim.
     - `purges`: those that were done. `generations`: those that engines began. `entries`: those that were looked at.
     """

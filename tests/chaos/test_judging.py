@@ -136,10 +136,10 @@ FIRST, LAST = events(MINE)
 
 
 def test_a_stream_may_end_with_an_error_and_may_be_cut_even_within_the_name_of_its_generation() -> None:
-    assert streamed(FIRST, ERROR)[:3] == ("broken", "MISS", [])
+    assert streamed(FIRST, ERROR)[:3] == ("broken, c", "MISS", [])
     assert streamed(FIRST, LAST[:20], whole=False)[:3] == ("cut", "MISS", [])
     assert streamed(events(MINE, at=5)[0], whole=False) == Verdict("cut", "MISS", [], None)
-    assert streamed(ERROR)[:3] == ("broken", "MISS", [])
+    assert streamed(ERROR)[:3] == ("broken, c", "MISS", [])
 
 
 @pytest.mark.parametrize(
