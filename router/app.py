@@ -209,7 +209,7 @@ def _build_gateway(
         flights=flights,
         purges=purges,
         hints=hints,
-        cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error),
+        cache=CacheSettings(_tenant_caches(settings), cache.stale_if_error, cache.remote_content),
         brownout=Brownout(catalog, breakers),
         written=telemetry.written,
         hit=popularity.note,
@@ -310,4 +310,4 @@ def build_reader(settings: Settings, catalog: Catalog) -> RequestReader:
 def build_explainer(settings: Settings, reader: RequestReader, client: Client) -> Explainer:
     """What explains requests as the router of these settings would take them; `client` is Redis'."""
     stores = {name: cache.store for name, cache in _tenant_caches(settings).items()}
-    return Explainer(reader=reader, client=client, stores=stores)
+    return Explainer(reader=reader, client=client, stores=stores, remote=settings.cache.remote_content)

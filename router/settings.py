@@ -21,7 +21,7 @@ from router.addresses import is_http
 from router.core import redis_address
 from router.core.key import Markers
 from router.core.names import RESERVED
-from router.core.policy import Store
+from router.core.policy import Remote, Store
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
 from router.units import Bytes, Seconds, from_text
 
@@ -76,6 +76,7 @@ class Cache(Strict, frozen=True):
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
     store: Store = "all"
+    remote_content: Remote = "uncacheable"
     on_abandon: Literal["cancel", "finish"] = "cancel"
     abandon: Seconds = Seconds(2)
     timeout: Seconds = Seconds(0.05)

@@ -85,6 +85,7 @@ def take_apart(request: Request, markers: Markers) -> Parts:
         for name in schemas.NAMES.intersection(rest):
             rest[name] = schemas.ordered(name, rest[name])
     question = ""
+    texts_only = endpoint is not Endpoint.EMBEDDINGS
     asked: list[Any] = []
     conversation = _CONVERSATION.get(endpoint)
     if conversation is not None:
@@ -99,7 +100,7 @@ def take_apart(request: Request, markers: Markers) -> Parts:
         if isinstance(messages, str):
             asked, question = _pieces(messages, markers, None, rag)
         else:
-            asked, question = _messages(messages, markers, system, rag)
+            asked, question, texts_only = _messages(messages, markers, system, rag)
     elif endpoint is Endpoint.COMPLETIONS:
         prompt = fields["prompt"]
         first = prompt[0] if isinstance(prompt, list) else prompt
@@ -108,15 +109,19 @@ def take_apart(request: Request, markers: Markers) -> Parts:
         asked = [rest.pop("input", None), rest.pop("messages", None)]
     if request.stream and (shape := _stream_shape(fields)):
         rest["stream_options"] = shape
-    return Parts(system, rag, [endpoint.path, asked, rest], question)
+    return Parts(system, rag, [endpoint.path, asked, rest], question, texts_only)
 
 
 def _messages(
     messages: list[dict[str, Any]], markers: Markers, system: list[Any], rag: list[Any]
-) -> tuple[list[Any], str]:
-    """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user."""
+) -> tuple[list[Any], str, bool]:
+    """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user.
+
+    The third is whether each message is a role and a text; see Parts.
+    """
     remains: list[Any] = []
     question = ""
+    texts_only = True
     parts = len(messages)
     _bound_parts(parts)
     for message in messages:
@@ -126,6 +131,8 @@ def _messages(
         if isinstance(content, list):
             parts += len(content)
             _bound_parts(parts)
+        if others or not isinstance(content, str):
+            texts_only = False
         if role is _ABSENT:  # an item of /v1/responses that nobody said
             remains.append(message)
         elif content is _ABSENT:  # whether it was there at all is something that a chat template can see
@@ -138,7 +145,7 @@ def _messages(
             remains.append([role, _pieces(content, markers, system, rag)[0], others])
         else:
             remains.append([role, content, others])
-    return remains, question
+    return remains, question, texts_only
 
 
 def _bound_parts(count: int) -> None:

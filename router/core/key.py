@@ -49,12 +49,14 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
     - `query`: the endpoint, the messages, and all other fields.
     - `question`: the last text of a user, without its context.
+    - `texts_only`: each message is a role and a text, so that none refers to anything elsewhere.
     """
 
     system: list[Any]
     rag: list[Any]
     query: list[Any]
     question: str
+    texts_only: bool = False
 
     def documents(self) -> tuple[str, ...]:
         """The names of the documents in the rag part: their ids, or the hashes of their texts."""

@@ -4,10 +4,14 @@ from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
 from router.core.control import NO_WISHES, Control
+from router.core.remote_content import remote_content
 from router.core.request import Request
 from router.core.types import Bypass, Endpoint
 
 Store = Literal["all", "deterministic"]
+
+Remote = Literal["uncacheable", "stable"]
+"""What content is taken for that a request refers to by an address or an id."""
 
 _CLIENTS_TOOLS: Final = (None, "function", "custom", "namespace")
 """The types of tools that the client runs itself; any other, such as `mcp` or `web_search`, somebody else runs."""
@@ -29,14 +33,17 @@ class Decision(NamedTuple):
 _ALL: Final = Decision(None, keep=True)
 
 
-def decide(request: Request, control: Control, store: Store) -> Decision:
+def decide(
+    request: Request, control: Control, store: Store, remote: Remote = "uncacheable", *, texts_only: bool = False
+) -> Decision:
     """What the configuration and the client allow.
 
     `deterministic` leaves out what may be answered otherwise the next time: anything without temperature 0 or a seed.
+    `remote`: whether content that the request only refers to may change. `texts_only`: it refers to none; see Parts.
     """
     if control.no_store:
         return Decision(Bypass.NO_STORE, keep=False)
-    if request.endpoint in _STATE and _depends_on_more(request):
+    if uncacheable(request, "stable" if texts_only else remote) is not None:
         return Decision(Bypass.UNCACHEABLE, keep=False)
     if store == "deterministic" and not request.deterministic:
         return Decision(Bypass.POLICY, keep=False)
@@ -45,15 +52,22 @@ def decide(request: Request, control: Control, store: Store) -> Decision:
     return Decision(Bypass.NO_CACHE if control.no_cache else None, keep=control.ttl != 0)
 
 
-def _depends_on_more(request: Request) -> bool:
-    """Whether the answer depends on more than the request, so that it answers no other, however equal."""
-    fields = request.fields
-    if any(fields.get(name) for name in _STATE[request.endpoint]):
-        return True
-    if any(tool.get("type") not in _CLIENTS_TOOLS for tool in fields.get("tools") or ()):
-        return True
-    items = fields.get("input")
-    return isinstance(items, list) and any(map(_is_reference, items))
+def uncacheable(request: Request, remote: Remote) -> str | None:
+    """Why the answer depends on more than the request, so that it answers no other, however equal; or None."""
+    if request.endpoint in _STATE:
+        fields = request.fields
+        for name in _STATE[request.endpoint]:
+            if fields.get(name):
+                return f"`{name}` refers to what is kept elsewhere, or has something kept there."
+        for tool in fields.get("tools") or ():
+            if (kind := tool.get("type")) not in _CLIENTS_TOOLS:
+                return f"`tools` has one of the type `{str(kind)[:64]}`, which is run by somebody else than the client."
+        items = fields.get("input")
+        if isinstance(items, list) and any(map(_is_reference, items)):
+            return "`input` has an item that stands for one that is kept elsewhere."
+    if remote == "uncacheable" and (where := remote_content(request)) is not None:
+        return f"`{where}` refers to content elsewhere, which can change; see cache.remote_content."
+    return None
 
 
 def _is_reference(item: dict[str, Any]) -> bool:

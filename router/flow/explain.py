@@ -9,8 +9,8 @@ import msgspec
 from router.core.control import NO_WISHES
 from router.core.derive import NOTHING
 from router.core.fingerprint import MissReason
+from router.core.policy import Remote, decide, uncacheable
 from router.core.policy import Store as StorePolicy
-from router.core.policy import decide
 from router.core.reason import fingerprint
 from router.core.replay import replay
 from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
@@ -84,11 +84,13 @@ class Explainer:
     """
 
     def __init__(
-        self, *, reader: RequestReader, client: Client, stores: Mapping[str, StorePolicy], compared: int = COMPARED
-    ) -> None:
+        self, *, reader: RequestReader, client: Client, stores: Mapping[str, StorePolicy],
+        remote: Remote = "uncacheable", compared: int = COMPARED,
+    ) -> None:  # fmt: skip
         self._reader = reader
         self._client = client
         self._stores = stores
+        self._remote = remote
         self._compared = compared
 
     async def explain(self, question: Question) -> Explanation:
@@ -109,9 +111,11 @@ class Explainer:
             "task": reading.task,
             "documents": list(reading.parts.documents()),
         }
-        bypass, _ = decide(reading.request, NO_WISHES, store)
+        bypass, _ = decide(reading.request, NO_WISHES, store, self._remote)
         if bypass is not None:
-            why = f'cache.store is "{store}", and the request has neither temperature 0 nor a seed.'
+            why = uncacheable(reading.request, self._remote)
+            if why is None:
+                why = f'cache.store is "{store}", and the request has neither temperature 0 nor a seed.'
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.value, why=why, **told)
         state, told["entry"] = await self._stands_there(reading)
         if state == "fresh":

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from router.core.policy import Remote, Use
 from router.core.policy import Store as StorePolicy
-from router.core.policy import Use
 from router.core.types import Entry
 
 
@@ -17,10 +17,11 @@ class TenantCache(msgspec.Struct, frozen=True):
 
 
 class CacheSettings(msgspec.Struct, frozen=True):
-    """`stale_if_error` in seconds; see settings.Cache."""
+    """`stale_if_error` in seconds; see settings.Cache, for `remote` its `remote_content`."""
 
     tenants: Mapping[str, TenantCache]
     stale_if_error: float
+    remote: Remote
 
 
 class Whole(msgspec.Struct, frozen=True):

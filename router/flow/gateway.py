@@ -82,7 +82,9 @@ class Gateway:
         asked = self._reader.read(exchange.endpoint, exchange.tenant, body, control)
         exchange.stream, exchange.model = asked.request.stream, asked.model.name
         tenant = self._cache.tenants[exchange.tenant]
-        exchange.bypass, may_keep = decide(asked.request, control, tenant.store)
+        exchange.bypass, may_keep = decide(
+            asked.request, control, tenant.store, self._cache.remote, texts_only=asked.parts.texts_only
+        )
         found = None
         if exchange.bypass is None:
             found = self._find_here(exchange, asked) or await self._look_up(exchange, asked)

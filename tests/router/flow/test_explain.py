@@ -222,3 +222,35 @@ async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
     with pytest.raises(LinkError):
         await explainer(own_redis.url, client).explain(Question(msgspec.Raw(json.dumps(BODY).encode())))
     await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (Endpoint.RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
+        (Endpoint.RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
+        (Endpoint.RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
+        (
+            Endpoint.CHAT,
+            {"messages": [{"role": "user", "content": [{"image_url": "https://example.com/cat.png"}]}]},
+            "`image_url`",
+        ),
+    ],
+)
+async def test_an_uncacheable_request_is_explained_by_what_makes_it_so(
+    explain: Explain, path: Endpoint, fields: dict[str, Any], said: str
+) -> None:
+    told = await explain({"model": "llama", **fields}, path=path.value)
+    assert (told.result, told.reason) == ("BYPASS", "uncacheable")
+    assert said in told.why
+    assert "cache.store" not in told.why
+
+
+async def test_remote_content_that_is_stable_is_explained_like_any_other(
+    redis_server: RedisServer, client: Any
+) -> None:
+    one = explainer(redis_server.url, client, cache='remote_content = "stable"')
+    content = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
+    body = {"model": "llama", "messages": [{"role": "user", "content": content}]}
+    told = await one.explain(Question(msgspec.Raw(json.dumps(body).encode())))
+    assert told.result == "MISS"

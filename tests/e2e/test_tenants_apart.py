@@ -1,0 +1,58 @@
+"""With real vLLM: no tenant finds in an engine's prefix cache what another has asked, and a group of tenants does."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from vllm_tree import CONFIGURATION, Tree, free_port, started
+
+from router.api.auth import hash_key
+from router.core.cache_salt import salts_of
+
+pytestmark = pytest.mark.vllm
+
+GROUPS = {"acme": None, "beta": None, "gamma": "family", "delta": "family"}
+SECRET = "The merger is to be announced on the third of March at noon, at nine dollars a share. " * 6
+HITS = "vllm:prefix_cache_hits_total"
+
+
+@pytest.fixture(scope="module")
+def tenants_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    """One engine, and four tenants, two of whom share."""
+    port = free_port()
+    text = CONFIGURATION.read_text().replace(":8001", f":{port}")
+    *head, llama, _, _ = text.split("[[engine]]")
+    before_mistral = "[[engine]]".join(head).partition('[[model]]\nname = "mistral"')[0]
+    tenants = "".join(
+        f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(name.encode())}"]\n'
+        + (f'group = "{group}"\n' if group is not None else "")
+        for name, group in GROUPS.items()
+    )
+    settings = f'{before_mistral}\n[auth]\nmode = "keys"\n\n{tenants}\n[[engine]]{llama}'
+    with started(tmp_path_factory.mktemp("tenants"), settings, {"llama-chat": port}) as tree:
+        yield tree
+
+
+def found(tree: Tree, path: str, tenant: str, prompt: str = SECRET, **fields: object) -> float:
+    """How many tokens of the tenant's prompt the engine finds in its prefix cache."""
+    before = tree.metric("llama-chat", HITS)
+    said = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}}
+    body = {"model": "llama", **said.get(path, {"messages": [{"role": "user", "content": prompt}]}), **fields}
+    body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 4
+    headers = {"authorization": f"Bearer {tenant}", "cache-control": "no-store"}
+    answer = httpx.post(f"{tree.url}{path}", json=body, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return tree.metric("llama-chat", HITS) - before
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_another_tenants_guess_finds_no_token(tenants_tree: Tree, path: str) -> None:
+    prompt = f"{path}: {SECRET}"
+    assert found(tenants_tree, path, "acme", prompt) <= 16, "no more than what begins every prompt"
+    own = found(tenants_tree, path, "acme", prompt)
+    assert own >= 48, "a tenant finds what is its own"
+    assert found(tenants_tree, path, "beta", prompt) <= 16
+    salt = salts_of(GROUPS)["acme"]
+    assert found(tenants_tree, path, "beta", prompt, cache_salt=salt) == 0, "nor with that tenant's own salt"
+    assert found(tenants_tree, path, "gamma", prompt) <= 16
+    assert found(tenants_tree, path, "delta", prompt) == own, "tenants of a group share"
