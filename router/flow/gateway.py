@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from math import floor
 from typing import Final, Protocol
 
@@ -24,7 +25,7 @@ from router.flow.reading import RequestReader
 from router.shared.line import RedisDownError
 from router.shared.purges import Purges
 from router.store.local import LocalCopy
-from router.store.redis import EntryStore
+from router.store.redis import EntryStore, WriteResult
 from router.store.stored import Stored
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
@@ -251,7 +252,12 @@ class Gateway:
                 question=print_.question,
                 params=print_.params,
             )
-            self._hints.note(marks)
-            self._store.put(asked.key.text, entry, since, self._written)
+            self._store.put(asked.key.text, entry, since, partial(self._on_written, marks))
 
         return keep
+
+    def _on_written(self, marks: Marks, result: WriteResult) -> None:
+        """A write is over. What was not stored is no reason for a later miss."""
+        if result == "stored":
+            self._hints.note(marks)
+        self._written(result)

@@ -203,3 +203,15 @@ async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFi
 async def test_a_request_that_was_refused_for_want_of_an_entry_has_its_reason_too(known: RouterServer) -> None:
     answer = await asked(known, system="Be long.", headers=ONLY_IF_CACHED)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (504, "system")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_could_not_be_written_is_new_the_next_time(router: RouterServer, redis: Any, stream: bool) -> None:
+    await redis.config_set("maxmemory", 1)
+    assert await reason(router, stream=stream) == "new"
+    await eventually(lambda: _has_failed(router))
+    assert await reason(router, stream=stream) == "new"
+
+
+async def _has_failed(router: RouterServer) -> bool:
+    return (await router.metrics()).get('llm_cache_writes_total{result="failed"}', 0) > 0
