@@ -58,12 +58,12 @@ class Row(msgspec.Struct, frozen=True):
 @app.command(name="list")
 def list_command(config: Config = Path(DEFAULT_PATH), as_json: JsonLines = False) -> None:
     """List the engines: which are up, which are drained, and what they work on."""
-    from router.core.names import DRAINS
+    from router.shared.registry import read_command, read_states
     from router.store.finding import ask
 
     settings = settings_of(config)
-    (found,) = with_redis(settings, config, lambda client: ask(client, [("HKEYS", DRAINS)]))
-    drained = {name.decode("utf-8", "replace") for name in found or ()}
+    (found,) = with_redis(settings, config, lambda client: ask(client, [read_command()]))
+    drained = {name for name, state in read_states(found or {}).items() if state.drained}
     rows = [_row(engine, drained) for engine in asyncio.run(_looked_at(settings, lambda _: True))]
     if as_json:
         for row in rows:
@@ -84,7 +84,7 @@ def drain(
     """Give an engine no new work, in any router; what it works on goes on to its end."""
     from router.shared.registry import drain_command
 
-    settings = _change(name, config, drain_command(name, time.time()))
+    settings = _change(name, config, drain_command(name))
     idle = _wait(settings, name, timeout) if wait else None
     if as_json:
         write_json({"engine": name, "drained": True, "idle": idle})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from commanding import Said, roundhouse
+from gated_proxy import GatedProxy
 from redis_process import RedisServer
 from serving import Engines, MakeRouter, RouterServer, chat_body, configuration
 from waiting import eventually, free_port
@@ -127,14 +128,72 @@ async def test_an_engine_that_there_is_not_is_404(guarded: RouterServer, redis: 
     assert not await redis.exists(DRAINS)
 
 
-async def test_emptying_redis_puts_all_engines_back_into_service(guarded: RouterServer, redis: Any) -> None:
+async def test_emptying_redis_resumes_no_engine(guarded: RouterServer, redis: Any) -> None:
     await post(guarded, "llama-chat", "drain")
+    told = await redis.hgetall(DRAINS)
+    await redis.flushall()
+    await eventually(lambda: redis.exists(DRAINS))
+    assert await redis.hgetall(DRAINS) == told
+    assert await drained(guarded) == {"llama-chat"}
 
-    async def all_are_back() -> bool:
-        await redis.flushall()
-        return not await drained(guarded)
 
-    await eventually(all_are_back)
+async def test_a_drain_that_redis_has_evicted_is_known_to_a_router_that_starts_later(
+    guarded: RouterServer, text: str, make_router: MakeRouter, redis: Any
+) -> None:
+    await post(guarded, "llama-chat", "drain")
+    await redis.delete(DRAINS)
+    await eventually(lambda: redis.exists(DRAINS))
+    assert await drained(await make_router(text)) == {"llama-chat"}
+
+
+async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis_was_emptied(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    async with GatedProxy(own_redis) as proxy:
+        away = await make_router(configuration(proxy.url, engines.table(), rest=REST))
+        there = await make_router(configuration(own_redis.url, engines.table(), rest=REST))
+        await post(there, "llama-chat", "drain")
+        await eventually(lambda: drained(away))
+        proxy.shut("listening", "commands")
+        await post(there, "llama-chat", "resume")
+        await own_redis.command("FLUSHALL")
+        await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+        assert await drained(away) == {"llama-chat"}
+        proxy.open("listening", "commands")
+
+        async def resumed() -> bool:
+            return not await drained(away)
+
+        await eventually(resumed)
+        assert await drained(there) == set()
+
+
+async def test_a_router_that_comes_back_reminds_an_emptied_redis_of_what_is_drained(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    text = configuration(own_redis.url, engines.table(), rest=REST)
+    one = await make_router(text)
+    await post(one, "llama-chat", "drain")
+    own_redis.kill()
+    await one.application.reload(one.application.settings)
+    await own_redis.start()
+    await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+    assert await drained(one) == await drained(await make_router(text)) == {"llama-chat"}
+
+
+async def test_each_change_is_later_than_the_one_before_although_the_clock_goes_back(
+    guarded: RouterServer, redis: Any
+) -> None:
+    await redis.hset(DRAINS, "llama-chat", "drained 9000000000000")
+    await eventually(lambda: drained(guarded))
+    await post(guarded, "llama-chat", "resume")
+    assert await redis.hget(DRAINS, "llama-chat") == "resumed 9000000000001"
+    await redis.flushall()
+    await eventually(lambda: redis.exists(DRAINS))
+    await post(guarded, "llama-chat", "drain")
+    assert await redis.hget(DRAINS, "llama-chat") == "drained 9000000000002"
 
 
 async def test_a_key_of_the_wrong_type_changes_nothing(guarded: RouterServer, redis: Any) -> None:
