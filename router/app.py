@@ -177,7 +177,6 @@ def _build_gateway(
     cache, limits = settings.cache, settings.timeouts
     popularity = Popularity()
     hints = Hints()
-    local = LocalCopy(cache.local, clock.now)
 
     def landed(work: Work) -> None:
         telemetry.landed(work)
@@ -198,7 +197,8 @@ def _build_gateway(
         limit=cache.max_entry,
         landed=landed,
     )
-    purges = Purges(line, lambda scope: on_purge(flights, hints, scope))
+    purges = Purges(line, lambda scope: on_purge(flights, hints, local, scope))
+    local = LocalCopy(cache.local, clock.now, covered=purges.cover)
     shared = SharedFlights(line, wanted=flights.wanted)
     flights.share(shared, purges)
     gateway = Gateway(
@@ -215,19 +215,21 @@ def _build_gateway(
         hit=popularity.note,
         clock=clock.now,
     )
+    hearing = Hearing(
+        line=line, local=local, flights=flights, purges=purges, shared=shared, hints=hints, drains=drains,
+        breakers=breakers,
+    )  # fmt: skip
     listener = Listener(
         link,
         prefixes=heard(tenants(settings)),
         channel=shared.channel,
-        hears=Hearing(
-            local=local, flights=flights, purges=purges, shared=shared, hints=hints, drains=drains, breakers=breakers
-        ),
+        hears=hearing,
         retry=cache.retry,
         clock=clock,
     )
     sharing = Sharing(
         line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,
-        limits=tenant_limits, drains=drains,
+        limits=tenant_limits, drains=drains, hearing=hearing,
     )  # fmt: skip
     return gateway, flights, sharing
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # what only one of these commands needs would slow all others
     from router.flow.explain import Explanation, Question
     from router.store.finding import Client
     from router.store.listing import Listed, Shown
+    from router.store.purge_record import Replicas
     from router.store.survey import Stats
 
 Key = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
@@ -192,7 +193,16 @@ def purge_command(
     if as_json:
         write_json(purged)
     else:
-        typer.echo(f"forgot {amount(purged.entries, 'entry', 'entries')} and {amount(purged.claims, 'claim')}")
+        forgot = f"forgot {amount(purged.entries, 'entry', 'entries')} and {amount(purged.claims, 'claim')}"
+        typer.echo(forgot + _replicated(purged.replicas))
+
+
+def _replicated(replicas: "Replicas | None") -> str:
+    if replicas is None:
+        return "; it is not known which replicas have the record of it"
+    if not replicas.connected:
+        return ""
+    return f"; {replicas.acknowledged} of {amount(replicas.connected, 'replica')} have the record of it"
 
 
 @app.command()

@@ -66,6 +66,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     - `generation_ms`: how long the engine took, in milliseconds.
     - `documents`: the names of the documents that it was made with; see scope.document_name.
     - `question`, `params`: hashes of the two halves of the key's query part; see reason.Fingerprint.
+    - `purges`: the last purge that its writer had checked before it wrote; see purge_index.Mark.
     """
 
     digest: str
@@ -84,6 +85,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     documents: tuple[str, ...] = ()
     question: str = ""
     params: str = ""
+    purges: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> int:

@@ -21,13 +21,15 @@ from router.store.fields import to_entry
 from router.store.finding import Client, ask
 from router.store.listing import Listed, listed
 from router.store.nearest import Nearest, nearest
+from router.store.purge_record import is_purged
 
 COMPARED: Final = 20_000
 """Entries of the tenant among which the nearest is looked for."""
 
-State = Literal["absent", "fresh", "stale", "other-digest", "unreadable", "no-such-form"]
+State = Literal["absent", "fresh", "stale", "other-digest", "unreadable", "purged", "no-such-form"]
 """What stands at the key: nothing; an answer, within its time or beyond it; the answer to another request; what is no
-entry; an answer that has no form as the request wants it."""
+entry; an answer that a purge covers, and that was written too late for it to be deleted; an answer that has no form as
+the request wants it."""
 
 _DIFFERS: Final[dict[MissReason, str]] = {
     "model": "the model, or its revision in the configuration",
@@ -138,6 +140,8 @@ class Explainer:
         entry = to_entry(fields or {})
         if entry is None:
             return "unreadable", shown
+        if await is_purged(self._client, key.text, entry.documents, entry.purges):
+            return "purged", shown
         if entry.digest != key.digest:
             return "other-digest", shown
         if replay(entry, reading.request) is None:
@@ -153,6 +157,8 @@ def _why(state: State, near: Nearest) -> tuple[str | None, str]:
             return None, "What stands at its key is the answer to another request, with the same hashes."
         case "unreadable":
             return None, "What stands at its key is no entry; the next answer takes its place."
+        case "purged":
+            return None, "What stands at its key was purged while it was generated; the next answer takes its place."
         case "no-such-form":
             return None, "Its answer is stored, but has no form such as the request asks for (stream or JSON)."
     if near.key is None:

@@ -1,8 +1,14 @@
-"""What this process does when Redis tells it that something has changed."""
+"""What this process does when Redis tells it that something has changed.
+
+Theory of operation. Changes are told over connections of their own (router.shared.listener); what has changed is read
+over the line. Either may be away while the other is there. So what was told and could not be read is read once the line
+is back, and only a process to which all is told, and which has read all that it missed, answers from its local copy.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+import logging
+from collections.abc import Sequence
+from typing import Final
 
 from router.core.names import DRAINS, PURGES, is_breaker, is_entry, is_flight
 from router.core.reason import Hints
@@ -10,9 +16,15 @@ from router.core.scope import Scope
 from router.flow.flights import Flights
 from router.shared.breakers import Breakers
 from router.shared.flights import SharedFlights
+from router.shared.line import Line, RedisDownError
 from router.shared.purges import Purges
 from router.shared.registry import Drains
+from router.shared.tasks import end
 from router.store.local import LocalCopy
+
+log = logging.getLogger("roundhouse.redis")
+
+_READ_AGAIN: Final = 0.1  # seconds
 
 
 class Hearing:
@@ -21,6 +33,7 @@ class Hearing:
     def __init__(
         self,
         *,
+        line: Line,
         local: LocalCopy,
         flights: Flights,
         purges: Purges,
@@ -29,38 +42,36 @@ class Hearing:
         drains: Drains,
         breakers: Breakers,
     ) -> None:
+        self._line = line
         self._local = local
         self._flights = flights
         self._purges = purges
         self._shared = shared
         self._hints = hints
         self._drains = drains
-        self._listens = False
         self._breakers = breakers
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._listening = False
+        self._unread = False  # whether purges or drains may have changed since they were read
+        self._reading: asyncio.Task[None] | None = None
 
     def listening(self) -> None:
-        self._listens = True
-        self._local.listening()
-        self._begin(self._catch_up())
-        self._begin(self._drains.changed())
+        self._listening = True
+        self._read()
         self._breakers.listening()
 
-    async def _catch_up(self) -> None:
-        """Flights can be joined again once the purges are known that passed unnoticed."""
-        if await self._purges.changed() and self._listens:
-            self._flights.listening()
-
     def deaf(self) -> None:
-        self._listens = False
-        self._local.deaf()
-        self._flights.deaf()
+        self._listening = False
+        self._suspend()
+
+    async def aclose(self) -> None:
+        """Reads nothing more."""
+        await end(self._reading)
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         if keys is None:  # all of Redis was emptied
             self._local.drop()
             self._hints.clear()
-            self._begin(self._drains.changed())
+            self._read()
             return
         entries = []
         for name in keys:
@@ -73,10 +84,8 @@ class Hearing:
         self._local.changed(entries)
 
     def _other(self, key: str) -> None:
-        if key == PURGES:
-            self._begin(self._purges.changed())
-        elif key == DRAINS:
-            self._begin(self._drains.changed())
+        if key in (PURGES, DRAINS):
+            self._read()
         elif is_flight(key):
             self._shared.changed(key)
         elif is_breaker(key):
@@ -85,13 +94,39 @@ class Hearing:
     def message(self, payload: bytes) -> None:
         self._shared.message(payload)
 
-    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
-        task: asyncio.Task[object] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    # -- what has to be read ------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        self._unread = True
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self._read_all())
+
+    async def _read_all(self) -> None:
+        while self._unread:
+            self._unread = False
+            try:
+                await self._purges.catch_up()
+                await self._drains.read()
+            except RedisDownError:
+                log.debug("the purges and drains that were missed will be read when Redis answers again")
+                self._unread = True
+                self._suspend()
+                await asyncio.sleep(_READ_AGAIN)  # of a cluster, one server may be away while the line is up
+                await self._line.wait_until_up()
+        if self._listening and not self._purges.told:
+            self._purges.told = True
+            self._local.listening()
+            self._flights.listening()
+
+    def _suspend(self) -> None:
+        """Until all that was missed is read, nothing comes from the local copy, and no flight of some age is joined."""
+        self._purges.told = False
+        self._local.deaf()
+        self._flights.deaf()
 
 
-def on_purge(flights: Flights, hints: Hints, scope: Scope) -> None:
-    """A purge has become known; of entries, Redis tells by itself."""
+def on_purge(flights: Flights, hints: Hints, local: LocalCopy, scope: Scope) -> None:
+    """A purge has become known."""
     flights.purged(scope)
+    local.purged()
     hints.clear()

@@ -5,6 +5,7 @@ import contextlib
 from typing import Final
 
 from router.flow.flights import Flights
+from router.flow.hearing import Hearing
 from router.shared.flights import SharedFlights
 from router.shared.limits import TenantLimits
 from router.shared.line import Line, RedisDownError
@@ -15,6 +16,7 @@ from router.shared.registry import Drains
 from router.shared.tasks import end
 
 _COUNTED_EVERY: Final = 2.0  # seconds
+_LEARN_AGAIN: Final = 1.0  # seconds after which a Redis that took no writes may take them again
 _AT_ONCE: Final = 500  # commands, so that lookups need not wait behind thousands
 
 
@@ -23,7 +25,7 @@ class Sharing:
 
     def __init__(
         self, *, line: Line, purges: Purges, shared: SharedFlights, listener: Listener, flights: Flights,
-        popularity: Popularity, limits: TenantLimits, drains: Drains,
+        popularity: Popularity, limits: TenantLimits, drains: Drains, hearing: Hearing,
     ) -> None:  # fmt: skip
         self._line = line
         self._purges = purges
@@ -33,6 +35,7 @@ class Sharing:
         self._popularity = popularity
         self._limits = limits
         self._drains = drains
+        self._hearing = hearing
 
     async def start(self) -> None:
         """Looks for Redis; waits for it a moment."""
@@ -60,6 +63,9 @@ class Sharing:
                 await self._purges.learn()
             except RedisDownError:
                 await asyncio.sleep(0)  # it was up, and is away again
+                continue
+            if not self._purges.learned:
+                await asyncio.sleep(_LEARN_AGAIN)
 
     async def _count_hits(self) -> None:
         while True:
@@ -76,5 +82,6 @@ class Sharing:
         """Ends the flights that are still in the air, and lets what is to be written be written."""
         await self._flights.aclose()
         self._tell_hits()
+        await self._hearing.aclose()
         await self._line.aclose()
         self._shared.stop()

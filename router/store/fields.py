@@ -33,6 +33,7 @@ _ALWAYS: Final = _form(
 )
 _COUNT: Final = 20  # words of these
 _HALVES: Final = _form("question", "params")
+_MARK: Final = _form("purges")
 _CHECKSUM: Final = "$8\r\nchecksum\r\n$16\r\n%s\r\n"
 _MOST: Final = 1e18  # of any number in an entry; what is beyond it is none of ours
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
@@ -40,10 +41,11 @@ _encode = msgspec.json.Encoder().encode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-def to_words(entry: Entry) -> tuple[int, list[bytes]]:
+def to_words(entry: Entry, purges: tuple[int, int]) -> tuple[int, list[bytes]]:
     """What is written: fields and values, as words of Redis' protocol, and how many they are.
 
-    What an entry does not have is left out. Its names are ASCII, as the configuration's are.
+    What an entry does not have is left out. Its names are ASCII, as the configuration's are. `purges` becomes the
+    entry's, which only its writer knows.
     """
     created, ttl, stale = repr(entry.created), repr(entry.ttl), repr(entry.stale)
     prompt, completion, took = f"{entry.prompt_tokens}", f"{entry.completion_tokens}", f"{entry.generation_ms}"
@@ -56,8 +58,9 @@ def to_words(entry: Entry) -> tuple[int, list[bytes]]:
     if entry.question:
         text += _HALVES % (len(entry.question), entry.question, len(entry.params), entry.params)
         count += 4
-    text += _CHECKSUM % checksum(entry.body, entry.frames, entry.usage_frame)
-    count += 2
+    mark = f"{purges[0]}-{purges[1]}"
+    text += _MARK % (len(mark), mark) + _CHECKSUM % checksum(entry.body, entry.frames, entry.usage_frame)
+    count += 4
     words = [text.encode("ascii")]
     documents = _encode(entry.documents) if entry.documents else None
     for name, value in (
@@ -92,7 +95,8 @@ def entry_of(values: Any) -> Entry | None:
     """The same, from the values of all FIELDS in their order, each of them bytes or None."""
     (
         digest, body, frames, usage_frame, model, engine, known, created, ttl,
-        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, written_checksum,
+        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, mark,
+        written_checksum,
     ) = values  # fmt: skip
     task = _TASKS.get(known)
     if task is None or (body is None and frames is None):
@@ -105,19 +109,22 @@ def entry_of(values: Any) -> Entry | None:
         documents = _decode_names(documents) if documents is not None else ()
         question = question.decode("ascii") if question is not None else ""
         params = params.decode("ascii") if params is not None else ""
+        milliseconds, _, number = mark.partition(b"-")
+        purges = (int(milliseconds), int(number))
     except (AttributeError, TypeError, ValueError):  # it is None, or not what it should be
         return None
     # What goes into headers and counters must be fit for them, whoever wrote it.
     fit = (
         engine.isprintable() and 0.0 <= created <= _MOST and 0.0 <= ttl <= _MOST and 0.0 <= stale <= _MOST
         and 0 <= prompt_tokens <= _MOST and 0 <= completion_tokens <= _MOST and 0 <= generation_ms <= _MOST
+        and 0 <= purges[0] <= _MOST and 0 <= purges[1] <= _MOST
     )  # fmt: skip
     # The JSON of a body that was cut or replaced may still be valid, so only a checksum shows the damage.
     if not fit or written_checksum != checksum(body, frames, usage_frame).encode():
         return None
     return Entry(
         digest, body, frames, usage_frame, model, engine, task, created, ttl,
-        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params,
+        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, purges,
     )  # fmt: skip
 
 

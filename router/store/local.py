@@ -27,12 +27,21 @@ class LocalCopy:
     - It never holds more than `limit` bytes; whoever has not been asked for longest goes first.
     - An entry that was changed while it was fetched is not kept.
     - Nothing is held or given while nobody listens.
+    - What a purge covers is not given, whether or not Redis has told that it was deleted.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.time) -> None:
-        """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch, as Redis counts them."""
+    def __init__(
+        self, limit: int, clock: Callable[[], float] = time.time, *,
+        covered: Callable[[str, tuple[str, ...], tuple[int, int]], bool] = lambda *_: False,
+    ) -> None:  # fmt: skip
+        """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch, as Redis counts them.
+
+        `covered`: see Purges.cover.
+        """
         self._limit = limit
         self._clock = clock
+        self._covered = covered
+        self._purges = 0  # how many have become known; an entry is checked once after each that was, if it is asked for
         self._entries: dict[str, _Held] = {}
         self._fetches: dict[str, _Fetches] = {}
         self._size = 0
@@ -55,6 +64,11 @@ class LocalCopy:
             # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
             self._size -= held.size
             return None
+        if held.checked != self._purges:
+            held.checked = self._purges
+            if self._covered(key, held.entry.documents, held.entry.purges):
+                self._size -= held.size
+                return None
         self._entries[key] = held  # now the one that was asked for last
         return held
 
@@ -81,7 +95,7 @@ class LocalCopy:
         if size > self._limit:
             return
         self._remove(key)
-        self._entries[key] = _Held(key, entry, self._grow)
+        self._entries[key] = _Held(key, entry, self._grow, self._purges)
         self._grow(self._entries[key], size)
 
     def _grow(self, held: "_Held", size: int) -> bool:
@@ -113,6 +127,10 @@ class LocalCopy:
             if fetches is not None:
                 fetches.changed = True
 
+    def purged(self) -> None:
+        """A purge has become known."""
+        self._purges += 1
+
     def drop(self) -> None:
         """Everything may have changed."""
         self.changed([*self._entries, *self._fetches])
@@ -124,14 +142,15 @@ class LocalCopy:
 
 
 class _Held(Stored):
-    """One that is here: `size` in bytes, `until` in seconds since the epoch."""
+    """One that is here: `size` in bytes, `until` in seconds since the epoch, `checked` against so many purges."""
 
-    __slots__ = ("_room", "key", "size", "until")
+    __slots__ = ("_room", "checked", "key", "size", "until")
 
     stays = True
 
-    def __init__(self, key: str, entry: Entry, room: Callable[["_Held", int], bool]) -> None:
+    def __init__(self, key: str, entry: Entry, room: Callable[["_Held", int], bool], checked: int) -> None:
         super().__init__(entry)
+        self.checked = checked
         self._room = room
         self.key = key
         self.size = 0

@@ -6,27 +6,24 @@ not attach to an answer that began before; and at last the entries. A process th
 back; what it had in hand is covered, too.
 """
 
-from typing import Final
-
 import msgspec
 
-from router.core.names import PURGES, claimed_by, hits_of
+from router.core.names import claimed_by, hits_of
 from router.core.scope import Scope
 from router.shared.link import Command
-from router.store.finding import Client, Progress, ask, faults_told, find, keys, unheard
-
-RECORDS: Final = 10_000
-"""Purges that are remembered, or a few more."""
-
-SCOPE_FIELD: Final = "scope"
-"""The field of a record that holds the scope as JSON."""
+from router.store.finding import Client, Progress, ask, find, keys, unheard
+from router.store.purge_record import NO_REPLICAS, Replicas, add_record
 
 
 class Purged(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `entries` were there and are gone, and how many `claims` of generations in flight."""
+    """How many `entries` were there and are gone, and how many `claims` of generations in flight.
+
+    `replicas`: which have the record of the purge, so that a failover to one of them does not lose it; None is unknown.
+    """
 
     entries: int
     claims: int
+    replicas: Replicas | None = NO_REPLICAS
 
 
 async def purge(client: Client, scope: Scope, progress: Progress = unheard) -> Purged:
@@ -36,16 +33,14 @@ async def purge(client: Client, scope: Scope, progress: Progress = unheard) -> P
     - Redis is never held up: it deletes some hundreds of keys at a time, and frees their memory beside its work.
     - Of a scope that names a document, no claim is deleted: their names do not tell.
     """
-    # Not by way of `ask`, for which a key of another type is no fault: without a record nothing may be deleted.
-    with faults_told():
-        await client.execute_command("XADD", PURGES, "MAXLEN", "~", RECORDS, "*", SCOPE_FIELD, scope.record())
+    replicas = await add_record(client, scope)
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for meant in find(client, scope):
         entries += sum(await ask(client, [("UNLINK", key) for key in meant]))
         await ask(client, _without_hits(meant))
         progress(entries)
-    return Purged(entries=entries, claims=claims)
+    return Purged(entries=entries, claims=claims, replicas=replicas)
 
 
 async def count(client: Client, scope: Scope, progress: Progress = unheard) -> int:

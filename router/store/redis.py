@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 import redis.exceptions
@@ -10,7 +11,7 @@ import redis.exceptions
 from router.core.types import Entry
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import LinkError, Packed, form, later, part
-from router.shared.purges import Mark, Purges
+from router.shared.purges import Mark, News, Purges
 from router.store.fields import FIELDS, entry_of, to_words
 from router.store.local import LocalCopy
 
@@ -47,7 +48,7 @@ class EntryStore:
     - What was put is found by the next `get` of this process, and by other processes as soon as Redis has it.
     - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
     - What is at a key and is no entry, or a damaged one, is a miss, not an error; `damaged` is called for each.
-    - What has been purged since its generation began is not stored.
+    - What has been purged since its generation began is not stored; should it be there all the same, it is a miss.
     - A `put` never raises and never waits; what it came to is told to its `written`.
     """
 
@@ -75,13 +76,34 @@ class EntryStore:
                 return None
             if isinstance(reply, Exception):
                 raise RedisDownError
-            entry = entry_of(reply)
-            if entry is None and reply.count(None) != len(reply):
-                self._damaged()
-                self._delete(key, reply)
+            found = entry_of(reply)
+            if found is None:
+                if reply.count(None) != len(reply):
+                    self._damaged()
+                    self._delete(key, reply)
+                return None
+            purges = self._purges
+            known = (found.purges <= purges.last and purges.current) or await self._catch_up()
+            if not known and found.purges > purges.last:
+                return None
+            # A mark beyond the end of the log is one of a log that is gone.
+            if found.purges > purges.last or purges.cover(key, found.documents, found.purges):
+                self._delete(key, reply)  # its writer did not learn of the purge
+                return None
+            entry = found
         finally:
             fetched(entry)
         return entry
+
+    async def _catch_up(self) -> bool:
+        """Whether all purges are known; else the server of a cluster that has them is away. Raises RedisDownError."""
+        try:
+            await self._purges.catch_up()
+        except RedisDownError:
+            if not self._line.up:
+                raise
+            return False
+        return True
 
     def _delete(self, key: str, values: list[bytes | None]) -> None:
         """Deletes what was read. While it is there, whoever claims the key takes its answer for stored already."""
@@ -98,13 +120,12 @@ class EntryStore:
         if self._backlog + size > self._max_backlog:
             written("dropped")
             return
-
-        def answered(replies: Replies | None) -> None:
-            self._backlog -= size
-            written(self._see(replies, key, entry, since))
-
+        write = _Write(key, entry.documents, since, size, self._purges.news(), written)
         try:
-            self._line.tell(_writing(key, entry), later(self._purges.news()), size=size, told=answered)
+            self._line.tell(
+                _writing(key, entry, self._purges.last), later(write.news.command), size=size,
+                told=partial(self._answered, write),
+            )  # fmt: skip
         except RedisDownError:
             written("dropped")
             return
@@ -112,25 +133,63 @@ class EntryStore:
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
         self._local.changed([key])
 
-    def _see(self, replies: Replies | None, key: str, entry: Entry, since: Mark) -> WriteResult:
-        """What became of a write."""
+    def _answered(self, write: "_Write", replies: Replies | None) -> None:
+        """What became of a write. Where the reply is lost, the entry may be there: readers check its mark."""
+        self._backlog -= write.size
         if replies is None:
-            return "failed"
-        reply, news = replies
-        self._purges.note(news)
+            write.written("failed")
+            return
+        reply, found = replies
         if isinstance(reply, Exception):
             # It answers, so it is not down; out of memory or read-only, it still gives what it has.
             log.warning("an entry could not be written: %s", reply)
-            return "failed"
-        unsure = isinstance(news, LinkError)  # of a cluster, the one server that knows the purges does not answer
-        if not unsure and not self._purges.cover(key, entry.documents, since):
-            return "stored"
-        with contextlib.suppress(RedisDownError):
-            self._line.tell(("DEL", key))
-        return "failed" if unsure else "purged"
+            write.written("failed")
+            return
+        self._check(write, found)
+
+    def _check(self, write: "_Write", found: object) -> None:
+        """Whether the purges that were read after a write cover it. It counts as stored once all of them were read."""
+        unsure = isinstance(found, LinkError)  # of a cluster, the one server that knows the purges does not answer
+        read_all = self._purges.note(write.news, found)
+        covered = self._purges.cover(write.key, write.documents, write.since)
+        if unsure or covered:
+            with contextlib.suppress(RedisDownError):
+                self._line.tell(("DEL", write.key))
+            write.written("failed" if unsure else "purged")
+        elif read_all:
+            write.written("stored")
+        else:
+            write.news = self._purges.news()
+            try:
+                self._line.tell(write.news.command, told=partial(self._checked_page, write))
+            except RedisDownError:
+                write.written("failed")
+
+    def _checked_page(self, write: "_Write", replies: Replies | None) -> None:
+        if replies is None:
+            write.written("failed")
+        else:
+            self._check(write, replies[0])
 
 
-def _writing(key: str, entry: Entry) -> Packed:
-    count, words = to_words(entry)
+class _Write:
+    """A write under way: of the entry at `key`, `size` bytes; `news` is what was asked behind it."""
+
+    __slots__ = ("documents", "key", "news", "since", "size", "written")
+
+    def __init__(
+        self, key: str, documents: tuple[str, ...], since: Mark, size: int, news: News,
+        written: Callable[[WriteResult], None],
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.documents = documents
+        self.since = since
+        self.size = size
+        self.news = news
+        self.written = written
+
+
+def _writing(key: str, entry: Entry, mark: Mark) -> Packed:
+    count, words = to_words(entry, mark)
     at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
     return b"".join([_PUT % (_PUT_WORDS + count, len(at), at, len(lifetime), lifetime), *words])

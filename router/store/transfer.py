@@ -18,6 +18,7 @@ from router.core.scope import EntryKey, Scope
 from router.shared.link import Command
 from router.store.fields import to_entry
 from router.store.finding import Client, Progress, ask, find, unheard
+from router.store.purge_record import last_record
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a line. An entry of the usual `cache.max_entry` needs some MiB at the most."""
@@ -117,6 +118,7 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
     - An entry lives as long as it would have lived where it came from.
     - What stood before a line that is refused is stored, and no more is read; to import it again does no harm.
     """
+    mark = await last_record(client)  # what was purged where an entry comes from means nothing here
     stored = expired = older = read = size = 0
     batch: list[Command] = []
 
@@ -133,7 +135,7 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
         if not line.strip():
             continue
         try:
-            command = _command(line, time.time())
+            command = _command(line, time.time(), mark)
         except LineError as error:
             await store()
             raise LineError(f"line {number}: {error}") from None
@@ -149,7 +151,7 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
     return Imported(stored=stored, expired=expired, older=older)
 
 
-def _command(line: bytes, now: float) -> Command | None:
+def _command(line: bytes, now: float, mark: bytes) -> Command | None:
     """What stores a line's entry; None where it has expired. Raises LineError."""
     if len(line) > MAX_LINE:
         raise LineError(f"more than {MAX_LINE} bytes")
@@ -161,6 +163,7 @@ def _command(line: bytes, now: float) -> Command | None:
         name.encode(): value.base64 if isinstance(value, _Coded) else value.encode()
         for name, value in read.fields.items()
     }
+    fields[b"purges"] = mark
     entry = to_entry(fields)
     if entry is None:
         raise LineError("not an entry: a field is missing, holds what it cannot, or the checksum is wrong")

@@ -25,9 +25,9 @@ LEAST_RIGHTS: Final = (
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
     "+exists", "+get", "+set", "+del", "+expire", "+pexpire", "+time",
-    "+hget", "+hgetall", "+hset", "+hsetnx", "+hkeys", "+hdel", "+eval",
+    "+hget", "+hgetall", "+hset", "+eval",
     "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
-    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+command",
+    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+wait", "+command",
 )  # fmt: skip
 SENTINEL_RIGHTS: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",

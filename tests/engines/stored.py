@@ -7,6 +7,7 @@ import hiredis
 
 from router.core.types import Entry
 from router.store.fields import to_words
+from router.store.purge_record import last_record
 
 NONE: Final = "0" * 16
 
@@ -29,14 +30,14 @@ def entry(**fields: Any) -> Entry:
 def fields_of(stored: Entry) -> dict[bytes, bytes]:
     """What a router writes of an entry, as Redis reads it."""
     reader = hiredis.Reader()
-    count, words = to_words(stored)
+    count, words = to_words(stored, stored.purges)
     reader.feed(b"".join([b"*%d\r\n" % count, *words]))
     read: list[bytes] = reader.gets()
     return dict(zip(read[::2], read[1::2], strict=True))
 
 
 async def store(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
-    """Stores an entry at a key, which Redis drops after so many seconds; gives the key."""
-    await redis.hset(at, mapping=fields_of(stored or entry()))
+    """Stores an entry at a key, which Redis drops after so many seconds; gives the key. No known purge covers it."""
+    await redis.hset(at, mapping={**fields_of(stored or entry()), b"purges": await last_record(redis)})
     await redis.expire(at, expires)
     return at

@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from router.core.scope import Scope
 from router.core.types import Entry
 from router.shared.connect import open_link
 from router.shared.line import Line
-from router.shared.purges import BEGINNING, Mark, Purges
+from router.shared.purges import Mark, Purges
 from router.store.local import LocalCopy
 from router.store.redis import MAX_BACKLOG, EntryStore, WriteResult
 
@@ -18,16 +21,19 @@ class Store:
     def __init__(
         self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None,
         max_backlog: int = MAX_BACKLOG, damaged: Callable[[], object] = lambda: None,
+        purged: Callable[[Scope], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
         self.link = open_link(url, timeout=timeout)
         self.line = Line(self.link, timeout=timeout, retry=retry)
-        self.purges = Purges(self.line)
-        self.local = local or LocalCopy(0)
+        self.purges = Purges(self.line, purged)
+        self.local = local if local is not None else LocalCopy(0)
         self.entries = EntryStore(self.line, self.purges, self.local, damaged=damaged, max_backlog=max_backlog)
 
     async def start(self) -> None:
         await self.line.start()
+        if self.line.up:
+            await self.purges.learn()
 
     async def aclose(self) -> None:
         await self.line.aclose()
@@ -37,14 +43,18 @@ class Store:
         return self.line.up
 
     async def wait_until_up(self) -> None:
+        """Returns once Redis answers, and the purges are known that were missed."""
         await self.line.wait_until_up()
+        await self.purges.catch_up()
 
     async def get(self, key: str) -> Entry | None:
-        return await self.entries.get(key)
+        """An entry as it was put: without the purges that the store had checked."""
+        entry = await self.entries.get(key)
+        return None if entry is None else msgspec.structs.replace(entry, purges=(0, 0))
 
-    def put(self, key: str, entry: Entry, since: Mark = BEGINNING) -> "asyncio.Future[WriteResult]":
+    def put(self, key: str, entry: Entry, since: Mark | None = None) -> "asyncio.Future[WriteResult]":
         written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-        self.entries.put(key, entry, since, written.set_result)
+        self.entries.put(key, entry, self.purges.last if since is None else since, written.set_result)
         return written
 
     async def command(self, *words: Any) -> Any:

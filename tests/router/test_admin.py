@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from purge_log import NO_REPLICAS, recorded
 from redis_process import RedisServer
 from serving import Engines, MakeRouter, RouterServer, chat_body, configuration
 from stored import entry, key, store
 
 from router.api.auth import hash_key
-from router.core.names import PURGES, claim_of
-from router.core.scope import read_scope
+from router.core.names import claim_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -128,7 +128,7 @@ async def test_a_bad_entry_can_be_found_shown_and_deleted_by_itself(guarded: Rou
     assert len((await get(guarded, "entries"))["entries"]) == 2
     assert (await get(guarded, f"entries/{key(2)}"))["problem"] is not None
     answer = await guarded.http.delete(f"/admin/cache/entries/{key(2)}", headers=ADMIN)
-    assert answer.json() == {"entries": 1, "claims": 0}
+    assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     assert await client.exists(key(1))
     assert not await client.exists(key(2))
 
@@ -149,7 +149,7 @@ async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
     acme = {"authorization": "Bearer acme-key"}
     first = await guarded.chat("Tell me about the sea.", headers=acme)
     assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "HIT"
-    assert await post(guarded, "purge", {"tenant": "acme"}) == {"entries": 1, "claims": 0}
+    assert await post(guarded, "purge", {"tenant": "acme"}) == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     again = await guarded.chat("Tell me about the sea.", headers=acme)
     assert (first.headers["x-cache"], again.headers["x-cache"]) == ("MISS", "MISS")
 
@@ -157,10 +157,13 @@ async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
 async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterServer, client: Any) -> None:
     await store(client, key(rag="b" * 16), entry(documents=("handbook",)))
     await client.set(claim_of(key()), "flight")
-    assert await post(guarded, "purge", {"document": "handbook"}) == {"entries": 1, "claims": 0}
-    assert await post(guarded, "purge", {"all": True}) == {"entries": 0, "claims": 1}
-    told = [read_scope(fields[b"scope"]) for _, fields in await client.xrange(PURGES)]
-    assert [(scope.document, scope.all) for scope in told] == [("handbook", False), (None, True)]
+    assert await post(guarded, "purge", {"document": "handbook"}) == {
+        "entries": 1,
+        "claims": 0,
+        "replicas": NO_REPLICAS,
+    }
+    assert await post(guarded, "purge", {"all": True}) == {"entries": 0, "claims": 1, "replicas": NO_REPLICAS}
+    assert [(scope.document, scope.all) for scope in await recorded(client)] == [("handbook", False), (None, True)]
 
 
 async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
@@ -180,7 +183,7 @@ async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
     answer = await guarded.http.post("/admin/cache/purge", content=body, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_purge")
     assert await client.exists(key())
-    assert not await client.exists(PURGES)
+    assert not await recorded(client)
 
 
 @pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("explain", (4 << 20) + 4096)])

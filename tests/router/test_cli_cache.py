@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from commanding import Said, at_a_terminal, roundhouse
+from purge_log import NO_REPLICAS, recorded
 from redis_process import RedisServer
 from serving import RouterServer, chat_body, configuration
 from stored import entry, key, store
 
-from router.core.names import PURGES, hits_of
+from router.core.names import hits_of
+from router.core.scope import Scope
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -126,10 +128,11 @@ async def test_top_lists_what_was_hit_the_most(client: Any, file: Path) -> None:
 
 async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client: Any, file: Path) -> None:
     mine, others = await store(client, key(1)), await store(client, key(2, tenant="other"))
-    assert (await cache(file, "purge", "--tenant", "acme", "--json")).json() == {"entries": 1, "claims": 0}
+    purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
+    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
     assert (await cache(file, "purge", "--all")).out == "forgot 1 entry and 0 claims\n"
-    assert await client.xlen(PURGES) == 2
+    assert await recorded(client) == [Scope(tenant="acme"), Scope(all=True)]
 
 
 @pytest.mark.parametrize("part", ["key", "model", "system", "rag", "document"])
@@ -147,7 +150,7 @@ async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
     assert (await cache(file, "purge", "--all", "--dry-run")).out == "1 entry would be forgotten\n"
     assert (await cache(file, "purge", "--all", "--dry-run", "--json")).json() == {"entries": 1}
     assert await client.exists(key())
-    assert not await client.exists(PURGES)
+    assert not await recorded(client)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +226,13 @@ async def test_a_request_that_would_be_refused_is_wrong_use(
 async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(3):
         await store(client, key(number))
-    before = {name: await client.hgetall(name) for name in await client.keys("*")}
+    before = [await client.hget(key(number), "body") for number in range(3)]
     out = tmp_path / "entries.jsonl"
     assert (await cache(file, "export", out, "--json")).json() == {"entries": 3, "left_out": 0}
     assert oct(out.stat().st_mode & 0o777) == "0o600"
     await client.flushall()
     assert (await cache(file, "import", out, "--json")).json() == {"stored": 3, "expired": 0, "older": 0}
-    assert {name: await client.hgetall(name) for name in await client.keys("*")} == before
+    assert [await client.hget(key(number), "body") for number in range(3)] == before
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 

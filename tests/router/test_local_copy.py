@@ -185,8 +185,8 @@ async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_i
     answer = await alone.chat(PROMPT)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
     await own_redis.start()
-    # It is empty, and an answer that was begun without it may be the first that it gets.
-    await eventually(lambda: _asked(alone, "MISS", "HIT"))
+    # It is empty. What is begun before the router has noticed that is not stored, since purges may be lost, too.
+    await eventually(lambda: _asked(alone, "HIT"))
     await held(alone)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from live_answers import streaming
+from purge_log import recorded
 from redis_process import RedisServer
 from scripted_engine import ScriptedEngine
 from serving import MakeRouter, RouterServer, chat_body, configuration
@@ -14,7 +15,7 @@ from sse_answers import DONE, ROLE, chunk, said
 from waiting import eventually
 
 from router.api.auth import hash_key
-from router.core.names import PURGES
+from router.core.scope import Scope
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -141,7 +142,7 @@ async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_co
     setting: Setting, redis: Any
 ) -> None:
     await setting.purge(all=True)
-    assert await redis.xlen(PURGES) == 1
+    assert await recorded(redis) == [Scope(all=True)]
     setting.engine.paced = False
     assert (await setting.one.chat("x", stream=True)).headers["x-cache"] == "MISS"
     again = await setting.other.chat("x", stream=True)

@@ -13,6 +13,7 @@ from serving import RouterServer, chat_body, configuration
 from stored import entry, store
 
 from router.app import build_catalog, build_explainer, build_reader
+from router.core.names import PURGES
 from router.core.reason import fingerprint
 from router.core.types import Endpoint, Entry
 from router.errors import ApiError
@@ -177,6 +178,13 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
     await client.execute_command(command[0], read(BODY).key.text, *command[1:])
     told = await explain(BODY)
     assert (told.result, told.state) == ("MISS", "unreadable")
+
+
+async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
+    await answered(client, BODY)
+    await client.xadd(PURGES, {"scope": '{"all":true}'})  # whose deleting it has escaped
+    told = await explain(BODY)
+    assert (told.result, told.state) == ("MISS", "purged")
 
 
 async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:

@@ -26,7 +26,9 @@ async def exported(client: Any, scope: Scope = ALL) -> list[bytes]:
 
 
 async def contents(client: Any) -> dict[bytes, Any]:
-    return {name: await client.hgetall(name) for name in await client.keys("*")}
+    """The entries, but for the purges that were known where they were written."""
+    entries = {name: await client.hgetall(name) for name in await client.keys("rh:1:[^p]*")}
+    return {name: {**fields, b"purges": b""} for name, fields in entries.items()}
 
 
 async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
@@ -82,7 +84,7 @@ async def test_what_has_expired_meanwhile_is_not_stored(client: Any) -> None:
     await client.flushall()
     line = json.dumps({**json.loads(line), "expires": time.time() - 1}).encode()
     assert await import_(client, [line]) == Imported(stored=0, expired=1, older=0)
-    assert await client.dbsize() == 0
+    assert not await client.exists(key())
 
 
 async def test_what_is_as_new_or_newer_stays_and_what_is_older_or_broken_gives_way(client: Any) -> None:
