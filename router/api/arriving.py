@@ -21,6 +21,9 @@ MAX_HEAD: Final = 64 * 1024
 MAX_HEADERS: Final = 200
 """Headers of a request, and trailers."""
 
+MAX_REQUESTS: Final = 256
+"""Requests that may wait for their turn on a connection; the smallest takes fifty times its bytes in memory."""
+
 _PER_BYTE: Final = 8  # bytes that a chunked body may need for each of its own: one a chunk takes six
 _HOP: Final = (b"connection", b"upgrade", b"http2-settings")
 _PERSISTENCE: Final = (b"close", b"keep-alive")
@@ -189,6 +192,8 @@ class Arriving:
         if len(headers) > MAX_HEADERS or (self._head + self._fed > MAX_HEAD and self._size() > MAX_HEAD):
             raise _too_large()
         self._head = 0
+        if len(self._queue) >= MAX_REQUESTS:
+            raise _too_many()
         if not is_known:
             self._read_line()
         said = self._said
@@ -244,6 +249,10 @@ class Arriving:
 
 def _invalid() -> ApiError:
     return ApiError(400, "The request is not valid HTTP.", code="invalid_http")
+
+
+def _too_many() -> ApiError:
+    return ApiError(429, "Too many requests wait on this connection.", code="too_many_requests")
 
 
 def _too_large() -> ApiError:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from raw_http import CHAT_HEAD, VERSION, chunked, request
 
-from router.api.arriving import MAX_HEAD, Arriving, Queue
+from router.api.arriving import MAX_REQUESTS, Arriving, Queue
 from router.api.outbox import Outbox, Sender
 from router.errors import ApiError
 
@@ -91,8 +91,8 @@ async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_
 
 
 async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_like_any_other() -> None:
-    sent = VERSION * (2 * MAX_HEAD // len(VERSION))
-    assert len(await arrive(sent + VERSION[:-5], VERSION[-5:])) == 2 * MAX_HEAD // len(VERSION) + 1
+    one = request(None, b"x-filler: " + b"y" * 500, method=b"GET", path=b"/version")
+    assert len(await arrive(one * 200 + one[:-5], one[-5:])) == 201
 
 
 async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
@@ -103,11 +103,11 @@ async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> Non
 
 # -- requests for another protocol ------------------------------------------------------------------------------------
 
-UPGRADES = request({"b": 2}, *H2C)
+UPGRADES = request({"b": 2}, *H2C, b"x-filler: " + b"y" * 800)
 
 
 async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other_requests() -> None:
-    many = 256 * 1024 // len(UPGRADES)
+    many = MAX_REQUESTS
     peaks = []
     for sent in (request({"b": 2}, b"x-filler: " + b"y" * (len(UPGRADES) - len(request({"b": 2})) - 12)), UPGRADES):
         assert len(sent) == len(UPGRADES)
@@ -118,12 +118,23 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
     assert peaks[1] < 2 * peaks[0]
 
 
+@pytest.mark.parametrize("headers", [(), H2C], ids=["plain", "upgrades"])
+async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tuple[bytes, ...]) -> None:
+    queue: Queue = deque()
+    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    with pytest.raises(ApiError):
+        arriving.feed(request(None, *headers, method=b"GET", path=b"/") * 5000)
+    assert len(queue) == MAX_REQUESTS
+    arriving.close()
+
+
 @given(cuts=st.lists(st.integers(0, 3 * len(UPGRADES)), max_size=8).map(sorted))
 async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[int]) -> None:
     sent = UPGRADES * 3
     arrived = await arrive(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
     assert [(path, body) for _, path, _, _, body in arrived] == [("/v1/chat/completions", b'{"b": 2}')] * 3
-    assert all([name for name, _ in headers] == [b"host", b"content-length"] for _, _, _, headers, _ in arrived)
+    names = [b"host", b"x-filler", b"content-length"]
+    assert all([name for name, _ in headers] == names for _, _, _, headers, _ in arrived)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
