@@ -1,7 +1,6 @@
 """`roundhouse cache`: what the cache holds, why a request hits or misses, and forgetting."""
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,19 +48,24 @@ app.command(name="import")(import_from)
 @app.command(name="stats")
 def stats_command(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
     """Say how much there is of what."""
+    from router.store.finding import redis_clock
     from router.store.survey import stats
 
     with progress("entries counted") as counted:
-        told = with_redis(settings_of(config), config, lambda client: stats(client, counted))
-    write_json(told) if as_json else _write_stats(told)
+
+        async def count(client: "Client") -> "tuple[Stats, float]":
+            return await stats(client, counted), (await redis_clock(client)).now()
+
+        told, now = with_redis(settings_of(config), config, count)
+    write_json(told) if as_json else _write_stats(told, now)
 
 
-def _write_stats(told: "Stats") -> None:
+def _write_stats(told: "Stats", now: float) -> None:
+    """`now` in seconds since the epoch, by Redis' clock."""
     total = told.total
     reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
     typer.echo(f"{amount(total.entries, 'entry', 'entries')} ({total.stale:,} stale), {size(total.bytes)}{reckoned}")
     if told.oldest is not None and told.newest is not None:
-        now = time.time()
         typer.echo(f"the oldest is {span(now - told.oldest)} old, the newest {span(now - told.newest)}")
     typer.echo(f"in the making: {amount(told.claims, 'claim')}, {amount(told.flights, 'flight')}")
     for server in told.redis:

@@ -1,6 +1,5 @@
 """What would become of a request in the cache, and why: told to people, without an engine being asked."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -18,7 +17,7 @@ from router.errors import bad_request
 from router.flow.asked import Reading
 from router.flow.reading import RequestReader
 from router.store.fields import to_entry
-from router.store.finding import Client, ask
+from router.store.finding import Client, ask, redis_clock
 from router.store.listing import Listed, listed
 from router.store.nearest import Nearest, nearest
 from router.store.purge_record import is_purged
@@ -146,7 +145,8 @@ class Explainer:
             return "other-digest", shown
         if replay(entry, reading.request) is None:
             return "no-such-form", shown
-        return "stale" if time.time() - entry.created > entry.ttl else "fresh", shown
+        now = (await redis_clock(self._client)).now()
+        return "stale" if now - entry.created > entry.ttl else "fresh", shown
 
 
 def _why(state: State, near: Nearest) -> tuple[str | None, str]:

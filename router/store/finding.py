@@ -11,8 +11,10 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.core.derive import NOTHING
+from router.core.names import PURGES
 from router.core.scope import Scope, named_by
 from router.shared.link import FAULTS, Command, LinkError
+from router.shared.redis_clock import RedisClock
 from router.store.fields import documents_of
 
 Client = Any
@@ -23,6 +25,9 @@ Progress = Callable[[int], None]
 
 BATCH: Final = 200
 """Keys that are asked about at once; more would hold up the requests of a router that an administrator asks."""
+
+# With a key, so that of a cluster's servers it is always the same one that is asked.
+_TIME: Final[Command] = ("EVAL", "return redis.call('TIME')", 1, PURGES)
 
 _PER_SCAN: Final = 500  # keys that one SCAN looks at; some tenths of a millisecond of Redis' time
 
@@ -53,6 +58,15 @@ async def ask(client: Client, commands: Sequence[Command]) -> list[Any]:
             if isinstance(reply, Exception) and not _wrong_type(reply):
                 raise reply
     return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+
+async def redis_clock(client: Client) -> RedisClock:
+    """Redis' clock, by which entries have their age. Raises LinkError."""
+    clock = RedisClock()
+    sent = clock.monotonic()
+    (reply,) = await ask(client, [_TIME])
+    clock.note(reply, sent)
+    return clock
 
 
 def _wrong_type(reply: Exception) -> bool:

@@ -5,7 +5,6 @@ What stands at an entry's key and is none is shown as it stands, so that it can 
 
 import base64
 import heapq
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +13,7 @@ import msgspec
 from router.core.scope import Scope
 from router.shared.link import Command
 from router.store.fields import documents_of, to_entry
-from router.store.finding import Client, ask, find
+from router.store.finding import Client, ask, find, redis_clock
 
 _LISTED: Final = (
     "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms", "documents",
@@ -99,7 +98,7 @@ async def listed(client: Client, found: list[str]) -> list[Listed | None]:
     for key in found:
         commands += [("HMGET", key, *_LISTED), ("PTTL", key), memory_of(key)]
     replies = await ask(client, commands)
-    now = time.time()
+    now = (await redis_clock(client)).now()
     entries = []
     for at, key in zip(range(0, len(replies), 3), found, strict=True):
         values, pttl, size = replies[at : at + 3]

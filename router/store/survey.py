@@ -4,14 +4,13 @@ It is Redis that is asked, so it shows the same to whoever asks, router or comma
 as SCAN is while others write.
 """
 
-import time
 from typing import Any, Final
 
 import msgspec
 
 from router.core.names import ALL_CLAIMS, ALL_FLIGHTS, ALL_HITS, hits_of
 from router.core.scope import Scope
-from router.store.finding import Client, Progress, ask, faults_told, find, keys, unheard
+from router.store.finding import Client, Progress, ask, faults_told, find, keys, redis_clock, unheard
 from router.store.listing import KeyParts, Listed, listed, memory_of, number, text
 
 MEASURED: Final = 100
@@ -57,8 +56,9 @@ async def stats(client: Client, progress: Progress = unheard) -> Stats:
     tenants: dict[str, dict[str, Amount]] = {}
     total = Amount()
     oldest = newest = None
+    clock = await redis_clock(client)
     async for found in find(client, Scope(all=True)):
-        now = time.time()
+        now = clock.now()
         times = await ask(client, [("HMGET", key, "created", "ttl") for key in found])
         groups = []
         for key, values in zip(found, times, strict=True):

@@ -2,12 +2,11 @@
 
     {"key": "rh:1:…", "expires": 1795432012.5, "fields": {"digest": "…", "body": "…", "frames": {"base64": "…"}, …}}
 
-`expires` is an instant in seconds since the epoch, so a file that lies about for an hour does not make its entries
-live an hour longer. A field is text, or base64 where it is not UTF-8.
+`expires` is an instant in seconds since the epoch by Redis' clock, so a file that lies about for an hour does not make
+its entries live an hour longer. A field is text, or base64 where it is not UTF-8.
 """
 
 import base64
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
 
@@ -17,7 +16,7 @@ from msgspec import Meta
 from router.core.scope import EntryKey, Scope
 from router.shared.link import Command
 from router.store.fields import to_entry
-from router.store.finding import Client, Progress, ask, find, unheard
+from router.store.finding import Client, Progress, ask, find, redis_clock, unheard
 from router.store.purge_record import last_record
 
 MAX_LINE: Final = 64 << 20
@@ -80,6 +79,7 @@ async def export(
     Where Redis moves its keys about meanwhile, one may come twice, as SCAN has it; that does no harm.
     """
     entries = left_out = 0
+    clock = await redis_clock(client)
     async for found in find(client, scope):
         for at in range(0, len(found), _AT_ONCE):
             some = found[at : at + _AT_ONCE]
@@ -87,7 +87,7 @@ async def export(
             for key in some:
                 commands += [("HGETALL", key), ("PTTL", key)]
             replies = await ask(client, commands)
-            now = time.time()
+            now = clock.now()
             for key, fields, pttl in zip(some, replies[::2], replies[1::2], strict=True):
                 entry = to_entry(fields or {})
                 if entry is not None and pttl > 0:
@@ -121,6 +121,7 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
     mark = await last_record(client)  # what was purged where an entry comes from means nothing here
     stored = expired = older = read = size = 0
     batch: list[Command] = []
+    clock = await redis_clock(client)
 
     async def store() -> None:
         nonlocal stored, older, size
@@ -135,7 +136,7 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
         if not line.strip():
             continue
         try:
-            command = _command(line, time.time(), mark)
+            command = _command(line, clock.now(), mark)
         except LineError as error:
             await store()
             raise LineError(f"line {number}: {error}") from None
