@@ -8,7 +8,7 @@ class ScriptedEngine:
     """An HTTP server that answers every POST with the same pieces, an HTTP chunk each, and then ends or holds still.
 
     - `heads` and `bodies` are what it was sent.
-    - `left` is set when a client has closed the connection while the engine held still, or was paced.
+    - `left` is set when a client has closed the connection before the answer was whole.
     - Where it is `paced`, each piece but the first waits until `go` has been released once for it.
     """
 
@@ -45,7 +45,11 @@ class ScriptedEngine:
                 if head.startswith(b"POST"):
                     self.heads.append(head)
                     self.bodies.append(body)
-                    await self._answer(reader, writer)
+                    try:
+                        await self._answer(reader, writer)
+                    except OSError:
+                        self.left.set()
+                        raise
                 else:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         except (asyncio.IncompleteReadError, OSError):
