@@ -107,7 +107,10 @@ class Hearing:
             try:
                 await self._purges.catch_up()
                 await self._drains.read()
+                missed = not self._purges.learned  # a log that was lost, of a Redis that takes no writes
             except RedisDownError:
+                missed = True
+            if missed:
                 log.debug("the purges and drains that were missed will be read when Redis answers again")
                 self._unread = True
                 self._suspend()

@@ -16,7 +16,7 @@ from router.shared.registry import Drains
 from router.shared.tasks import end
 
 _COUNTED_EVERY: Final = 2.0  # seconds
-_LEARN_AGAIN: Final = 1.0  # seconds after which a Redis that took no writes may take them again
+_LEARN_AGAIN: Final = 0.5  # seconds after which a Redis that took no writes, or was away, may be asked again
 _AT_ONCE: Final = 500  # commands, so that lookups need not wait behind thousands
 
 
@@ -47,9 +47,10 @@ class Sharing:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await self._learn()
         loop = asyncio.get_running_loop()
-        works = (self._listener.run(), self._shared.run(), self._limits.run(), self._count_hits())
+        works = (
+            self._learn(), self._listener.run(), self._shared.run(), self._limits.run(), self._count_hits()
+        )  # fmt: skip
         tasks = [loop.create_task(work) for work in works]
         try:
             await asyncio.wait(tasks)
@@ -59,11 +60,8 @@ class Sharing:
     async def _learn(self) -> None:
         while not self._purges.learned:
             await self._line.wait_until_up()
-            try:
+            with contextlib.suppress(RedisDownError):  # it was up, and is away again
                 await self._purges.learn()
-            except RedisDownError:
-                await asyncio.sleep(0)  # it was up, and is away again
-                continue
             if not self._purges.learned:
                 await asyncio.sleep(_LEARN_AGAIN)
 

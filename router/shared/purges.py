@@ -104,7 +104,7 @@ class Purges:
                 records = await self._read_log() or []
             last = records[-1][0] if records else BEGINNING
             if last < self.last:
-                log.warning("the log of purges has lost records, and cannot be written; nothing is stored until it can")
+                log.debug("the log of purges cannot be continued; nothing is stored until it can")
                 return
             self._adopt(records)
 
@@ -152,9 +152,6 @@ class Purges:
         if known == BEGINNING:
             command = begin_log()
         else:
-            log.warning(
-                "the log of purges has lost records; everything that was begun or stored before counts as purged"
-            )
             back = not records or records[-1][0] <= known
             id_ = f"{known[0]}-{known[1] + 1}" if back else "*"
             command = ("XADD", PURGES, id_, "scope", _EVERYTHING.record(), "log", "lost records", *unique())
@@ -165,6 +162,7 @@ class Purges:
 
     def _lose(self) -> None:
         """Records of the log have been lost, and perhaps purges with them."""
+        log.warning("the log of purges has lost records; everything that was begun or stored before counts as purged")
         self.learned = False
         self._first = _NEVER
         self._epoch += 1
