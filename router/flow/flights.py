@@ -26,7 +26,7 @@ from router.flow.landing import Landing, lost
 from router.flow.landings import read_end, write_end
 from router.flow.leading import Keep, lead
 from router.shared.broadcast import Source
-from router.shared.claim import Claim
+from router.shared.claim import LEASE, Claim
 from router.shared.flights import Asked, SharedFlights
 from router.shared.following import WANTED, LostError
 from router.shared.line import RedisDownError
@@ -41,7 +41,10 @@ UNHEARD: Final = 1.0
 """Seconds for which a flight can be joined while purges may pass unnoticed: a request that joins one begun before a
 purge came within so many seconds after the purge."""
 
-_ABSENT: Final = 2.5 * WANTED  # seconds after which a follower elsewhere that has said nothing is taken to have left
+_ABSENT: Final = WANTED + LEASE + 0.5
+"""Seconds without a message after which followers elsewhere are taken to have left: they wait a lease for a Redis that
+does not answer them, and can say nothing meanwhile."""
+
 _TAKE_OVERS: Final = 3  # of one flight; each is of a leader that was lost within seconds of its claim
 
 
@@ -229,8 +232,10 @@ class Flights:
             self._shared.end(flight.key.text, flight.id, _source(flight.work), write_end(flight, landing))
         flight.land(landing)
         self._forget(flight)
+        # After the answer was stored: whoever comes next must find the one or the other. One that is not led here may
+        # have a claim as well, if it was cancelled while it took that over.
+        self._release(flight)
         if flight.led_here:
-            self._release(flight)  # after the answer was stored: whoever comes next must find the one or the other
             self._landed(flight.work)
 
     def _close(self, flight: Flight) -> None:

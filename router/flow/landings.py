@@ -6,6 +6,7 @@ from router.core.answers import Recording
 from router.errors import ApiError
 from router.flow.flight import Flight
 from router.flow.landing import Landing, lost
+from router.shared.broadcast import MAX_UNSENT
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -36,9 +37,15 @@ _unpack = msgspec.msgpack.Decoder(_End).decode
 
 
 def write_end(flight: Flight, landing: Landing) -> bytes:
-    """A landing as the last record of the flight's stream."""
-    if not landing.whole and landing.error is None:  # it was stored already, and others can find it so
+    """A landing as the last record of the flight's stream.
+
+    An answer of more than MAX_UNSENT bytes does not go through Redis: those who follow begin anew.
+    """
+    is_stored = not landing.whole and landing.error is None  # already, and others can find it so
+    if is_stored or (landing.body is not None and len(landing.body) > MAX_UNSENT):
         landing = lost()
+    elif landing.recording is not None and len(landing.recording.body or b"") > MAX_UNSENT:
+        landing = msgspec.structs.replace(landing, recording=None)  # streams are whole without it
     recording, error = landing.recording, landing.error
     end = _End(
         landing_body=landing.body,

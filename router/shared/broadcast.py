@@ -150,7 +150,8 @@ class Broadcast:
             record += ("end", self._end)
         commands = (record, ("PEXPIRE", self._stream, _STREAM_LIFE))
         self._written_at = now = self._loop.time()
-        return _Write(commands, len(frames), now + _GIVE_UP, is_last=self._end is not None)
+        size = len(frames) + len(self._end or b"")
+        return _Write(commands, size, now + _GIVE_UP, is_last=self._end is not None)
 
     def _send_again(self, record: "_Write") -> None:
         if self._loop.time() < record.until:

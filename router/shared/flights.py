@@ -178,7 +178,7 @@ class SharedFlights:
         except RedisDownError:
             return
         for (flight, _), reply in zip(held, replies, strict=True):
-            if reply != 1:  # it was purged, or lapsed while Redis was away: others may begin the same
+            if reply == 0:  # it was purged, or lapsed while Redis was away: others may begin the same
                 self._held.pop(flight, None)
 
     def say(self, key: str, flight: str, source: Source, frames: bytes) -> None:

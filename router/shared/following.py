@@ -7,7 +7,8 @@ the leader's channel that the flight is wanted.
 A leader is lost when
 - its claim is gone, and it has written nothing: it ended or died before it knew of the follower;
 - nobody listens on its channel, or it has not written its first record within a lease: it cannot be reached;
-- it has written nothing for a lease, although Redis answers: a leader that lives writes at least empty records;
+- it has written nothing for a lease, although Redis answers, and its claim is gone too: a leader that lives writes at
+  least empty records, and where Redis takes none (it is out of memory, say) it still renews its claim, if it has one;
 - a record is missing.
 
 While Redis does not answer, nothing is known of the leader. A follower that has had something waits for Redis for a
@@ -17,6 +18,8 @@ lease, and then gives the leader a lease to write what it could not; one that ha
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, Final
+
+from redis.exceptions import ResponseError
 
 from router.core.names import claim_of, flight_of
 from router.shared.broadcast import Record, read_record
@@ -61,7 +64,7 @@ async def follow(line: Line, key: str, claim: Claim, changed: asyncio.Event) -> 
         if isinstance(found, Exception) or isinstance(records, Exception):  # of a cluster, one server may not answer
             if not last:
                 raise RedisDownError
-            away = away or clock()
+            away, wanted = away or clock(), None  # the leader may not have got the message
             if clock() - away > LEASE:
                 raise LostError
             await asyncio.sleep(_ASK_AGAIN)
@@ -79,16 +82,17 @@ async def follow(line: Line, key: str, claim: Claim, changed: asyncio.Event) -> 
                 return
         if records:
             continue
-        if not last and (found != claim.text().encode() or (reached is not None and _nobody(line, (await reached)[0]))):
+        claimed = found == claim.text().encode()
+        if not last and not (claimed and (reached is None or _reached(line, (await reached)[0]))):
             raise LostError
-        if clock() - alive > LEASE:
+        if clock() - alive > LEASE and not (last and claimed):
             raise LostError
         await _event(changed, _LOOK_AGAIN)
 
 
-def _nobody(line: Line, receivers: Any) -> bool:
-    """Whether a message has reached nobody, where Redis can tell."""
-    return line.counts_receivers and receivers == 0
+def _reached(line: Line, receivers: Any) -> bool:
+    """Whether a message may have reached somebody; an exception is how Redis refused it."""
+    return not isinstance(receivers, ResponseError) and (receivers != 0 or not line.counts_receivers)
 
 
 async def _event(event: asyncio.Event, seconds: float) -> None:

@@ -4,75 +4,22 @@ All of it at the default timeouts.
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any
 
 import pytest
-import pytest_asyncio
 from live_answers import streaming
-from redis_faults import RedisProxy
 from redis_process import RedisServer
+from router_pair import ANSWER, Pair, text
 from scripted_engine import ScriptedEngine
-from serving import MakeRouter, RouterServer, chat_body, configuration
+from serving import MakeRouter, chat_body
 from sse_answers import DONE, ROLE, chunk, said
 from waiting import eventually
 
-from router.api.auth import hash_key
 from router.core.names import claim_of, flight_of
 from router.shared.claim import Claim
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-pytest_plugins = ["router_fixtures"]
-
-ADMIN_KEY: Final = "sk-admin"
-ANSWER: Final = (ROLE + chunk(content="one "), chunk(content="two"), chunk(content="", finish="stop") + DONE)
-
-
-class Pair:
-    """A router that leads, whose connections go through a proxy, one that follows, and their engine."""
-
-    def __init__(self, leader: RouterServer, follower: RouterServer, engine: ScriptedEngine, proxy: RedisProxy) -> None:
-        self.leader = leader
-        self.follower = follower
-        self.engine = engine
-        self.proxy = proxy
-
-    @property
-    def generations(self) -> int:
-        return len(self.engine.bodies)
-
-    def go(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.engine.go.release()
-
-    async def purge_everything(self) -> None:
-        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-        answer = await self.follower.http.post("/admin/cache/purge", json={"all": True}, headers=headers)
-        assert answer.status_code == 200
-
-
-def text(url: str, engine: ScriptedEngine, cache: str = "") -> str:
-    """A configuration in which Redis has the time that it has by default."""
-    rest = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]'
-    made = configuration(url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
-    return re.sub(r'(timeout|retry) = "\d+ms"\n', "", made)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator[Pair]:
-    await own_redis.start()
-    proxy = RedisProxy(own_redis)
-    await proxy.start()
-    engine = ScriptedEngine(*ANSWER, paced=True)
-    await engine.start()
-    made = Pair(
-        await make_router(text(proxy.url, engine)), await make_router(text(own_redis.url, engine)), engine, proxy
-    )
-    yield made
-    await proxy.release()
-    await engine.stop()
-    await proxy.stop()
+pytest_plugins = ["router_fixtures", "router_pair_fixtures"]
 
 
 async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_before(

@@ -117,6 +117,42 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     await store.aclose()
 
 
+async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behind(
+    redis_server: RedisServer, redis: Any
+) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    shared = Slow(store.line, wanted=lambda _: None)
+    flights = Flights(idle_dispatcher(), on_abandon="cancel", abandon=0.0, limit=1000, landed=lambda _: None)
+    flights.share(shared, store.purges)
+    key = Key("rh:1:default:llama:0:0:0", ("d",))
+    await redis.set(claim_of(key.text), f"0123456789ab:1:{key.digest}:0-0")
+    flight = launch(flights, key)
+    reader = flight.attach(flight.request, EXCHANGE, leads=True)
+    flight.close()  # as a purge does
+    await shared.taken.wait()
+    reader.close()
+    assert flight.task is not None
+    await asyncio.wait([flight.task])
+    await store.line.ask(("PING",))  # what was asked before has been done by then
+    assert await redis.get(claim_of(key.text)) is None
+    await flights.aclose()
+    await store.aclose()
+
+
+class Slow(SharedFlights):
+    """Sets `taken` when it has taken a claim over, and does not say so."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.taken = asyncio.Event()
+
+    async def take_over(self, *args: Any) -> Any:
+        await super().take_over(*args)
+        self.taken.set()
+        await asyncio.Event().wait()
+
+
 async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServer, redis: Any) -> None:
     store = Store(redis_server.url)
     await store.start()
