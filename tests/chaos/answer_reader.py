@@ -8,6 +8,7 @@ from questions import EMBEDDINGS, MESSAGES, RESPONSES
 from sse_answers import text_of as text_of_choices
 from typed_answers import text_of as text_of_typed
 
+_LOST: Final = "the router that generated it is gone"
 _DONE: Final = b"data: [DONE]"
 _WELL: Final = ("stop", "completed", "end_turn")  # how answers end that an engine has ended by itself
 _UNENDED: Final = (None, "in_progress")
@@ -79,7 +80,11 @@ def _typed_stream(path: str, frames: list[bytes], last: bytes) -> Stream:
 
 def _failure(events: list[dict[str, Any]]) -> str | None:
     error = events[-1].get("error") if events else None
-    return str(error.get("code") or error["type"]) if error is not None else None
+    if error is None:
+        return None
+    if _LOST in error["message"]:  # Anthropic's errors have no code
+        return "lost"
+    return str(error.get("code") or error["type"])
 
 
 def said_by(path: str, events: list[dict[str, Any]]) -> Said:

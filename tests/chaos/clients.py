@@ -27,7 +27,7 @@ _CLIENTS: Final = 6
 _WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
 _BURST: Final = 7
 _SULKS: Final = 0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
-_LEADS: Final = 5.0  # seconds in which what was done before a request may still cost it its leader
+_LEADS: Final = 3.0  # seconds in which what was done before a request may still cost it its leader
 _LEAVES_SOON: Final = 0.12  # the share of requests whose client leaves early
 _LEAVES_LATE: Final = 0.25  # and of those whose client does not wait for an engine that hangs
 

@@ -77,15 +77,18 @@ _WORKERS: Final = _Habit(
 _REDIS: Final = _Habit(
     {"kill": 3, "kill and forget": 1, "freeze": 4, "flush": 1, "fail over": 1}, pause=(3.0, 9.0), lasts=(0.05, 1.5)
 )
-_PROXY: Final = _Habit({"disturb": 1}, pause=(0.5, 2.5), lasts=(0.0, 0.0))
+_PROXY: Final = _Habit({"disturb": 1}, pause=(0.2, 1.5), lasts=(0.0, 0.0))
 _HABITS: Final = {
     "llama-chat": _ENGINE, "llama-code": _ENGINE, "mistral": _ENGINE, "embed": _ENGINE,
     "router-0": _ROUTER, "router-1": _WORKERS,
     "redis": _REDIS, "proxy": _PROXY,
 }  # fmt: skip
 _ROUND: Final = 20.0
-_LULL: Final = 6.0
+_CALM: Final = 2.0
 """Seconds at the begin of each round in which nothing is done, so that what goes wrong without any fault shows too."""
+
+_LULL: Final = 7.0
+"""And until which only connections to Redis suffer: what is lost then is lost although nobody was away."""
 
 _ALONE: Final = 0.75  # the share of orders that one connection alone suffers
 
@@ -100,7 +103,7 @@ def plan(seed: int, seconds: float) -> list[Deed]:
             (what,) = dice.choices(list(habit.deeds), list(habit.deeds.values()))
             lasts = dice.uniform(*habit.lasts)
             fault = _fault(dice) if what == "fault" else {}
-            if at % _ROUND >= _LULL:
+            if at % _ROUND >= (_CALM if habit is _PROXY else _LULL):
                 deeds.append(Deed(at, victim, what, lasts, dice.randrange(2**32), fault))
             at += (0.0 if what in ("fault", "flush") else lasts) + dice.uniform(*habit.pause)
     return deeds

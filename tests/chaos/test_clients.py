@@ -1,0 +1,60 @@
+"""The clients notice requests that fail although nothing was away."""
+
+import asyncio
+import json
+from collections import Counter
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from clients import Clients
+from judging import Reply
+from outages import Kind, Outages
+from test_judging import KEPT, MINE, STREAMING, events, headers, noted
+
+LOST = {"error": {"message": "The router is gone.", "type": "t", "param": None, "code": "lost"}}
+FRAME = b"data: %b\n\n" % json.dumps(LOST).encode()
+
+
+def clients() -> tuple[Clients, Any]:
+    redis = SimpleNamespace(outages=Outages(), emptied=-inf, may_have_lost=lambda *_: False)
+    house: Any = SimpleNamespace(
+        redis=redis, outages=[Outages(), Outages()], defects=[], routers=[None], deeds=Counter(), generations=noted()
+    )
+    return Clients(house, 1), house
+
+
+def taken(judge: Clients, reply: Reply, began: float) -> list[str]:
+    judge._take(STREAMING, reply, began)
+    return judge.tally.defects
+
+
+LOST_STREAM = Reply(200, headers("COALESCED"), events(KEPT)[0] + FRAME, whole=True)
+
+
+async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> None:
+    judge, house = clients()
+    began = asyncio.get_running_loop().time()
+    with house.redis.outages.outage("held"):  # for less than a lease
+        assert len(taken(judge, LOST_STREAM, began)) == 1
+    assert judge.tally.endings == {"broken, lost": 1}
+
+
+@pytest.mark.parametrize("kind", ["killed", "frozen", "stopped", "deaf"])
+async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: Kind) -> None:
+    for of in ("router", "redis"):
+        judge, house = clients()
+        began = asyncio.get_running_loop().time()
+        with (house.outages[1] if of == "router" else house.redis.outages).outage(kind):
+            assert taken(judge, LOST_STREAM, began) == []
+
+
+async def test_a_stream_that_is_cut_off_by_a_router_that_is_there_is_noticed() -> None:
+    judge, house = clients()
+    began = asyncio.get_running_loop().time()
+    cut = Reply(200, headers("MISS"), events(MINE)[0], whole=False)
+    assert len(taken(judge, cut, began)) == 1
+    judge, house = clients()
+    with house.outages[0].outage("killed"):
+        assert taken(judge, cut, began) == []
