@@ -181,7 +181,7 @@ class Clients:
         house = self._house
         outages = [*(each.lasted(since) for each in house.outages)]
         outages.append(house.redis.outages.lasted(since, "killed", "frozen", "stopped", "deaf"))
-        return house.redis.emptied >= since or any(lasted is not None for lasted in outages)
+        return any(emptied >= since for emptied in house.redis.emptied) or any(lasted is not None for lasted in outages)
 
 
 def _at(moment: float) -> str:

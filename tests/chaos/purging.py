@@ -89,7 +89,7 @@ class Purger:
                 defects.append(f"the purge of {scope} was answered with {told.status_code}: {told.text}")
 
     def _remembered(self) -> list[Purge]:
-        """Those that Redis has not forgotten with all else: what was in flight then can be stored after it."""
+        """Those that all routers must know."""
         lost = self._house.redis.may_have_lost
         return [purge for purge in self._purges if not lost(purge.since, purge.ended)]
 

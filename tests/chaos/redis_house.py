@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from math import inf
 from random import Random
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
 _TIMES: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
 """How much longer a server is away where another may take its place, which takes seconds."""
 
+_READ: Final = 2.0  # seconds within which all routers have read a purge, on a busy machine
 _REPLICATES: Final = 1.0  # seconds within which a replica has what its primary has, on a busy machine
 _PATIENCE: Final = 60.0
 
@@ -33,14 +33,14 @@ _PATIENCE: Final = 60.0
 class RedisHouse:
     """Servers that keep what they have in a file, so that those that are killed come back with it.
 
-    - `outages`: until all servers are well again and agree on who is who. `emptied`: when it last forgot all.
+    - `outages`: until all servers are well again and agree on who is who. `emptied`: when it forgot all, each time.
     """
 
     def __init__(self, kind: str, note: Callable[[str], None]) -> None:
         """`kind`: one of DEPLOYMENTS. `note` takes a defect."""
         self.kind = kind
         self.outages = Outages()
-        self.emptied = -inf
+        self.emptied: list[float] = []
         self._note = note
         self._fronts: dict[int, int] = {}
         self._deployment = DEPLOYMENTS[kind]("--appendonly", "yes", announced=self._front)
@@ -75,8 +75,12 @@ class RedisHouse:
                     break
 
     def may_have_lost(self, since: float, until: float) -> bool:
-        """Whether what was written between these two may be lost, for a replica took over that did not have it yet."""
-        if until <= self.emptied or since <= self.emptied:
+        """Whether a purge that was sent and done at these times may be lost to those who should know it.
+
+        Either Redis was emptied before all routers had read it; what they have read they know, whatever Redis forgets.
+        Or a replica took over that did not have it yet.
+        """
+        if any(since - _READ <= emptied <= until + _READ for emptied in self.emptied):
             return True
         return self.kind != "server" and self.outages.overlap(since, until + _REPLICATES, "killed", "frozen", "stopped")
 
@@ -157,4 +161,4 @@ class RedisHouse:
             return False
 
     def _note_emptied(self) -> None:
-        self.emptied = asyncio.get_running_loop().time()
+        self.emptied.append(asyncio.get_running_loop().time())

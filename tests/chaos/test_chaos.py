@@ -6,7 +6,7 @@ import pytest
 from havoc import order_of, plan
 from run import Report, run
 
-SEED = 1
+SEED = 5
 PATIENCE = 3.0
 """Seconds after the end for which clients wait; at default timeouts, an engine may hang for up to 50 s."""
 
@@ -17,7 +17,7 @@ def no_defects(report: Report) -> bool:
 
 
 async def test_every_request_ends_in_its_own_answer_or_in_an_error_whatever_is_killed(tmp_path: Path) -> None:
-    report = await run(11, SEED, tmp_path, patience=PATIENCE)
+    report = await run(10, SEED, tmp_path, patience=PATIENCE)
     assert no_defects(report)
     # It has been what it is called.
     assert report.endings["complete"] > 50

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ FRAME = b"data: %b\n\n" % json.dumps(LOST).encode()
 
 
 def clients() -> tuple[Clients, Any]:
-    redis = SimpleNamespace(outages=Outages(), emptied=-inf, may_have_lost=lambda *_: False)
+    redis = SimpleNamespace(outages=Outages(), emptied=[], may_have_lost=lambda *_: False)
     house: Any = SimpleNamespace(
         redis=redis, outages=[Outages(), Outages()], defects=[], routers=[None], deeds=Counter(), generations=noted()
     )
