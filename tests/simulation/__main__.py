@@ -26,12 +26,14 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="processes that do it")
     parser.add_argument("--seed", type=int, help="only this one, with its trace")
+    parser.add_argument("--kinds", default="", help="the kinds of faults, with commas; see simulation/plan.py")
     parser.add_argument("--mutant", help="take a mend out again; see simulation/mutants.py")
+    parser.add_argument("--one", action="store_true", help="stop at the first seed of which something is wrong")
     parser.add_argument("--digests", action="store_true", help="only a hash of each seed's trace")
     parser.add_argument("--json", action="store_true", help="a line for each seed of which something is wrong")
     options = parser.parse_args()
     if options.seed is not None:
-        return _show(options.seed, options.mutant)
+        return _show(options)
     if options.jobs > 1:
         return _in_parallel(options)
     _prepare(options.mutant)
@@ -39,7 +41,7 @@ def main() -> int:
 
     bad, counts = 0, Counter[str]()
     for number in range(options.seeds):
-        report = run_seed(options.first + number * options.step, traced=options.digests)
+        report = run_seed(options.first + number * options.step, _kinds(options), traced=options.digests)
         if options.digests:
             digest = hashlib.sha256("\n".join([*report.trace, *report.wrong]).encode()).hexdigest()
             sys.stdout.write(f"{report.seed} {digest}\n")
@@ -48,6 +50,8 @@ def main() -> int:
         if report.wrong:
             bad += 1
             _tell(options.json, {"seed": report.seed, "wrong": report.wrong})
+            if options.one:
+                return 1
         if number % _EVERY == 0:
             gc.collect()
     if not options.digests:
@@ -66,24 +70,28 @@ def _prepare(mutant: str | None) -> None:
     gc.freeze()
 
 
-def _show(seed: int, mutant: str | None) -> int:
-    _prepare(mutant)
+def _show(options: argparse.Namespace) -> int:
+    _prepare(options.mutant)
     from simulation.world import run_seed
 
-    report = run_seed(seed, traced=True)
-    lines = [*report.trace, *report.wrong, f"seed {seed}: {len(report.wrong)} wrong; {report.counts}"]
+    report = run_seed(options.seed, _kinds(options), traced=True)
+    lines = [*report.trace, *report.wrong, f"seed {options.seed}: {len(report.wrong)} wrong; {report.counts}"]
     sys.stdout.write("\n".join(lines) + "\n")
     return 1 if report.wrong else 0
 
 
+def _kinds(options: argparse.Namespace) -> list[str]:
+    return [kind for kind in options.kinds.split(",") if kind]
+
+
 def _in_parallel(options: argparse.Namespace) -> int:
     """Deals the seeds out to processes, and tells what they find."""
-    mutant = ["--mutant", options.mutant] if options.mutant else []
+    same = ["--kinds", options.kinds] + (["--mutant", options.mutant] if options.mutant else [])
     children = []
     for job in range(options.jobs):
         count = len(range(job, options.seeds, options.jobs))
         argv = ["--seeds", f"{count}", "--first", f"{options.first + job}", "--step", f"{options.jobs}", "--json"]
-        argv = [sys.executable, "-m", "simulation", *argv, *mutant]
+        argv = [sys.executable, "-m", "simulation", *argv, *same]
         children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
     found: list[Any] = []
     for child in children:
@@ -100,7 +108,7 @@ def _in_parallel(options: argparse.Namespace) -> int:
     for one in wrong:
         _tell(options.json, one)
     if wrong and not options.json:
-        argv = [sys.executable, "-m", "simulation", "--seed", str(wrong[0]["seed"]), *mutant]
+        argv = [sys.executable, "-m", "simulation", "--seed", str(wrong[0]["seed"]), *same]
         sys.stdout.flush()
         subprocess.run(argv, check=False)
     _tell(options.json, {"seeds": seeds, "bad": len(wrong), "counts": counts})

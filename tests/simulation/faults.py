@@ -156,6 +156,18 @@ def clock_back(world: "World", random: Random) -> None:
     world.note("clock back", "redis", seconds, breaks=False, leases=0)
 
 
+def deaf(world: "World", random: Random) -> None:
+    """A router's listening connection is lost, and it gets no other for a while; its other connection stays."""
+    router, seconds = _router(world, random), 0.5 + 3.5 * random.random()
+    if router is not None:
+        for connection in list(world.redis.connections.values()):
+            wire = connection.wire
+            if connection.prefixes and wire is not None and wire.ends[CLIENT].process is router.process:
+                _cut(world, wire, random)
+        world.network.unreachable[router.process.name] = CLOCK.now + seconds
+        world.note("deafness", router.name, seconds, breaks=False, leases=1)
+
+
 def partition(world: "World", random: Random) -> None:
     """A router cannot reach Redis, and nobody tells it."""
     router, seconds = _router(world, random), 0.6 + 3 * random.random()
@@ -177,8 +189,10 @@ def kill(world: "World", random: Random) -> None:
         world.after(0.1 + random.random(), world.start_router, router.name.partition(".")[0])
 
 
-def empty(world: "World", _: Random) -> None:
-    """Redis is emptied."""
+def empty(world: "World", random: Random) -> None:
+    """Redis is emptied; what comes in its place may have a clock that is behind."""
+    if random.random() < 0.5:
+        world.redis.offset -= 3 * random.random()
     world.redis.data.clear()
     world.redis.tell_changes()
     world.entries_changed()
@@ -216,7 +230,7 @@ def engine(world: "World", random: Random) -> None:
 
 FAULTS: Final[dict[str, Strike]] = {
     "stall": stall, "cut": cut, "lost": lost, "hold": hold, "silence": silence, "slow": slow, "freeze": freeze,
-    "offset": offset, "reload": reload, "clock-back": clock_back, "long-stall": long_stall, "partition": partition,
+    "offset": offset, "reload": reload, "clock-back": clock_back, "deaf": deaf, "long-stall": long_stall, "partition": partition,
     "long-freeze": long_freeze, "kill": kill, "empty": empty, "failover": failover, "read-only": read_only,
     "engine": engine,
 }  # fmt: skip

@@ -4,12 +4,13 @@ Each history has some kinds of faults and not the others, since many faults at o
 faults excuse that requests fail; of the others, no client may notice more than a delay.
 """
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
 import msgspec
 
-MILD: Final = ("stall", "cut", "lost", "hold", "silence", "slow", "freeze", "offset", "reload", "clock-back")
+MILD: Final = ("stall", "cut", "lost", "hold", "silence", "slow", "freeze", "offset", "reload", "clock-back", "deaf")
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 
 
@@ -31,13 +32,14 @@ class Plan(msgspec.Struct, frozen=True):
     ticks: bool
 
 
-def plan(random: Random) -> Plan:
-    """Draws a plan."""
+def plan(random: Random, chosen: Sequence[str] = ()) -> Plan:
+    """Draws a plan; `chosen`: the kinds of its faults, where they are not to be drawn."""
     kinds: list[str] = []
     if random.random() < 0.85:
         kinds += random.sample(MILD, random.randint(1, 3))
     if random.random() < 0.4:
         kinds += random.sample(HARD, random.randint(1, 2))
+    kinds = [*chosen] or kinds
     return Plan(
         seconds=random.choice((4.0, 6.0, 9.0)),
         routers=random.choice((2, 2, 3)),

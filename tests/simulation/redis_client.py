@@ -55,4 +55,12 @@ class _Pipeline:
 
     async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
         commands, self._commands = self._commands, []
-        return await self._client._execute(commands) if commands else []
+        replies = await self._client._execute(commands) if commands else []
+        return [_as_redis_py_has_it(*pair) for pair in zip(commands, replies, strict=True)]
+
+
+def _as_redis_py_has_it(command: Any, reply: Any) -> Any:
+    if command[0] != "INFO" or not isinstance(reply, bytes):
+        return reply
+    pairs = [line.split(":") for line in reply.decode().splitlines() if ":" in line]
+    return {name: int(value) if value.isdigit() else value for name, value in pairs}

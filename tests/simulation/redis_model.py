@@ -14,7 +14,7 @@ import hiredis
 
 from simulation.clock import CLOCK, EPOCH
 from simulation.loop import Loop, Process
-from simulation.network import End
+from simulation.network import End, Wire
 from simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
 from simulation.redis_data import Data
 from simulation.redis_values import RedisError
@@ -123,8 +123,8 @@ class Connection(asyncio.Protocol):
         self._blocked = False
 
     @property
-    def client(self) -> str:
-        return str(self._transport.wire) if isinstance(self._transport, End) else ""
+    def wire(self) -> Wire | None:
+        return self._transport.wire if isinstance(self._transport, End) else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -227,6 +227,10 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, rest: list[bytes]) -> int:
         return self.server.publish(rest[0], rest[1])
+
+    def _info(self, rest: list[bytes]) -> bytes:
+        assert [word.lower() for word in rest] == [b"replication"], "the model of Redis knows INFO replication alone"
+        return b"# Replication\r\nrole:master\r\nconnected_slaves:%d\r\n" % self.server.replicas
 
     def _role(self, _: list[bytes]) -> list[Any]:
         if self.server.read_only:

@@ -4,7 +4,7 @@ import gc
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from simulation.invariants import check
 from simulation.loop import Process, new_loop
 from simulation.mutants import MUTANTS
 from simulation.network import Network
-from simulation.plan import Plan, plan
+from simulation.plan import plan
 from simulation.redis_client import OperatorClient
 from simulation.redis_model import RedisModel
 from simulation.routers import REDIS, TENANTS, Router, share_the_classifier
@@ -45,10 +45,11 @@ class Report(msgspec.Struct):
 
 
 class World:
-    def __init__(self, seed: int, chosen: Plan | None = None, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> None:
+        """`kinds` of faults in place of those that the seed draws."""
         clock.reset(seed)
         self.random = Random(seed)
-        self.plan = chosen or plan(self.random)
+        self.plan = plan(self.random, kinds)
         self.traced = traced
         self.log: list[str] = []
         self.history = History(self.plan.routers)
@@ -100,7 +101,7 @@ class World:
     def _observe(self, connection: Any, words: list[bytes]) -> None:
         if self.traced and words[0] not in (b"PING",):
             shown = b" ".join(word if len(word) < 100 else word[:40] + b"..." for word in words[:9])
-            self.trace(f"redis < {connection.client}: {shown.decode('latin-1')!r}")
+            self.trace(f"redis < {connection.wire}: {shown.decode('latin-1')!r}")
 
     def entries_changed(self) -> None:
         """Redis may hold other entries than before."""
@@ -305,9 +306,9 @@ class _Errors(logging.Handler):
         })  # fmt: skip
 
 
-def run_seed(seed: int, chosen: Plan | None = None, *, traced: bool = False) -> Report:
-    """One history, checked."""
-    world = World(seed, chosen, traced=traced)
+def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> Report:
+    """One history, checked; see World."""
+    world = World(seed, kinds, traced=traced)
     handler = _Errors(world)
     root = logging.getLogger()
     root.addHandler(handler)
