@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-compiled test-vllm chaos models clean
+.PHONY: help install run check test test-compiled test-vllm simulate chaos models clean
 
 # auto: vLLM where it is installed beside the router, else the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -31,6 +31,7 @@ help:
 	@echo 'make test                all tests that need no vLLM'
 	@echo 'make test-compiled       the same with the hot modules compiled, as pip install . has them'
 	@echo 'make test-vllm           the tests with real vLLM engines'
+	@echo 'make simulate            orders of events and faults from seeds, under a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
@@ -68,6 +69,10 @@ test-compiled: $(VENV)/.developed
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
+
+simulate: $(VENV)/.developed
+	PYTHONPATH=.:tests $(VENV)/bin/python -m simulation $(if $(SEED),--seed $(SEED),\
+		--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) --jobs $(shell getconf _NPROCESSORS_ONLN))
 
 chaos: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(REDIS),--redis $(REDIS))

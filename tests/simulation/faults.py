@@ -230,7 +230,7 @@ def engine(world: "World", random: Random) -> None:
 
 FAULTS: Final[dict[str, Strike]] = {
     "stall": stall, "cut": cut, "lost": lost, "hold": hold, "silence": silence, "slow": slow, "freeze": freeze,
-    "offset": offset, "reload": reload, "clock-back": clock_back, "deaf": deaf, "long-stall": long_stall, "partition": partition,
-    "long-freeze": long_freeze, "kill": kill, "empty": empty, "failover": failover, "read-only": read_only,
-    "engine": engine,
+    "offset": offset, "reload": reload, "clock-back": clock_back, "deaf": deaf,
+    "long-stall": long_stall, "partition": partition, "long-freeze": long_freeze, "kill": kill, "empty": empty,
+    "failover": failover, "read-only": read_only, "engine": engine,
 }  # fmt: skip

@@ -85,4 +85,3 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "joined-while-deaf": joined_while_deaf,
     "unnoticed-loss": unnoticed_loss,
 }
-"""In the order of the defects 1 to 6 that were mended, see CHANGELOG.md."""
