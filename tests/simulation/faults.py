@@ -165,7 +165,8 @@ def deaf(world: "World", random: Random) -> None:
             if connection.prefixes and wire is not None and wire.ends[CLIENT].process is router.process:
                 _cut(world, wire, random)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
-        world.note("deafness", router.name, seconds, breaks=False, leases=1)
+        # Together with a fault for which the other connection is lost, this is a router that Redis cannot be reached by.
+        world.note("deafness", router.name, seconds, breaks=len(world.plan.kinds) > 1, leases=2)
 
 
 def partition(world: "World", random: Random) -> None:
