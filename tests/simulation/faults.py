@@ -165,7 +165,7 @@ def deaf(world: "World", random: Random) -> None:
             if connection.prefixes and wire is not None and wire.ends[CLIENT].process is router.process:
                 _cut(world, wire, random)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
-        # Together with a fault for which the other connection is lost, this is a router that Redis cannot be reached by.
+        # With a fault that takes the other connection too, this router cannot reach Redis.
         world.note("deafness", router.name, seconds, breaks=len(world.plan.kinds) > 1, leases=2)
 
 
