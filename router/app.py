@@ -46,6 +46,7 @@ from router.shared.limits import TenantLimits
 from router.shared.line import Line
 from router.shared.link import Link
 from router.shared.listener import Listener
+from router.shared.liveness import Liveness
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
 from router.shared.redis_clock import RedisClock
@@ -197,10 +198,11 @@ def _build_gateway(
         limit=cache.max_entry,
         landed=landed,
     )
-    purges = Purges(line, lambda scope: on_purge(flights, hints, local, scope))
-    local = LocalCopy(cache.local, clock.now, covered=purges.cover)
+    liveness = Liveness(clock.monotonic)
+    purges = Purges(line, lambda scope: on_purge(flights, hints, local, scope), alive=liveness.alive)
+    local = LocalCopy(cache.local, clock.now, covered=purges.cover, alive=liveness.alive)
     shared = SharedFlights(line, wanted=flights.wanted)
-    flights.share(shared, purges)
+    flights.share(shared, purges, liveness.alive)
     gateway = Gateway(
         reader=reader,
         chooser=chooser,
@@ -226,6 +228,7 @@ def _build_gateway(
         hears=hearing,
         retry=cache.retry,
         clock=clock,
+        liveness=liveness,
     )
     sharing = Sharing(
         line=line, purges=purges, shared=shared, listener=listener, flights=flights, popularity=popularity,

@@ -78,19 +78,23 @@ class Flights:
         self._prefix = secrets.token_hex(8)
         self._number = 0
         self._hears_purges = True
+        self._alive: Callable[[], bool] = lambda: True
         self._hears_since = -inf
 
-    def share(self, shared: SharedFlights, purges: Purges) -> None:
-        """From now on, flights are shared with other processes, which may purge what they are to give."""
-        self._shared, self._purges = shared, purges
+    def share(self, shared: SharedFlights, purges: Purges, alive: Callable[[], bool]) -> None:
+        """From now on, flights are shared with other processes, which may purge what they are to give.
+
+        `alive`: whether Redis has shown of late that it tells of purges; see Liveness.
+        """
+        self._shared, self._purges, self._alive = shared, purges, alive
         self._hears_purges = False
 
     def find(self, key: Key) -> Flight | None:
         """The flight that is to answer a request, if there is one that can be joined."""
         flight = self._open.get(key.digest)
-        if flight is None or self._hears_purges or asyncio.get_running_loop().time() - flight.launched < UNHEARD:
+        if flight is None or (self._hears_purges and self._alive()):
             return flight
-        return None
+        return flight if asyncio.get_running_loop().time() - flight.launched < UNHEARD else None
 
     @property
     def airborne(self) -> bool:
@@ -197,7 +201,7 @@ class Flights:
         """Whether a purge covers what began when the purges were known up to `since`."""
         assert self._purges is not None
         assert flight.key is not None
-        if not self._hears_purges:
+        if not (self._hears_purges and self._alive()):
             await self._purges.changed()
         return self._purges.cover(flight.key.text, flight.documents, since)
 

@@ -84,7 +84,12 @@ class Hearing:
         self._local.changed(entries)
 
     def _other(self, key: str) -> None:
-        if key in (PURGES, DRAINS):
+        if key == PURGES:
+            # Until it is read, a flight could be joined that it covers.
+            self._purges.told = False
+            self._flights.deaf()
+            self._read()
+        elif key == DRAINS:
             self._read()
         elif is_flight(key):
             self._shared.changed(key)

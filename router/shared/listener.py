@@ -15,16 +15,11 @@ from typing import Any, Final, Protocol
 
 from router.shared.connection import Batch, Connection
 from router.shared.link import Link, LinkError, pack
+from router.shared.liveness import BEAT, SILENCE, Liveness
 from router.shared.redis_clock import ASK_TIME, RedisClock
 from router.shared.server_link import ServerLink
 
 log = logging.getLogger("roundhouse.redis")
-
-BEAT: Final = 0.3
-"""Seconds between two signs of life that Redis is asked for."""
-
-SILENCE: Final = 0.8
-"""Seconds without any sign after which a connection is taken to be lost: with what it takes to notice, under one."""
 
 _CONNECT: Final = 2.0  # seconds
 _PING: Final = pack(("PING",))
@@ -51,15 +46,16 @@ class Listener:
 
     def __init__(
         self, link: Link, *, prefixes: Sequence[str], channel: str, hears: Hears, retry: float,
-        clock: RedisClock | None = None,
+        clock: RedisClock | None = None, liveness: Liveness | None = None,
     ) -> None:  # fmt: skip
-        """`retry`: seconds between two attempts to connect. `clock` is kept right."""
+        """`retry`: seconds between two attempts to connect. `clock` and `liveness` are kept right."""
         self._link = link
         self._prefixes = prefixes
         self._channel = channel
         self._hears = hears
         self._retry = retry
         self._clock = clock or RedisClock()
+        self._liveness = liveness or Liveness()
         self._over: asyncio.Future[None]  # fails with what ends the listening that is under way
 
     async def run(self) -> None:
@@ -90,6 +86,7 @@ class Listener:
         over = self._over = loop.create_future()
         connections = [Connection(refused=_refused, pushed=self._pushed, lost=self._end) for _ in servers]
         self._clock.listen(len(servers))
+        self._liveness.listen(len(servers))
         try:
             for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
                 await self._begin(server, connection, until, subscribe=number == 0)
@@ -109,6 +106,7 @@ class Listener:
             for connection in connections:
                 connection.abort()
             self._clock.listen(0)
+            self._liveness.listen(0)
 
     def _ask_time(self, connection: Connection, server: int, timeout: float) -> None:
         sent = self._clock.monotonic()
@@ -119,6 +117,7 @@ class Listener:
             except LinkError:
                 return  # which `lost` tells as well
             self._clock.note(reply, sent, server)
+            self._liveness.answered(sent, server)
 
         connection.send([ASK_TIME], timeout).add_done_callback(answered)
 

@@ -69,7 +69,12 @@ class Purges:
     - `purged` is called with each purge that becomes known, once; with one of everything where records were lost.
     """
 
-    def __init__(self, line: Line, purged: Callable[[Scope], None] = lambda _: None) -> None:
+    def __init__(
+        self, line: Line, purged: Callable[[Scope], None] = lambda _: None, *,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        """`alive`: whether Redis has shown of late that it tells of changes; see Liveness."""
+        self._alive = alive
         self._line = line
         self._purged = purged
         self._index = PurgeIndex(REMEMBERED)
@@ -86,7 +91,7 @@ class Purges:
     @property
     def current(self) -> bool:
         """Whether all purges are known, but for those of the last moments."""
-        return self.told and self.learned
+        return self.told and self.learned and self._alive()
 
     # -- the log ------------------------------------------------------------------------------------------------------
 

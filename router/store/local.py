@@ -26,21 +26,23 @@ class LocalCopy:
     - What `get` gives is what Redis holds, or held less than a second ago.
     - It never holds more than `limit` bytes; whoever has not been asked for longest goes first.
     - An entry that was changed while it was fetched is not kept.
-    - Nothing is held or given while nobody listens.
+    - Nothing is held or given while nobody listens, and nothing is given while Redis has shown no sign of late.
     - What a purge covers is not given, whether or not Redis has told that it was deleted.
     """
 
     def __init__(
         self, limit: int, clock: Callable[[], float] = time.time, *,
         covered: Callable[[str, tuple[str, ...], tuple[int, int]], bool] = lambda *_: False,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch, as Redis counts them.
 
-        `covered`: see Purges.cover.
+        `covered`: see Purges.cover. `alive`: whether Redis has shown of late that it tells of changes; see Liveness.
         """
         self._limit = limit
         self._clock = clock
         self._covered = covered
+        self._alive = alive
         self._purges = 0  # how many have become known; an entry is checked once after each that was, if it is asked for
         self._entries: dict[str, _Held] = {}
         self._fetches: dict[str, _Fetches] = {}
@@ -57,9 +59,9 @@ class LocalCopy:
 
     def get(self, key: str) -> Stored | None:
         """The entry, if it is here; it may be older than its time to live, as in Redis."""
-        held = self._entries.pop(key, None)
-        if held is None:
+        if key not in self._entries or not self._alive():
             return None
+        held = self._entries.pop(key)
         if self._clock() > held.until:
             # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
             self._size -= held.size

@@ -15,7 +15,7 @@ from serving import Engines, MakeRouter, RouterServer, configuration
 from sse_answers import said
 from waiting import eventually
 
-from router.shared.listener import SILENCE
+from router.shared.liveness import SILENCE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

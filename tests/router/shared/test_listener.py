@@ -15,7 +15,8 @@ from router.core.names import PURGES, heard
 from router.shared.connect import open_client, open_link
 from router.shared.connection import Connection
 from router.shared.link import Link
-from router.shared.listener import SILENCE, Listener
+from router.shared.listener import Listener
+from router.shared.liveness import SILENCE
 from router.shared.server_link import ServerLink
 from router.shared.tasks import end
 
