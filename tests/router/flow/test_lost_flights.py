@@ -124,7 +124,7 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
     await store.start()
     shared = Slow(store.line, wanted=lambda _: None)
     flights = Flights(idle_dispatcher(), on_abandon="cancel", abandon=0.0, limit=1000, landed=lambda _: None)
-    flights.share(shared, store.purges)
+    flights.share(shared, store.purges, lambda: True)
     key = Key("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_of(key.text), f"0123456789ab:1:{key.digest}:0-0")
     flight = launch(flights, key)
