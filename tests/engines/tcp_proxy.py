@@ -48,6 +48,7 @@ class Proxied:
 
     def __init__(self, named: re.Pattern[bytes], client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.late = 0.0
+        self.is_cut = False
         self.commands, self.replies = asyncio.Event(), asyncio.Event()
         self.commands.set()
         self.replies.set()
@@ -92,6 +93,7 @@ class Proxied:
                 self.cut()
 
     def cut(self) -> None:
+        self.is_cut = True
         for writer in self._writers:
             writer.transport.abort()
 
@@ -114,7 +116,7 @@ class Proxy:
     def obey(self, order: Order) -> int:
         """How many connections it affects."""
         kinds = ("listening", "commands") if order.kind == "any" else (order.kind,)
-        found = [one for one in self._connections if one.kind() in kinds]
+        found = [one for one in self._connections if one.kind() in kinds and not one.is_cut]
         if order.pick is not None and found:
             found = [found[min(int(order.pick * len(found)), len(found) - 1)]]
         for one in found:
