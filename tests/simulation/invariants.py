@@ -65,11 +65,6 @@ def _said(text: str, *, done: bool) -> Said:
     return Said(found, done=done, other=_TOKEN.sub("", text))
 
 
-STOOD_STILL_MAY_BE_OLD: Final = True
-"""Known, and not mended yet: a router that stood still and goes on may handle the requests that came in meanwhile
-before it learns of what was purged meanwhile."""
-
-
 def check(history: History) -> list[str]:
     """All that is wrong, a line each."""
     said = {asked.number: read(asked) for asked in history.asked}
@@ -121,17 +116,10 @@ def no_purged_answer(history: History, said: dict[int, Said]) -> list[str]:
                     and purge.returned + DELTA < asked.begun
                     and generations[number].begun < purge.begun
                     and purge.covers(asked.tenant, asked.question)
-                    and not (STOOD_STILL_MAY_BE_OLD and _stood_still(history, asked))
                 ):
                     wrong.append(f"2: {asked} got what was purged: {generations[number]}; {purge}")
                     break
     return wrong
-
-
-def _stood_still(history: History, asked: Asked) -> bool:
-    return any(
-        f.kind == "freeze" and f.target == asked.router and f.begun <= asked.begun <= f.ended for f in history.faults
-    )
 
 
 def all_end(history: History) -> list[str]:
@@ -206,8 +194,6 @@ def hits_were_in_redis(history: History, said: dict[int, Said]) -> list[str]:
             continue
         number = tokens[0][0]
         states = history.entries.get((asked.tenant, asked.question), [])
-        if STOOD_STILL_MAY_BE_OLD and _stood_still(history, asked):
-            continue
         if not any(
             of == number and begun <= asked.ended and ended >= asked.begun - DELTA
             for (begun, of), ended in zip(states, [*[at for at, _ in states[1:]], FOREVER], strict=True)

@@ -66,7 +66,7 @@ def is_compiled() -> bool:
     [
         ("same-ids", "reload,kill"),
         ("written-once", "stall"),
-        ("unmarked-entries", "lost"),
+        ("unmarked-entries", "partition"),
         ("silent-leaders", "slow"),
         ("joined-while-deaf", "deaf"),
         ("unnoticed-loss", "empty"),
