@@ -36,6 +36,8 @@ class House:
         self.redis = RedisHouse(redis, self.defects.append)
         self.routers: list[Served] = []
         files = {name: folder / f"{name}.generations" for name in MODEL_OF}
+        for path in files.values():
+            path.unlink(missing_ok=True)  # of an earlier run with the same folder
         self.generations = GenerationStore(files)
         self.engines = {name: _engine(name, files[name]) for name in MODEL_OF}
         self._folder = folder
