@@ -197,6 +197,7 @@ def _build_gateway(
         abandon=cache.abandon,
         limit=cache.max_entry,
         landed=landed,
+        most_abandoned={t.name: t.concurrent_requests for t in settings.tenant if t.concurrent_requests is not None},
     )
     liveness = Liveness(clock.monotonic)
     purges = Purges(line, lambda scope: on_purge(flights, hints, local, scope), alive=liveness.alive)

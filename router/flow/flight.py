@@ -30,6 +30,10 @@ MAX_LAG: Final = 4 << 20
 """Bytes by which a reader may be behind, once a flight has grown beyond its limit."""
 
 
+OWN_LIMITS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
+"""The codes of errors about the process that led a flight: another one may have room."""
+
+
 class Again(Exception):  # noqa: N818 - it is no error
     """The flight came to nothing for this reader, who has had nothing of it yet: he may begin anew."""
 
@@ -247,6 +251,8 @@ class Reader:
             return Again()
         if self._leads and self._flight.led_here:
             return error
+        if not self._flight.led_here and error.code in OWN_LIMITS:
+            return Again()
         # A generation that broke off may do better; and a refusal can be about a field that is not in the key, such as
         # `priority`, which this request does not have, or has otherwise.
         return Again() if landing.begun or is_refusal(error.status) else error

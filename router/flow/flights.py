@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
@@ -60,9 +61,13 @@ class Flights:
 
     def __init__(
         self, dispatcher: Dispatcher, *, on_abandon: OnAbandon, abandon: float, limit: int,
-        landed: Callable[[Work], None],
+        landed: Callable[[Work], None], most_abandoned: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`limit`: the bytes beyond which a flight takes no more readers; `landed` is told of each that is over."""
+        """`limit`: the bytes beyond which a flight takes no more readers; `landed` is told of each that is over.
+
+        `most_abandoned`: by tenant, how many flights go on that nobody reads, where that is bounded.
+        """
+        self._most_abandoned = most_abandoned
         self._dispatcher = dispatcher
         self._on_abandon = on_abandon
         self._abandon_after = abandon
@@ -266,6 +271,17 @@ class Flights:
         now = asyncio.get_running_loop().time()
         until = now + self._abandon_after if flight.open and begun else now
         self._cancel_at(flight, max(until, self._wanted_until(flight, now)), now)
+        self._cancel_oldest(flight.work.tenant, now)
+
+    def _cancel_oldest(self, tenant: str, now: float) -> None:
+        """Else a client that asks and leaves, again and again, would have more at the engines than its tenant may."""
+        most = self._most_abandoned.get(tenant)
+        if most is None:
+            return
+        abandoned = [flight for flight in map(self._all.__getitem__, self._abandoned) if flight.work.tenant == tenant]
+        unread = [flight for flight in abandoned if not flight.readers and flight.id not in self._wanted]
+        for flight in unread[: max(0, len(unread) - most)]:
+            self._cancel_at(flight, now, now)
 
     def _wanted_until(self, flight: Flight, now: float) -> float:
         """When nobody elsewhere follows a flight any more, as far as this process can know."""
