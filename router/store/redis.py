@@ -82,12 +82,12 @@ class EntryStore:
                     self._damaged()
                     self._delete(key, reply)
                 return None
-            purges = self._purges
-            known = (found.purges <= purges.last and purges.current) or await self._catch_up()
-            if not known and found.purges > purges.last:
+            purges, mark = self._purges, found.purges
+            known = (mark <= purges.last and purges.current) or await self._catch_up()
+            if not known and mark > purges.last:
                 return None
             # A mark beyond the end of the log is one of a log that is gone.
-            if found.purges > purges.last or purges.cover(key, found.documents, found.purges):
+            if mark != purges.last and (mark > purges.last or purges.cover(key, found.documents, mark)):
                 self._delete(key, reply)  # its writer did not learn of the purge
                 return None
             entry = found
