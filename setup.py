@@ -29,7 +29,7 @@ MODULES: Final = {
         "reading",
         "standing",
     ],
-    "router/shared": ["connection", "line", "redis_clock", "reply"],
+    "router/shared": ["connection", "line", "liveness", "redis_clock", "reply"],
     "router/store": ["fields", "local", "redis", "stored"],
     "router/upstream": ["client", "connection", "failure", "http1", "pool", "response", "transport"],
 }

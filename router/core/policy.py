@@ -43,7 +43,8 @@ def decide(
     """
     if control.no_store:
         return Decision(Bypass.NO_STORE, keep=False)
-    if uncacheable(request, "stable" if texts_only else remote) is not None:
+    looks = request.endpoint in _STATE or not texts_only  # most requests need no look
+    if looks and uncacheable(request, "stable" if texts_only else remote) is not None:
         return Decision(Bypass.UNCACHEABLE, keep=False)
     if store == "deterministic" and not request.deterministic:
         return Decision(Bypass.POLICY, keep=False)

@@ -57,7 +57,6 @@ class Hearing:
     def listening(self) -> None:
         self._listening = True
         self._read()
-        self._breakers.listening()
 
     def deaf(self) -> None:
         self._listening = False
@@ -123,6 +122,7 @@ class Hearing:
                 await self._line.wait_until_up()
         if self._listening and not self._purges.told:
             self._purges.told = True
+            self._breakers.listening()
             self._local.listening()
             self._flights.listening()
 

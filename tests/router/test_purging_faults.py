@@ -1,8 +1,10 @@
 """Purges and drains hold although a router's connections to Redis break, one or both, or Redis is emptied."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from gated_proxy import GatedProxy
@@ -14,6 +16,8 @@ from sse_answers import DONE, ROLE, chunk
 from waiting import eventually
 
 from router.api.auth import hash_key
+from router.core.breaker import Breaker
+from router.core.names import breaker_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -80,6 +84,22 @@ async def test_a_router_whose_listening_connection_is_back_first_reads_what_it_m
     assert not await setting.drained()
     setting.proxy.open("commands")
     await eventually(setting.drained)
+
+
+async def test_a_router_whose_listening_connection_is_back_first_knows_the_breakers_that_have_opened(
+    setting: Setting, redis: Any
+) -> None:
+    setting.proxy.shut("listening", "commands")
+    opened = msgspec.json.encode(Breaker(until=time.time() + 60))
+    await redis.set(breaker_of("scripted"), opened, px=60_000)
+    setting.proxy.open("listening")
+    await eventually(lambda: setting.proxy.has("listening"))
+    setting.proxy.open("commands")
+
+    async def knows() -> bool:
+        return (await setting.near.metrics()).get('roundhouse_breaker_state{engine="scripted"}', 0) > 0
+
+    await eventually(knows)
 
 
 async def test_what_is_told_while_it_cannot_be_read_is_read_later(
