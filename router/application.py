@@ -7,6 +7,7 @@ metrics and the connections to engines, belongs to the application.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -96,6 +97,11 @@ class Site:
         """Whether nothing is under way in it."""
         return not self.requests and not self._flights.airborne
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether clients of other processes read what is generated here."""
+        return self._flights.followed
+
     async def aclose(self) -> None:
         """Ends what is under way."""
         await end(self._probing, self._running)
@@ -116,6 +122,7 @@ class Application:
         self._site = make(settings, lasting, None)
         self._retiring: dict[asyncio.Task[None], Site] = {}
         self._changing = asyncio.Lock()
+        self._drained_at: float | None = None
 
     @property
     def settings(self) -> Settings:
@@ -125,6 +132,7 @@ class Application:
     def drain(self) -> None:
         """From now on, /readyz says that no more should be sent here. What is sent is answered."""
         self._lasting.draining = True
+        self._drained_at = self._drained_at or time.monotonic()
 
     def rejected(self, reason: str) -> None:
         """The server has refused a client before it could ask."""
@@ -179,6 +187,7 @@ class Application:
         await self._site.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await self._end_what_is_followed()
         retiring = dict(self._retiring)
         await end(*retiring)
         for site in (*retiring.values(), self._site):
@@ -186,6 +195,16 @@ class Application:
         await self._lasting.transport.aclose()
         self._lasting.telemetry.close()
         await send({"type": "lifespan.shutdown.complete"})
+
+    async def _end_what_is_followed(self) -> None:
+        """Has generations end that only clients of other processes read, in the time that one's own clients have."""
+        if self._drained_at is None:
+            return
+        router = self.settings.router
+        until = self._drained_at + router.drain + router.grace
+        sites = (*self._retiring.values(), self._site)
+        while any(site.is_followed for site in sites) and time.monotonic() < until:  # noqa: ASYNC110 - as in _retire
+            await asyncio.sleep(_LOOK)
 
 
 async def _not_post(scope: Scope, send: Send) -> None:

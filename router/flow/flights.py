@@ -102,6 +102,11 @@ class Flights:
         return flight if asyncio.get_running_loop().time() - flight.launched < UNHEARD else None
 
     @property
+    def followed(self) -> bool:
+        """Whether other processes follow any flight, as far as is known."""
+        return bool(self._wanted)
+
+    @property
     def airborne(self) -> bool:
         """Whether any flight is under way."""
         return bool(self._all)

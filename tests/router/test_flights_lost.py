@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,27 @@ async def test_a_client_that_comes_back_after_its_router_died_is_served_by_anoth
     for _ in range(2):
         setting.engine.go.release()
     assert said(await asked) == "one two"
+
+
+async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Setting) -> None:
+    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
+        leading = await setting.lead(http)
+        following = setting.follow(stream=True)
+        await setting.somebody_follows()
+        leading.cancel()
+    setting.leader.send(signal.SIGTERM)
+    await eventually(lambda: not accepts(setting.leader))
+    await asyncio.sleep(1)  # how long the engine takes
+    setting.engine.go.release()
+    setting.engine.go.release()
+    answer = await following
+    assert answer.content.endswith(DONE)
+    assert said(answer) == "one two"
+    assert len(setting.engine.bodies) == 1
+    await eventually(lambda: not setting.leader.runs)
+
+
+def accepts(router: Served) -> bool:
+    """Whether a process listens at its port."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", router.port)) == 0
