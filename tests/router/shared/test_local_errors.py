@@ -38,4 +38,4 @@ def test_a_resolver_without_memory_is_this_machines_fault() -> None:
 
 
 def test_an_error_of_this_machine_counts_against_nobody_and_costs_no_attempt() -> None:
-    assert judge("local", None) == Failed(counts=False, busy=False, again=False, cost=False)
+    assert judge("local", None) == Failed(counts=False, busy=False, again=False, cost=False, attempt=False)
