@@ -23,7 +23,7 @@ AN_HOUR = 3600
 FAULTS: list[dict[str, Any]] = [
     {"fault": "status", "code": 500},
     {"fault": "status", "code": 429},
-    {"fault": "status", "code": 404},
+    {"fault": "status", "code": 401},
     {"fault": "drop"},
     {"fault": "stall", "after": 0},
 ]
