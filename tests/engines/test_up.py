@@ -72,7 +72,10 @@ class Up:
         found = {}
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in map(int, task.read_text().split()):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                try:
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has ended since it was listed
                 name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
                 name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
                 found[name] = pid
