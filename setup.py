@@ -17,7 +17,22 @@ from typing import Any, Final
 
 MODULES: Final = {
     "router/api": ["arriving", "auth", "cycle", "heading", "openai", "outbox", "protocol", "turns"],
-    "router/core": ["alike", "derive", "json_values", "names", "reason", "recorders", "recording", "replay", "sse"],
+    "router/core": [
+        "answer_shapes",
+        "chat_body",
+        "compaction",
+        "delta_template",
+        "derive",
+        "frames",
+        "json_values",
+        "names",
+        "reason",
+        "recorders",
+        "recording",
+        "replay",
+        "sse",
+        "stream_encoding",
+    ],
     "router/flow": [
         "admission",
         "body_budget",

@@ -34,7 +34,7 @@ from router.settings import DEFAULT_PATH, Settings
 if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
     from router.flow.explain import Explanation, Question
     from router.store.finding import Client
-    from router.store.listing import Listed, Shown
+    from router.store.listing import Listed, Shown, ShownStream
     from router.store.purge_record import Replicas
     from router.store.survey import Stats
 
@@ -64,7 +64,9 @@ def _write_stats(told: "Stats", now: float) -> None:
     """`now` in seconds since the epoch, by Redis' clock."""
     total = told.total
     reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
-    typer.echo(f"{amount(total.entries, 'entry', 'entries')} ({total.stale:,} stale), {size(total.bytes)}{reckoned}")
+    entries, tokens = amount(total.entries, "entry", "entries"), amount(total.tokens, "token")
+    per_token = "" if total.bytes_per_token is None else f", {total.bytes_per_token:.1f} bytes per token"
+    typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {size(total.bytes)}{per_token}{reckoned}")
     if told.oldest is not None and told.newest is not None:
         typer.echo(f"the oldest is {span(now - told.oldest)} old, the newest {span(now - told.newest)}")
     typer.echo(f"in the making: {amount(told.claims, 'claim')}, {amount(told.flights, 'flight')}")
@@ -72,10 +74,12 @@ def _write_stats(told: "Stats", now: float) -> None:
         bound = f"of {size(server['max_memory'])}, {server['policy']}" if server["max_memory"] else "without a bound"
         evicted = amount(server["evicted"] or 0, "key")
         typer.echo(f"redis {server['version']}: {size(server['memory'])} {bound}, {evicted} evicted")
-    rows = [("tenant", "model", "entries", "stale", "memory")]
+    rows = [("tenant", "model", "entries", "stale", "tokens", "memory", "bytes per token")]
     for tenant, models in told.tenants.items():
         for model, group in models.items():
-            rows.append((tenant, model, str(group.entries), str(group.stale), size(group.bytes)))
+            per_token = "-" if group.bytes_per_token is None else f"{group.bytes_per_token:.1f}"
+            counts = str(group.entries), str(group.stale), str(group.tokens), size(group.bytes)
+            rows.append((tenant, model, *counts, per_token))
     if len(rows) > 1:
         typer.echo()
         write_table(rows)
@@ -115,18 +119,26 @@ def _row(entry: "Listed") -> tuple[str, ...]:
 
 
 @app.command(name="show")
-def show_command(key: Key, config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
-    """Show all that one entry holds, or what else stands at its key."""
+def show_command(
+    key: Key,
+    config: Config = Path(DEFAULT_PATH),
+    as_fields: Annotated[
+        bool, typer.Option("--fields", help="Every field as it stands, in place of the text.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the text of one entry and what it holds beside it, or what else stands at its key."""
     from router.store.listing import show
 
     scope = narrowed(key=key)
     shown = with_redis(settings_of(config), config, lambda client: show(client, scope.key or ""))
     if shown is None:
         fail(f"there is no entry {key}")
-    write_json(shown) if as_json else _write_shown(shown)
+    write_json(shown) if as_json else _write_shown(shown, as_fields=as_fields)
 
 
-def _write_shown(shown: "Shown") -> None:
+def _write_shown(shown: "Shown", *, as_fields: bool) -> None:
+    """What is no entry is always written as it stands."""
     entry = shown.entry
     typer.echo(entry.key)
     if shown.problem is not None:
@@ -134,9 +146,25 @@ def _write_shown(shown: "Shown") -> None:
     gone = "never" if entry.gone_in is None else f"in {span(entry.gone_in)}"
     left = "stale" if entry.stale else f"{span(entry.ttl)} left"
     typer.echo(f"{span(entry.age)} old, {left}; Redis drops it {gone}; {size(entry.bytes)} of memory")
-    for name, value in shown.fields.items():
-        plain = printable(value)
-        typer.echo(f"\n{printable(name)}:\n{plain}" if len(plain) > 100 else f"{printable(name)}: {plain}")
+    if as_fields or shown.problem is not None:
+        for name, value in shown.fields.items():
+            plain = printable(value)
+            typer.echo(f"\n{printable(name)}:\n{plain}" if len(plain) > 100 else f"{printable(name)}: {plain}")
+        return
+    described = dict(shown.fields)
+    if shown.text is not None:
+        typer.echo(f"\n{printable(shown.text)}\n")
+        described["body"] = f"{len(shown.fields['body'].encode()):,} bytes"
+    if shown.stream is not None:
+        described["stream"] = _described(shown.stream)
+    for name, value in described.items():
+        typer.echo(f"{printable(name)}: {printable(value)}")
+
+
+def _described(stream: "ShownStream") -> str:
+    events = "no events" if stream.events is None else f"{stream.events:,} bytes of events"
+    beside = "" if stream.lossless else "; the body is only for people to read"
+    return f"{stream.bytes:,} bytes; gives {events}{beside}"
 
 
 @app.command(name="top")

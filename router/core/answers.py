@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.sse import payload, split
-
 
 class NotKept(StrEnum):
     """Why an answer is not stored."""
@@ -23,11 +21,10 @@ class NotKept(StrEnum):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A whole answer in the form it came in, and for some endpoints in the other form too. See types.Entry."""
+    """A whole answer as it is stored; see types.Entry."""
 
-    body: bytes | None
-    frames: bytes | None
-    usage_frame: bytes | None
+    body: bytes
+    stream: bytes | None
     prompt_tokens: int
     completion_tokens: int
 
@@ -79,28 +76,6 @@ class Answer(msgspec.Struct, gc=False):
     error: Any = None
 
 
-class ChoiceOutcome(msgspec.Struct, gc=False):
-    index: int
-    finish_reason: Any = None
-
-
-class Outcome(msgspec.Struct, gc=False):
-    """What of an event tells how the answer ended."""
-
-    choices: list[ChoiceOutcome] | None = None
-
-
 # Each raises what decoding raises.
 read_event = msgspec.json.Decoder(Event).decode
 read_answer = msgspec.json.Decoder(Answer).decode
-_read_outcomes = msgspec.json.Decoder(list[Outcome]).decode
-
-
-def outcomes(frames: bytes) -> list[Outcome]:
-    """How the choices of a stream ended. Raises what decoding raises, also where any event is no JSON."""
-    try:
-        # All events at once, as they are when they have one line each, which is `data`.
-        return _read_outcomes(b"[%b]" % frames[len(b"data: ") : -2].replace(b"\n\ndata: ", b","))
-    except msgspec.DecodeError:
-        payloads = [data for frame in split(frames) if (data := payload(frame)) is not None]
-        return _read_outcomes(b"[%b]" % b",".join(payloads))

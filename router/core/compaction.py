@@ -1,81 +1,80 @@
-"""Events that differ in nothing but a piece of text become one, before anything is decoded.
+"""Whether the events of a template may be read as one event that has the text of all.
 
-Theory. Most of a stream is the same event again and again with another piece of text in it. What stands before and
-after the text is equal to the byte, so the JSON answer takes it once in any case, and takes the pieces joined. To join
-the pieces as they are written is to do the same in one step for a run of events instead of for each.
+Theory. Most of a stream is the same event again and again with another piece of text in it. The JSON answer takes what
+stands around the text once, and the pieces joined. To join the pieces as they are written is to do the same in one step
+for a run of events instead of for each.
 
-That holds only where the text is all that would be joined: its place is `choices[0].delta.content`, `choices[0].text`,
-or `delta.text` of a message, with no other object open around it, and nothing else in the event is a piece of
-something. Where an event looks any other way, it is left as it is.
+That holds only where the text is all that would be joined: it is a known piece of text of the only choice or block, and
+nothing else in the event is a piece of something. What has any other form is read event by event.
 """
 
-import re
-from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-from router.core.choices import JOINED, REPEATED
+import msgspec
+
+from router.core.chat_body import JOINED, REPEATED
+from router.core.sse import payload
 from router.core.types import Endpoint
 
-# As vLLM and the APIs' owners write it; the only braces before the text are those of the event, the choice and the
-# delta.
-_PLACE: Final = {
-    Endpoint.CHAT: re.compile(rb'\{[^{}]*"choices":\[\{"index":\d+,"delta":\{"content":'),
-    Endpoint.COMPLETIONS: re.compile(rb'\{[^{}]*"choices":\[\{"index":\d+,"text":'),
-    Endpoint.MESSAGES: re.compile(rb'\{[^{}]*"delta":\{"type":"text_delta","text":'),
-}
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# What follows the text opens no object and no list, and has no other text in the delta and the choice.
-_FIELD: Final = rb',(?:"[^"\\]*":(?:null|true|false|[-+.0-9eE]+)|"(?:%b)":"[^"\\]*")' % (
-    b"|".join(name.encode() for name in REPEATED)
-)
-_REST: Final = {
-    Endpoint.CHAT: re.compile(rb"(?:%b)*\}(?:%b)*\}\][^{\[]*" % (_FIELD, _FIELD)),
-    Endpoint.COMPLETIONS: re.compile(rb"(?:%b)*\}\][^{\[]*" % _FIELD),
-    Endpoint.MESSAGES: re.compile(rb"[^{\[]*"),
-}
-_OTHER_PIECES: Final = re.compile(rb'"(?:%b)":(?!null)' % b"|".join(name.encode() for name in JOINED))
+_TEXTS: Final = frozenset(("content", "reasoning", "reasoning_content", "text", "thinking", "partial_json"))
+_OPENAI: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+_COMPLETIONS: Final = Endpoint.COMPLETIONS  # an Enum looks its members up in Python, each time
+_MESSAGES: Final = Endpoint.MESSAGES
+_MESSAGE_DELTAS: Final = ("text_delta", "thinking_delta", "input_json_delta")
+
+_read_event = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def compacted(endpoint: Endpoint, payloads: Iterable[bytes]) -> list[bytes]:
-    """The payloads of a stream's events, with each run of those that differ only in their text as one.
+def may_merge(endpoint: Endpoint, begin: bytes, end: bytes) -> bool:
+    """Whether events with this before and after their text, the quotes included, may become one with the text of all.
 
-    Those of an endpoint whose streams nobody joins stay as they are.
+    No event of an endpoint whose streams nobody joins may.
     """
-    place = _PLACE.get(endpoint)
-    if place is None:
-        return list(payloads)
-    out: list[bytes] = []
-    pieces: list[bytes] = []
-    head = tail = b""
-
-    def close_run() -> None:
-        if pieces:
-            out.append(b'%b"%b"%b' % (head, b"".join(pieces), tail))
-            pieces.clear()
-
-    for payload in payloads:
-        if pieces and payload.startswith(head):
-            text = _STRING.match(payload, len(head))
-            if text is not None and payload[text.end() :] == tail:
-                pieces.append(text[0][1:-1])
-                continue
-        close_run()
-        before = place.match(payload)
-        text = _STRING.match(payload, before.end()) if before is not None else None
-        if before is None or text is None or not _joins_nothing_else(endpoint, before[0], payload[text.end() :]):
-            out.append(payload)
-        else:
-            head, tail = before[0], payload[text.end() :]
-            pieces.append(text[0][1:-1])
-    close_run()
-    return out
+    around = begin + end
+    name_ends = begin.rfind(b'":')
+    name = begin[begin.rfind(b'"', 0, name_ends) + 1 : name_ends]
+    if around.count(b'"%b"' % name) != 1:
+        return False  # another one may be at another place
+    try:
+        event = _read_event(payload(around) or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    holder = _holder(endpoint, event)
+    text = name.decode("ascii", "replace")
+    if holder is None or text not in _TEXTS or holder.get(text) != "":
+        return False
+    del holder[text]
+    return _joins_nothing(holder)
 
 
-def _joins_nothing_else(endpoint: Endpoint, head: bytes, tail: bytes) -> bool:
-    # The head ends with the name of the text itself, whose value is no longer part of it.
-    own = head.rfind(b",") if head.endswith(b'"text":') else head.rfind(b"{")
-    return (
-        _REST[endpoint].fullmatch(tail) is not None
-        and _OTHER_PIECES.search(head, 0, own) is None
-        and _OTHER_PIECES.search(tail) is None
-    )
+def _holder(endpoint: Endpoint, event: Any) -> Any:
+    """The object that has the text, if all else is no piece of anything: the rest of it is for the caller to check."""
+    if endpoint is _MESSAGES:
+        delta = event.pop("delta", None)
+        if type(delta) is not dict or event.pop("type", None) != "content_block_delta":
+            return None
+        return delta if delta.pop("type", None) in _MESSAGE_DELTAS and event.keys() == {"index"} else None
+    if endpoint not in _OPENAI:
+        return None
+    choices = event.pop("choices", None)
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    for name, value in event.items():
+        if value is not None and (name in JOINED or type(value) is dict or type(value) is list):
+            return None
+    choice = choices[0]
+    if endpoint is _COMPLETIONS:
+        return choice
+    delta = choice.pop("delta", None)
+    return delta if type(delta) is dict and _joins_nothing(choice) else None
+
+
+def _joins_nothing(fields: Any) -> bool:
+    """Whether no field here is a piece of something: an unknown text may be one."""
+    for name, value in fields.items():
+        kind = type(value)
+        if value is not None and (
+            name in JOINED or kind is dict or kind is list or (kind is str and name not in REPEATED)
+        ):
+            return False
+    return True

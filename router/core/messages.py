@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.answers import NotKept, Recording, Usage, read_tokens
-from router.core.compaction import compacted
+from router.core.compaction import may_merge
 from router.core.recording import whole_body
 from router.core.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
 from router.core.types import Endpoint
@@ -100,12 +100,15 @@ class MessagesRecorder(TypedRecorder):
             self.started = self.started or any(name != "type" and says_something(delta[name]) for name in delta)
         return event.type == "message_stop"
 
+    def _may_merge(self, begin: bytes, end: bytes) -> bool:
+        return may_merge(Endpoint.MESSAGES, begin, end)
+
     def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
         if self._stop_reason is None:
             return NotKept.INCOMPLETE
         if not self.started:
             return NotKept.EMPTY
-        message = _joined(_events(b"[%b]" % b",".join(compacted(Endpoint.MESSAGES, payloads))))
+        message = _joined(_events(b"[%b]" % b",".join(payloads)))
         return None if message is None else _encode(message)
 
 

@@ -1,5 +1,6 @@
 """Which recorder an endpoint's answers need."""
 
+from router.core.answer_shapes import AnswerShapes
 from router.core.answers import NotKept, Recording
 from router.core.embeddings import record_embeddings
 from router.core.messages import MessagesRecorder, record_message
@@ -9,14 +10,17 @@ from router.core.responses import ResponsesRecorder, record_response
 from router.core.types import Endpoint
 
 
-def recorder_for(endpoint: Endpoint, limit: int) -> Recorder:
-    """A recorder of a stream; `limit` is the most bytes that it keeps. Embeddings never stream, so they have none."""
+def recorder_for(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = None) -> Recorder:
+    """A recorder of a stream; `limit` is the most bytes that an entry may take. Embeddings never stream.
+
+    `shapes` spares the reading of a stream that is like one before.
+    """
     match endpoint:
         case Endpoint.RESPONSES:
             return ResponsesRecorder(limit)
         case Endpoint.MESSAGES:
             return MessagesRecorder(limit)
-    return StreamRecorder(limit)
+    return StreamRecorder(limit, shapes)
 
 
 def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:

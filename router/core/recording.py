@@ -8,14 +8,19 @@ Here is what recorders promise, and the recorder of chats and completions; route
 endpoint.
 """
 
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from router.core.alike import Alike
-from router.core.answers import Choice, NotKept, Recording, Usage, outcomes, read_answer, read_event, read_usage
+from router.core.answer_shapes import AnswerShapes
+from router.core.answers import Choice, NotKept, Recording, Usage, read_answer, read_event, read_usage
+from router.core.compaction import may_merge
+from router.core.delta_template import StreamParts
+from router.core.frames import NOT_EVENTS, body_of_events, events_of_frames, finish_reasons, text_of_frames
 from router.core.request import Request
 from router.core.sse import DONE, FrameReader, payload, split
+from router.core.stream_encoding import encode_stream
 from router.core.types import Endpoint
 
 MAX_FRAME: Final = 8 * 1024 * 1024
@@ -23,6 +28,8 @@ MAX_FRAME: Final = 8 * 1024 * 1024
 
 TOO_LONG: Final = b"an event was too long"
 """The `failure` of a recorder for an event over MAX_FRAME: the limit is ours, so the engine has not failed."""
+
+_encode = msgspec.json.Encoder().encode
 
 _NOT_WELL: Final = ("abort", "error")
 """Finish reasons of vLLM that end a choice before its end."""
@@ -85,17 +92,15 @@ class StreamRecorder:
     """
 
     __slots__ = (
-        "_alike", "_kept", "_limit", "_others", "_reader", "_size", "_usage_frame", "ended", "failure", "started",
-        "usage",
+        "_limit", "_parts", "_reader", "_shapes", "_usage_frame", "_usage_json", "ended", "failure", "started", "usage",
     )  # fmt: skip
 
-    def __init__(self, limit: int) -> None:
-        """`limit` is the most bytes that are kept; a longer stream passes through unrecorded."""
+    def __init__(self, limit: int, shapes: AnswerShapes | None = None) -> None:
+        """`limit`: the most bytes that an entry may take; a longer answer passes through and is not kept."""
         self._reader = FrameReader()
-        self._alike = Alike()
-        self._kept: list[bytes] = []
-        self._others: list[bytes] = []  # of what is kept, that which is not alike
-        self._size = 0
+        self._parts = StreamParts()
+        self._shapes = shapes
+        self._usage_json: bytes | None = None
         self._limit = limit
         self._usage_frame: bytes | None = None
         self.started = False
@@ -111,19 +116,15 @@ class StreamRecorder:
             if self._reader.pending > MAX_FRAME:
                 self.failure = TOO_LONG
             return frames
-        if not self.started or not self._alike.take(frames):
-            if self.started and _is_only_text(frames):
-                self._alike.learn(frames)
-            else:
+        parts = self._parts
+        if not self.started or not parts.take(frames):
+            only_text = self.started and _is_only_text(frames)
+            if not only_text:
                 frames = self._sift(frames)
-            self._others.append(frames)
-        size = self._size = self._size + len(frames)
-        if size <= self._limit:
-            self._kept.append(frames)
-        else:
-            self._kept.clear()
-            self._others.clear()
-            self._alike.forget()
+            if not only_text or not parts.learn(frames):
+                parts.keep(frames)
+        if parts.size > self._limit:
+            parts.forget()
         return frames
 
     def _sift(self, frames: bytes) -> bytes:
@@ -161,6 +162,7 @@ class StreamRecorder:
             self.usage = read_usage(event.usage) or self.usage
             if not event.choices:
                 self._usage_frame = frame
+                self._usage_json = _encode(event.usage)
                 return False
         self.started = self.started or _say_something(event.choices or [])
         return True
@@ -177,30 +179,32 @@ class StreamRecorder:
             return NotKept.ERROR
         if not self.whole:
             return NotKept.INCOMPLETE
-        if self._size > self._limit:
+        parts = self._parts
+        if parts.size > self._limit:
             return NotKept.TOO_LARGE
-        try:
-            told = outcomes(b"".join(self._others))  # those that are alike say nothing of how it ended
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return NotKept.ERROR  # JSON, but not the events of an answer
-        if not self._alike.are_texts():
+        if not parts.are_texts():
             return NotKept.ERROR
-        reasons: dict[int, Any] = {}
-        for outcome in told:
-            for choice in outcome.choices or ():
-                if choice.finish_reason or choice.index not in reasons:
-                    reasons[choice.index] = choice.finish_reason
+        if self._shapes is not None:
+            answer = self._shapes.answer(request.endpoint, parts, self._usage_frame, self._usage_json)
+            if answer is not None:
+                body, ended = answer
+                bad = _verdict(request, ended, said=self.started)
+                return bad or whole_stream(parts, body, self._usage_frame, self.usage, self._limit)
+        events = parts.merged(partial(may_merge, request.endpoint))
+        try:
+            told = events_of_frames(events)
+            reasons = finish_reasons(told)
+        except NOT_EVENTS:
+            return NotKept.ERROR  # JSON, but not the events of an answer
         bad = _verdict(request, list(reasons.values()), said=self.started)
         if bad is not None:
             return bad
-        used = self.usage or Usage()
-        return Recording(
-            body=None,  # whoever wants it can have it made of the frames, which few do
-            frames=b"".join(self._kept),
-            usage_frame=self._usage_frame,
-            prompt_tokens=used.prompt_tokens,
-            completion_tokens=used.completion_tokens,
-        )
+        made = body_of_events(request.endpoint, told, self._usage_frame)
+        if made is None:
+            return whole_stream(
+                parts, text_of_frames(events), self._usage_frame, self.usage, self._limit, lossless=False
+            )
+        return whole_stream(parts, made, self._usage_frame, self.usage, self._limit)
 
 
 def record_choices(request: Request, body: bytes, limit: int) -> Recording | NotKept:
@@ -218,15 +222,23 @@ def record_choices(request: Request, body: bytes, limit: int) -> Recording | Not
 
 def whole_body(body: bytes, usage: Usage | None, limit: int) -> Recording | NotKept:
     """What is to be stored of a JSON answer that is whole and ended well."""
-    if len(body) > limit:
+    return _recording(body, None, usage, limit)
+
+
+def whole_stream(
+    parts: StreamParts, body: bytes, usage_frame: bytes | None, usage: Usage | None, limit: int, *,
+    lossless: bool = True,
+) -> Recording | NotKept:  # fmt: skip
+    """What is to be stored of a stream that is whole and ended well; `lossless`: `body` says all that it said."""
+    return _recording(body, encode_stream(parts, body, usage_frame, lossless=lossless), usage, limit)
+
+
+def _recording(body: bytes, stream: bytes | None, usage: Usage | None, limit: int) -> Recording | NotKept:
+    if len(body) + len(stream or b"") > limit:
         return NotKept.TOO_LARGE
     used = usage or Usage()
     return Recording(
-        body=body,
-        frames=None,
-        usage_frame=None,
-        prompt_tokens=used.prompt_tokens,
-        completion_tokens=used.completion_tokens,
+        body=body, stream=stream, prompt_tokens=used.prompt_tokens, completion_tokens=used.completion_tokens
     )
 
 

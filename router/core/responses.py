@@ -82,6 +82,9 @@ class ResponsesRecorder(TypedRecorder):
             )
         return False
 
+    def _may_merge(self, begin: bytes, end: bytes) -> bool:
+        return True  # nothing is joined: the last event has the whole answer
+
     def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
         assert self._response is not None  # it is whole
         bad = _verdict(_response(self._response))

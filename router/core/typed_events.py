@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from router.core.answers import NotKept, Recording, Usage
-from router.core.recording import MAX_FRAME, TOO_LONG
+from router.core.delta_template import StreamParts
+from router.core.frames import text_of_frames
+from router.core.recording import MAX_FRAME, TOO_LONG, whole_stream
 from router.core.request import Request
 from router.core.sse import FrameReader, payload, split
 
@@ -44,16 +46,15 @@ def says_something(value: Any) -> bool:
 class TypedRecorder(ABC):
     """What the recorders of such streams have in common. See recording.Recorder."""
 
-    __slots__ = ("_kept", "_last", "_limit", "_reader", "_size", "ended", "failure", "started", "usage")
+    __slots__ = ("_last", "_limit", "_parts", "_reader", "ended", "failure", "started", "usage")
 
     MARKS: ClassVar[tuple[bytes, ...]]
     """One of these is in every event that is more than a piece of the answer."""
 
     def __init__(self, limit: int) -> None:
-        """`limit` is the most bytes that are kept; a longer stream passes through unrecorded."""
+        """`limit`: the most bytes that an entry may take; a longer answer passes through and is not kept."""
         self._reader = FrameReader()
-        self._kept: list[bytes] = []
-        self._size = 0
+        self._parts = StreamParts()
         self._limit = limit
         self._last = b""
         self.started = False
@@ -69,14 +70,21 @@ class TypedRecorder(ABC):
             if self._reader.pending > MAX_FRAME:
                 self.failure = TOO_LONG
             return frames
-        if not self.started or any(frames.find(mark) >= 0 for mark in self.MARKS):
-            frames = self._sift(frames)
-        self._size += len(frames)
-        if self._size <= self._limit:
-            self._kept.append(frames)
-        else:
-            self._kept.clear()
+        parts = self._parts
+        if not self.started or not parts.take(frames):
+            only_pieces = self.started and not any(frames.find(mark) >= 0 for mark in self.MARKS)
+            if not only_pieces:
+                frames = self._sift(frames)
+            if not only_pieces or not parts.learn(frames):
+                self._keep(frames)
+        if parts.size > self._limit:
+            parts.forget()
         return frames
+
+    def _keep(self, frames: bytes) -> None:
+        self._parts.keep(frames)
+        if self.ended:
+            self._parts.keep(self._last)
 
     def _sift(self, frames: bytes) -> bytes:
         passed = []
@@ -102,8 +110,15 @@ class TypedRecorder(ABC):
         """Takes notice of an event; whether it is the last. Sets `failure` for an error, raises NOT_AN_EVENT."""
 
     @abstractmethod
+    def _may_merge(self, begin: bytes, end: bytes) -> bool:
+        """Whether the events with this before and after their text may be read as one; see delta_template."""
+
+    @abstractmethod
     def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
-        """The JSON form of the whole stream, if it has one, or why it is not kept. Raises NOT_AN_EVENT."""
+        """The JSON form of the whole stream, if it has one, or why it is not kept. Raises NOT_AN_EVENT.
+
+        Each run of events that may be merged is one payload.
+        """
 
     def ending(self, *, include_usage: bool) -> bytes:
         return self._last
@@ -117,20 +132,18 @@ class TypedRecorder(ABC):
             return NotKept.ERROR
         if not self.ended:
             return NotKept.INCOMPLETE
-        if self._size + len(self._last) > self._limit:
+        parts = self._parts
+        if parts.size > self._limit:
             return NotKept.TOO_LARGE
-        frames = b"".join((*self._kept, self._last))
+        if not parts.are_texts():
+            return NotKept.ERROR
+        events = parts.merged(self._may_merge)
         try:
-            body = self._answer([data for one in split(frames) if (data := payload(one)) is not None])
+            body = self._answer([data for one in events if (data := payload(one)) is not None])
         except NOT_AN_EVENT:
             return NotKept.ERROR
         if isinstance(body, NotKept):
             return body
-        used = self.usage or Usage()
-        return Recording(
-            body=body,
-            frames=frames,
-            usage_frame=None,
-            prompt_tokens=used.prompt_tokens,
-            completion_tokens=used.completion_tokens,
-        )
+        if body is None:
+            return whole_stream(parts, text_of_frames(events), None, self.usage, self._limit, lossless=False)
+        return whole_stream(parts, body, None, self.usage, self._limit)

@@ -57,10 +57,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     """A whole, well-ended answer, as it is kept.
 
     - `digest`: hex SHA-256 of the canonical request that it answers.
-    - `body`: the answer as JSON; None where it was streamed, and replay has to make it of the frames.
-    - `frames`: the answer as it was streamed, without the usage event and `[DONE]`; None where it was JSON. The streams
-      of /v1/responses and /v1/messages have neither of the two, and are whole here.
-    - `usage_frame`: the event that told the usage; None where there was none.
+    - `body`: the answer as JSON.
+    - `stream`: what gives the events of a streamed answer again; see stream_encoding. None where the engine sent JSON.
     - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
     - `stale`: for how many seconds beyond that it may be given to a client that has nothing better.
     - `generation_ms`: how long the engine took, in milliseconds.
@@ -70,9 +68,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     """
 
     digest: str
-    body: bytes | None
-    frames: bytes | None
-    usage_frame: bytes | None
+    body: bytes
+    stream: bytes | None
     model: str
     engine: str
     task: Task
@@ -90,4 +87,4 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     @property
     def size(self) -> int:
         """Bytes of all in it that has no small bound of its own."""
-        return len(self.body or b"") + len(self.frames or b"") + sum(map(len, self.documents))
+        return len(self.body) + len(self.stream or b"") + sum(map(len, self.documents))

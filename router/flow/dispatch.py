@@ -14,6 +14,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from router.core.answer_shapes import AnswerShapes
 from router.core.answers import NotKept, Recording
 from router.core.engine_errors import (
     MAX_ERROR,
@@ -147,6 +148,7 @@ class Dispatcher:
         self._patience = patience
         self._standing = standing
         self._max_entry = max_entry
+        self._shapes = AnswerShapes()
         self._salts = salts
 
     def stream(self, work: Work, request: Request, engines: Sequence[Engine], say: Say) -> Awaitable[Generation]:
@@ -215,7 +217,7 @@ class Dispatcher:
     async def _begun(self, say: Say, place: Place, work: Work, request: Request) -> Generation:
         patience = self._patience
         response = await self._ask(place.engine, work, request, patience.first_token)
-        recorder = recorder_for(request.endpoint, self._max_entry)
+        recorder = recorder_for(request.endpoint, self._max_entry, self._shapes)
         generation = Generation(place, response, recorder, self._standing, say, between=patience.between_tokens)
         try:
             await generation.begin()

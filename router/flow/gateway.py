@@ -237,8 +237,7 @@ class Gateway:
             entry = Entry(
                 digest=asked.key.digest,
                 body=recording.body,
-                frames=recording.frames,
-                usage_frame=recording.usage_frame,
+                stream=recording.stream,
                 model=work.model,
                 engine=work.engine,
                 task=work.task,

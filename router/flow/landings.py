@@ -10,12 +10,11 @@ from router.shared.broadcast import MAX_UNSENT
 
 
 class _End(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis; the frames of a recording are in the stream already, but for the last."""
+    """A landing as it goes through Redis. `body` and `stream` are those of its recording, if that is `kept`."""
 
     landing_body: bytes | None
-    body: bytes | None
-    usage_frame: bytes | None
-    last_frames: bytes | None
+    body: bytes
+    stream: bytes | None
     kept: bool
     endings: tuple[bytes, bytes]
     prompt_tokens: int
@@ -44,14 +43,13 @@ def write_end(flight: Flight, landing: Landing) -> bytes:
     is_stored = not landing.whole and landing.error is None  # already, and others can find it so
     if is_stored or (landing.body is not None and len(landing.body) > MAX_UNSENT):
         landing = lost()
-    elif landing.recording is not None and len(landing.recording.body or b"") > MAX_UNSENT:
+    elif landing.recording is not None and len(landing.recording.body) > MAX_UNSENT:
         landing = msgspec.structs.replace(landing, recording=None)  # streams are whole without it
     recording, error = landing.recording, landing.error
     end = _End(
         landing_body=landing.body,
-        body=recording.body if recording is not None and landing.body is None else None,
-        usage_frame=recording.usage_frame if recording is not None else None,
-        last_frames=_beyond(recording.frames, flight) if recording is not None else None,
+        body=recording.body if recording is not None and landing.body is None else b"",
+        stream=recording.stream if recording is not None else None,
         kept=recording is not None,
         endings=landing.endings,
         prompt_tokens=landing.prompt_tokens,
@@ -79,8 +77,7 @@ def read_end(flight: Flight, packed: bytes) -> Landing:
     if end.kept:
         recording = Recording(
             body=end.landing_body if end.landing_body is not None else end.body,
-            frames=flight.so_far() + end.last_frames if end.last_frames is not None and flight.complete else None,
-            usage_frame=end.usage_frame,
+            stream=end.stream,
             prompt_tokens=end.prompt_tokens,
             completion_tokens=end.completion_tokens,
         )
@@ -88,8 +85,3 @@ def read_end(flight: Flight, packed: bytes) -> Landing:
         whole=True, body=end.landing_body, recording=recording, endings=end.endings,
         prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
     )  # fmt: skip
-
-
-def _beyond(frames: bytes | None, flight: Flight) -> bytes | None:
-    """What a recording has beyond that which the flight has said to its readers before its end."""
-    return frames[len(flight.so_far()) :] if frames is not None and flight.complete else None

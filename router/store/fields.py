@@ -8,7 +8,10 @@ import xxhash
 
 from router.core.types import Entry, Task
 
-FIELDS: Final = (*Entry.__struct_fields__, "checksum")
+FORMAT: Final = b"2"
+"""The version of this format. What stands in Redis in another one is a miss."""
+
+FIELDS: Final = (*Entry.__struct_fields__, "checksum", "format")
 """The names of all fields."""
 
 _NAMES: Final = [name.encode() for name in FIELDS]
@@ -34,7 +37,8 @@ _ALWAYS: Final = _form(
 _COUNT: Final = 20  # words of these
 _HALVES: Final = _form("question", "params")
 _MARK: Final = _form("purges")
-_CHECKSUM: Final = "$8\r\nchecksum\r\n$16\r\n%s\r\n"
+_CHECKSUM: Final = f"$8\r\nchecksum\r\n$16\r\n%s\r\n$6\r\nformat\r\n${len(FORMAT)}\r\n{FORMAT.decode()}\r\n"
+_LIKE_AN_ENTRY: Final = frozenset((b"digest", b"model", b"engine", b"task", b"created", b"completion_tokens"))
 _MOST: Final = 1e18  # of any number in an entry; what is beyond it is none of ours
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _encode = msgspec.json.Encoder().encode
@@ -59,31 +63,24 @@ def to_words(entry: Entry, purges: tuple[int, int]) -> tuple[int, list[bytes]]:
         text += _HALVES % (len(entry.question), entry.question, len(entry.params), entry.params)
         count += 4
     mark = f"{purges[0]}-{purges[1]}"
-    text += _MARK % (len(mark), mark) + _CHECKSUM % checksum(entry.body, entry.frames, entry.usage_frame)
-    count += 4
+    text += _MARK % (len(mark), mark) + _CHECKSUM % checksum(entry.body, entry.stream)
+    count += 6
     words = [text.encode("ascii")]
     documents = _encode(entry.documents) if entry.documents else None
-    for name, value in (
-        (b"body", entry.body), (b"frames", entry.frames), (b"usage_frame", entry.usage_frame), (b"documents", documents)
-    ):  # fmt: skip
+    for name, value in ((b"body", entry.body), (b"stream", entry.stream), (b"documents", documents)):
         if value is not None:
             words += (b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(value)), value, b"\r\n")
             count += 2
     return count, words
 
 
-def checksum(body: bytes | None, frames: bytes | None, usage_frame: bytes | None) -> str:
-    """xxh3-64 in hex over what clients are given of an entry. Lengths come first; that of what is absent is -1."""
-    lengths = b"%d %d %d\n" % (_length(body), _length(frames), _length(usage_frame))
-    digest = xxhash.xxh3_64(lengths)
-    for piece in (body, frames, usage_frame):
-        if piece is not None:
-            digest.update(piece)
+def checksum(body: bytes, stream: bytes | None) -> str:
+    """xxh3-64 in hex over what clients are given of an entry. Lengths come first; that of no stream is -1."""
+    digest = xxhash.xxh3_64(b"%d %d\n" % (len(body), len(stream) if stream is not None else -1))
+    digest.update(body)
+    if stream is not None:
+        digest.update(stream)
     return digest.hexdigest()
-
-
-def _length(piece: bytes | None) -> int:
-    return -1 if piece is None else len(piece)
 
 
 def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
@@ -94,12 +91,12 @@ def to_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
 def entry_of(values: Any) -> Entry | None:
     """The same, from the values of all FIELDS in their order, each of them bytes or None."""
     (
-        digest, body, frames, usage_frame, model, engine, known, created, ttl,
+        digest, body, stream, model, engine, known, created, ttl,
         prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, mark,
-        written_checksum,
+        written_checksum, format_,
     ) = values  # fmt: skip
     task = _TASKS.get(known)
-    if task is None or (body is None and frames is None):
+    if task is None or body is None or format_ != FORMAT:
         return None
     try:
         digest, model, engine = digest.decode("ascii"), model.decode("ascii"), engine.decode("ascii")
@@ -120,12 +117,27 @@ def entry_of(values: Any) -> Entry | None:
         and 0 <= purges[0] <= _MOST and 0 <= purges[1] <= _MOST
     )  # fmt: skip
     # The JSON of a body that was cut or replaced may still be valid, so only a checksum shows the damage.
-    if not fit or written_checksum != checksum(body, frames, usage_frame).encode():
+    if not fit or written_checksum != checksum(body, stream).encode():
         return None
     return Entry(
-        digest, body, frames, usage_frame, model, engine, task, created, ttl,
+        digest, body, stream, model, engine, task, created, ttl,
         prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, purges,
     )  # fmt: skip
+
+
+def is_of_another_format(format_: bytes | None) -> bool:
+    """Whether the field `format` is that of an entry which an older or newer router wrote; the first had none."""
+    return format_ != FORMAT
+
+
+def why_no_entry(fields: Mapping[bytes, bytes]) -> str:
+    """Why `to_entry` gives none for these fields, in words for people."""
+    format_ = fields.get(b"format")
+    if format_ is None and fields.keys() >= _LIKE_AN_ENTRY:
+        format_ = b"1"  # which had no such field
+    if format_ is not None and format_ != FORMAT and format_.isdigit() and len(format_) < 10:
+        return f"written in format {format_.decode()}; this router reads format {FORMAT.decode()}"
+    return "not an entry that the router would use: a field is missing, holds what it cannot, or the checksum is wrong"
 
 
 def documents_of(field: bytes | None) -> tuple[str, ...]:

@@ -10,9 +10,11 @@ from typing import Final
 
 import msgspec
 
+from router.core.answer_text import answer_text
 from router.core.scope import Scope
+from router.core.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
 from router.shared.link import Command
-from router.store.fields import documents_of, to_entry
+from router.store.fields import documents_of, to_entry, why_no_entry
 from router.store.finding import Client, ask, find, redis_clock
 
 _LISTED: Final = (
@@ -64,16 +66,31 @@ class Page(msgspec.Struct, frozen=True):
     cursor: str | None
 
 
+class ShownStream(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry's field `stream` is.
+
+    - `bytes`: its length. `events`: bytes of the events that it gives, with the usage event and without `[DONE]`; None
+      where it gives none.
+    - `lossless`: whether the body says all that the events said. If not, the body is only for people to read.
+    """
+
+    bytes: int
+    events: int | None
+    lossless: bool
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """One entry with all that it holds, in a form that can be read.
 
-    `type` is Redis' own; `problem` says why it is no entry that the router would use. Of a field that is not UTF-8,
-    the text is `base64:` and that.
+    `type` is Redis' own; `problem` says why it is no entry that the router would use. `text` is that of the answer; it
+    and `stream` are None where there is a problem, or none of it. In `fields`, what is not UTF-8 is `base64:` and that.
     """
 
     entry: Listed
     type: str
     problem: str | None
+    text: str | None
+    stream: ShownStream | None
     fields: dict[str, str]
 
 
@@ -140,20 +157,28 @@ async def show(client: Client, key: str) -> Shown | None:
     if entry is None:
         return None
     fields = fields or {}
+    stored = to_entry(fields)
+    problem = None
     if kind != b"hash":
         problem = f"not a hash, but what Redis calls a {text(kind)}"
-    elif to_entry(fields) is None:
-        problem = (
-            "not an entry that the router would use: a field is missing, holds what it cannot, or the checksum is wrong"
-        )
-    else:
-        problem = None
+    elif stored is None:
+        problem = why_no_entry(fields)
     return Shown(
         entry=entry,
         type=text(kind) or "",
         problem=problem,
+        text=answer_text(stored.body) if stored is not None else None,
+        stream=_shown_stream(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
         fields={text(name) or "": text(value) or "" for name, value in sorted(fields.items())},
     )
+
+
+def _shown_stream(stream: bytes, body: bytes) -> ShownStream:
+    try:
+        events = len(decode_stream(stream, body, include_usage=True, end=b""))
+    except NOT_A_STREAM:
+        events = None
+    return ShownStream(bytes=len(stream), events=events, lossless=is_lossless(stream))
 
 
 def number(value: bytes | None) -> float | None:

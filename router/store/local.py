@@ -16,6 +16,9 @@ from router.store.stored import Stored
 _OVERHEAD: Final = 1500
 """Bytes that an entry takes beside its forms."""
 
+_ANSWERS_SHARE: Final = 4
+"""Replayed forms take at most the limit divided by this."""
+
 _PER_DOCUMENT: Final = 64
 """Bytes that the name of a document takes beside its characters."""
 
@@ -24,7 +27,8 @@ class LocalCopy:
     """The entries that were fetched last, as many as there is room for, with what was worked out of them here.
 
     - What `get` gives is what Redis holds, or held less than a second ago.
-    - It never holds more than `limit` bytes; whoever has not been asked for longest goes first.
+    - It never holds more than `limit` bytes; the least recently used entry goes first. Of these, the replayed forms of
+      answers take no more than a quarter; those of the least recently used entry go first, and the entry stays.
     - An entry that was changed while it was fetched is not kept.
     - Nothing is held or given while nobody listens, and nothing is given while Redis has shown no sign of late.
     - What a purge covers is not given, whether or not Redis has told that it was deleted.
@@ -45,6 +49,8 @@ class LocalCopy:
         self._alive = alive
         self._purges = 0  # how many have become known; an entry is checked once after each that was, if it is asked for
         self._entries: dict[str, _Held] = {}
+        self._with_answers: dict[str, _Held] = {}  # those with replayed forms, the least recently used first
+        self._answers_size = 0
         self._fetches: dict[str, _Fetches] = {}
         self._size = 0
         self._coherent = False
@@ -64,14 +70,17 @@ class LocalCopy:
         held = self._entries.pop(key)
         if self._clock() > held.until:
             # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
-            self._size -= held.size
+            self._release(held)
             return None
         if held.checked != self._purges:
             held.checked = self._purges
             if self._covered(key, held.entry.documents, held.entry.purges):
-                self._size -= held.size
+                self._release(held)
                 return None
         self._entries[key] = held  # now the one that was asked for last
+        if held.answers_size:
+            self._with_answers.pop(key)
+            self._with_answers[key] = held
         return held
 
     def fetching(self, key: str) -> Callable[[Entry | None], None]:
@@ -97,10 +106,10 @@ class LocalCopy:
         if size > self._limit:
             return
         self._remove(key)
-        self._entries[key] = _Held(key, entry, self._grow, self._purges)
-        self._grow(self._entries[key], size)
+        self._entries[key] = _Held(key, entry, self, self._purges)
+        self.grow(self._entries[key], size)
 
-    def _grow(self, held: "_Held", size: int) -> bool:
+    def grow(self, held: "_Held", size: int) -> bool:
         """Makes room for so many bytes more of an entry, unless there is none, or it is not here any more."""
         if held.size + size > self._limit or self._entries.get(held.key) is not held:
             return False
@@ -110,10 +119,36 @@ class LocalCopy:
             self._remove(next(iter(self._entries)))
         return True
 
+    def grow_answers(self, held: "_Held", size: int) -> bool:
+        """The same for a replayed form of its answer."""
+        limit = self._limit // _ANSWERS_SHARE
+        if size > limit or not self.grow(held, size):
+            return False
+        held.answers_size += size
+        self._answers_size += size
+        self._with_answers[held.key] = held
+        while self._answers_size > limit:
+            self._drop_answers(next(iter(self._with_answers.values())))
+        return held.answers_size > 0
+
+    def _drop_answers(self, held: "_Held") -> None:
+        held.forget_answers()
+        del self._with_answers[held.key]
+        self._answers_size -= held.answers_size
+        self._size -= held.answers_size
+        held.size -= held.answers_size
+        held.answers_size = 0
+
     def _remove(self, key: str) -> None:
         held = self._entries.pop(key, None)
         if held is not None:
-            self._size -= held.size
+            self._release(held)
+
+    def _release(self, held: "_Held") -> None:
+        """Frees the room of an entry that is no longer among those held."""
+        if held.answers_size:
+            self._drop_answers(held)
+        self._size -= held.size
 
     # -- what is heard ----------------------------------------------------------------------------------------------
 
@@ -144,22 +179,28 @@ class LocalCopy:
 
 
 class _Held(Stored):
-    """One that is here: `size` in bytes, `until` in seconds since the epoch, `checked` against so many purges."""
+    """One that is here: `until` in seconds since the epoch, `checked` against so many purges.
 
-    __slots__ = ("_room", "checked", "key", "size", "until")
+    `size` in bytes, of which `answers_size` are replayed forms.
+    """
+
+    __slots__ = ("_copy", "answers_size", "checked", "key", "size", "until")
 
     stays = True
 
-    def __init__(self, key: str, entry: Entry, room: Callable[["_Held", int], bool], checked: int) -> None:
+    def __init__(self, key: str, entry: Entry, copy: LocalCopy, checked: int) -> None:
         super().__init__(entry)
         self.checked = checked
-        self._room = room
+        self._copy = copy
         self.key = key
-        self.size = 0
+        self.size = self.answers_size = 0
         self.until = entry.created + entry.ttl + entry.stale
 
     def may_keep(self, size: int) -> bool:
-        return self._room(self, size)
+        return self._copy.grow(self, size)
+
+    def may_keep_answer(self, size: int) -> bool:
+        return self._copy.grow_answers(self, size)
 
 
 class _Fetches:

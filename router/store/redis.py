@@ -12,7 +12,7 @@ from router.core.types import Entry
 from router.shared.line import Line, RedisDownError, Replies
 from router.shared.link import LinkError, Packed, form, later, part
 from router.shared.purges import Mark, News, Purges
-from router.store.fields import FIELDS, entry_of, to_words
+from router.store.fields import FIELDS, entry_of, is_of_another_format, to_words
 from router.store.local import LocalCopy
 
 log = logging.getLogger("roundhouse.store")
@@ -40,6 +40,7 @@ _DELETE_IF_UNCHANGED: Final = (
 )
 _CREATED: Final = FIELDS.index("created")
 _CHECKSUM: Final = FIELDS.index("checksum")
+_FORMAT: Final = FIELDS.index("format")
 
 
 class EntryStore:
@@ -79,7 +80,8 @@ class EntryStore:
             found = entry_of(reply)
             if found is None:
                 if reply.count(None) != len(reply):
-                    self._damaged()
+                    if not is_of_another_format(reply[_FORMAT]):
+                        self._damaged()
                     self._delete(key, reply)
                 return None
             purges, mark = self._purges, found.purges

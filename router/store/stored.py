@@ -46,10 +46,18 @@ class Stored:
         if answer is None:
             entry = self.entry
             answer = replay(entry, request)
-            if answer is not None and (answer is entry.body or answer is entry.frames or self.may_keep(len(answer))):
+            if answer is not None and (answer is entry.body or self.may_keep_answer(len(answer))):
                 self._answers[form] = answer
         return answer
 
+    def forget_answers(self) -> None:
+        """Drops the replayed forms; they are made again when they are asked for."""
+        self._answers.clear()
+
     def may_keep(self, size: int) -> bool:
         """Whether so many bytes more may stay beside the entry; it is asked before they do."""
+        return False
+
+    def may_keep_answer(self, size: int) -> bool:
+        """The same for a replayed form of the answer, which may be many times the size of the entry."""
         return False

@@ -17,13 +17,21 @@ MEASURED: Final = 100
 """Entries of each tenant and model whose memory is measured; for the others it is reckoned from those."""
 
 
-class Amount(msgspec.Struct, kw_only=True):
-    """`stale` of the `entries` have outlived their time; `bytes` of Redis' memory, and how many were `measured`."""
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
+    """`stale` of the `entries` have outlived their time; `bytes` of Redis' memory, and how many were `measured`.
 
-    entries: int = 0
-    stale: int = 0
-    bytes: int = 0
-    measured: int = 0
+    - `tokens`: generated tokens of all entries, each of which says how many it has.
+    - `bytes_per_token`: Redis' memory per generated token, over the measured entries that have any; None without one.
+      Embeddings, and answers of engines that tell no usage, have none: `bytes` counts them and this does not. The total
+      weighs each tenant and model by its tokens, not by how many of its entries were measured.
+    """
+
+    entries: int
+    stale: int
+    tokens: int
+    bytes: int
+    measured: int
+    bytes_per_token: float | None
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,37 +59,74 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     entry: Listed | None
 
 
+class _Group:
+    """What is counted of a tenant and model; `answer_bytes` and `answer_tokens` are of measured entries with tokens."""
+
+    __slots__ = ("answer_bytes", "answer_tokens", "bytes", "entries", "measured", "stale", "tokens")
+
+    def __init__(self) -> None:
+        self.entries = self.stale = self.tokens = 0
+        self.measured = self.bytes = self.answer_bytes = self.answer_tokens = 0
+
+    def amount(self) -> Amount:
+        return Amount(
+            entries=self.entries,
+            stale=self.stale,
+            tokens=self.tokens,
+            bytes=self.bytes * self.entries // (self.measured or 1),
+            measured=self.measured,
+            bytes_per_token=_ratio(self.answer_bytes, self.answer_tokens),
+        )
+
+
+def _ratio(size: float, tokens: int) -> float | None:
+    return round(size / tokens, 2) if tokens else None
+
+
+def _total(amounts: list[Amount]) -> Amount:
+    weighed = [(amount.bytes_per_token, amount.tokens) for amount in amounts if amount.bytes_per_token is not None]
+    return Amount(
+        entries=sum(amount.entries for amount in amounts),
+        stale=sum(amount.stale for amount in amounts),
+        tokens=sum(amount.tokens for amount in amounts),
+        bytes=sum(amount.bytes for amount in amounts),
+        measured=sum(amount.measured for amount in amounts),
+        bytes_per_token=_ratio(sum(each * tokens for each, tokens in weighed), sum(tokens for _, tokens in weighed)),
+    )
+
+
 async def stats(client: Client, progress: Progress = unheard) -> Stats:
     """Counts everything; `progress` is told of the entries. Raises LinkError."""
-    tenants: dict[str, dict[str, Amount]] = {}
-    total = Amount()
+    groups: dict[str, dict[str, _Group]] = {}
+    counted = 0
     oldest = newest = None
     clock = await redis_clock(client)
     async for found in find(client, Scope(all=True)):
         now = clock.now()
-        times = await ask(client, [("HMGET", key, "created", "ttl") for key in found])
-        groups = []
-        for key, values in zip(found, times, strict=True):
+        told = await ask(client, [("HMGET", key, "created", "ttl", "completion_tokens") for key in found])
+        entries = []
+        for key, values in zip(found, told, strict=True):
             parts = KeyParts.of(key)
-            group = tenants.setdefault(parts.tenant, {}).setdefault(parts.model, Amount())
-            created, ttl = map(number, values or (None, None))
+            group = groups.setdefault(parts.tenant, {}).setdefault(parts.model, _Group())
+            created, ttl, completion_tokens = map(number, values or (None, None, None))
+            tokens = int(completion_tokens or 0)
             group.entries += 1
             group.stale += created is not None and ttl is not None and now > created + ttl
+            group.tokens += tokens
             if created is not None:
                 oldest = min(created, oldest or created)
                 newest = max(created, newest or created)
-            groups.append((key, group))
-        await _measure(client, groups)
-        total.entries += len(found)
-        progress(total.entries)
-    for group in (group for models in tenants.values() for group in models.values()):
-        total.stale += group.stale
-        total.measured += group.measured
-        group.bytes = group.bytes * group.entries // (group.measured or 1)
-        total.bytes += group.bytes
+            entries.append((key, group, tokens))
+        await _measure(client, entries)
+        counted += len(found)
+        progress(counted)
+    tenants = {
+        tenant: {model: group.amount() for model, group in sorted(models.items())}
+        for tenant, models in sorted(groups.items())
+    }
     return Stats(
-        total=total,
-        tenants={tenant: dict(sorted(models.items())) for tenant, models in sorted(tenants.items())},
+        total=_total([amount for models in tenants.values() for amount in models.values()]),
+        tenants=tenants,
         oldest=oldest,
         newest=newest,
         claims=await _count(client, ALL_CLAIMS),
@@ -90,15 +135,19 @@ async def stats(client: Client, progress: Progress = unheard) -> Stats:
     )
 
 
-async def _measure(client: Client, groups: list[tuple[str, Amount]]) -> None:
+async def _measure(client: Client, entries: list[tuple[str, _Group, int]]) -> None:
+    """Adds the memory of entries, given with their groups and tokens, as long as their groups have few measured."""
     chosen = []
-    for key, group in groups:
+    for key, group, tokens in entries:
         if group.measured < MEASURED:
             group.measured += 1
-            chosen.append((key, group))
-    sizes = await ask(client, [memory_of(key) for key, _ in chosen])
-    for (_, group), size in zip(chosen, sizes, strict=True):
+            chosen.append((key, group, tokens))
+    sizes = await ask(client, [memory_of(key) for key, _, _ in chosen])
+    for (_, group, tokens), size in zip(chosen, sizes, strict=True):
         group.bytes += size or 0
+        if tokens and size:
+            group.answer_bytes += size
+            group.answer_tokens += tokens
 
 
 async def _count(client: Client, pattern: str) -> int:

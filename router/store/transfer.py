@@ -1,9 +1,10 @@
 """Entries as lines of JSON, to be carried from one Redis to another.
 
-    {"key": "rh:1:…", "expires": 1795432012.5, "fields": {"digest": "…", "body": "…", "frames": {"base64": "…"}, …}}
+    {"key": "rh:1:…", "expires": 1795432012.5, "fields": {"digest": "…", "body": "…", "stream": "=…", "format": "2", …}}
 
 `expires` is an instant in seconds since the epoch by Redis' clock, so a file that lies about for an hour does not make
-its entries live an hour longer. A field is text, or base64 where it is not UTF-8.
+its entries live an hour longer. Fields are text; one that is not UTF-8, which no router writes, is `{"base64": "…"}`.
+A line of another format is refused: how to read it is known to the routers that wrote it.
 """
 
 import base64
@@ -15,7 +16,7 @@ from msgspec import Meta
 
 from router.core.scope import EntryKey, Scope
 from router.shared.link import Command
-from router.store.fields import to_entry
+from router.store.fields import to_entry, why_no_entry
 from router.store.finding import Client, Progress, ask, find, redis_clock, unheard
 from router.store.purge_record import last_record
 
@@ -167,7 +168,7 @@ def _command(line: bytes, now: float, mark: bytes) -> Command | None:
     fields[b"purges"] = mark
     entry = to_entry(fields)
     if entry is None:
-        raise LineError("not an entry: a field is missing, holds what it cannot, or the checksum is wrong")
+        raise LineError(why_no_entry(fields))
     left = int((read.expires - now) * 1000)
     if left <= 0:
         return None

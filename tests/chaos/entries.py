@@ -10,10 +10,14 @@ from generation_store import Generation, GenerationStore
 from judging import flaws_of_end, flaws_of_ids, flaws_of_text, name_in
 from questions import CHAT, COMPLETIONS, Question, expected_key
 
+from router.core.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
+from router.store.fields import checksum
+
 _FIELDS: Final = {
     "digest", "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms",
-    "question", "params",
+    "question", "params", "body", "checksum", "format",
 }  # fmt: skip
+_UNREADABLE: Final = (KeyError, *NOT_A_STREAM)
 _DATA: Final = re.compile(rb"^data: (.*)", re.MULTILINE)
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "generation_ms")
 _PATHS: Final = {"chat.completion": CHAT, "text_completion": COMPLETIONS, "chat.completion.chunk": CHAT}
@@ -24,7 +28,7 @@ def generation_of(fields: Mapping[bytes, bytes], store: GenerationStore) -> Gene
     """The generation that an entry is of; None where that cannot be read."""
     try:
         name = name_in(_forms({name.decode(): value for name, value in fields.items()})[0][1].text)
-    except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError):
+    except _UNREADABLE:
         return None
     return store.find(name) if name is not None else None
 
@@ -34,7 +38,7 @@ def flaws(key: str, fields: Mapping[bytes, bytes], left: int, store: GenerationS
     told = {name.decode(): value for name, value in fields.items()}
     try:
         return _flaws(key, told, left, store)
-    except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
+    except _UNREADABLE as error:
         return [f"it cannot be read: {error!r}: {told}"]
 
 
@@ -56,18 +60,21 @@ def _flaws(key: str, told: dict[str, bytes], left: int, store: GenerationStore) 
         f"its model is {told['model']!r}": told["model"] == origin.question.model.encode(),
         f"its engine is {told['engine']!r}": told["engine"] == generation.engine.encode(),
         f"its task is {told['task']!r}": told["task"] in (b"chat", b"code"),
+        f"its checksum is {told['checksum']!r}": told["checksum"].decode()
+        == checksum(told["body"], told.get("stream")),
         "its counts are none": all(int(told[name]) >= 0 for name in _COUNTS) and float(told["created"]) > 0,
     }
     found = [flaw for flaw, well in checks.items() if not well]
     for name, said in forms:
         found += [f"{flaw}, in {name}" for flaw in _flaws_of_form(origin.question, said, generation, store)]
-    if "frames" in told and not told["frames"].endswith(b"\n\n"):
-        found.append(f"its frames have no end: {told['frames'][-300:]!r}")
-    if "frames" in told and not has_usage_of_its_own(origin.question.path):
-        if not msgspec.json.decode(told["usage_frame"].removeprefix(b"data: "))["usage"]:
-            found.append(f"its usage is none: {told['usage_frame']!r}")
+    if "stream" in told and not _events_of(told).endswith(b"\n\n"):
+        found.append(f"its events have no end: {_events_of(told)[-300:]!r}")
+    if "stream" in told and not has_usage_of_its_own(origin.question.path):
+        usage = _events_of(told, include_usage=True).removeprefix(_events_of(told))
+        if not msgspec.json.decode(usage.removeprefix(b"data: "))["usage"]:
+            found.append(f"its usage is none: {usage!r}")
         if forms[-1][1].usages:
-            found.append("its frames tell the usage, and its usage_frame too")
+            found.append("its events tell the usage, and its usage event too")
     return found
 
 
@@ -83,14 +90,18 @@ def _flaws_of_form(question: Question, said: Said, generation: Generation, store
 def _forms(told: Mapping[str, bytes]) -> list[tuple[str, Said]]:
     """What each form of an entry says: the answer as JSON, its events, or both. Raises KeyError where it has none."""
     forms = []
-    if "body" in told:
+    if "stream" not in told or is_lossless(told["stream"]):
         body = msgspec.json.decode(told["body"])
         forms.append(("body", read_json(_path_of(body), body)))
-    if "frames" in told or not forms:
-        frames = [_DATA.search(frame) for frame in told["frames"].split(b"\n\n") if frame]
+    if "stream" in told:
+        frames = [_DATA.search(frame) for frame in _events_of(told).split(b"\n\n") if frame]
         events = [msgspec.json.decode(frame[1]) for frame in frames if frame is not None]
-        forms.append(("frames", said_by(_path_of(events[0]), events)))
+        forms.append(("stream", said_by(_path_of(events[0]), events)))
     return forms
+
+
+def _events_of(told: Mapping[str, bytes], *, include_usage: bool = False) -> bytes:
+    return decode_stream(told["stream"], told["body"], include_usage=include_usage, end=b"")
 
 
 def _path_of(answer: dict[str, Any]) -> str:

@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from router.core.answers import Recording
+from router.core.answer_shapes import AnswerShapes
+from router.core.answers import NotKept, Recording
 from router.core.derive import derive, take_apart
 from router.core.key import Key, Markers, Parts
 from router.core.recording import Recorder, StreamRecorder
 from router.core.request import Request, parse
 from router.core.sse import DONE, payload, split
+from router.core.stream_encoding import decode_stream
 from router.core.types import Endpoint, Entry
 
 CAPTURES: Final = Path(__file__).parents[2] / "engines" / "captures"
@@ -122,7 +124,7 @@ def told(frames: bytes | None) -> list[Any]:
 
 def recorded(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:
     """A recorder that has been fed all at once."""
-    recorder = StreamRecorder(limit)
+    recorder = StreamRecorder(limit, AnswerShapes())
     recorder.feed(sent)
     return recorder
 
@@ -134,11 +136,32 @@ def whole(recorder: Recorder, asked: Request) -> Recording:
     return recording
 
 
+def frames_of(recording: Recording) -> bytes:
+    """The events that a recording of a stream gives again, without the usage event and `[DONE]`."""
+    assert recording.stream is not None
+    return decode_stream(recording.stream, recording.body, include_usage=False, end=b"")
+
+
+def usage_frame_of(recording: Recording) -> bytes:
+    """The usage event that is kept beside the others; nothing where there is none."""
+    assert recording.stream is not None
+    every = decode_stream(recording.stream, recording.body, include_usage=True, end=b"")
+    return every.removeprefix(frames_of(recording))
+
+
+def given_by(recording: Recording | NotKept) -> Any:
+    """What clients get of a recording of a stream. How it is encoded depends on how the network cut the stream."""
+    if isinstance(recording, NotKept):
+        return recording
+    tokens = (recording.prompt_tokens, recording.completion_tokens)
+    return recording.body, frames_of(recording), usage_frame_of(recording), tokens
+
+
 def entry(recording: Recording) -> Entry:
     """A recording as it is kept."""
     return Entry(
-        digest="", body=recording.body, frames=recording.frames, usage_frame=recording.usage_frame, model="m",
-        engine="e", task="chat", created=0, ttl=60, prompt_tokens=0, completion_tokens=0, generation_ms=0,
+        digest="", body=recording.body, stream=recording.stream, model="m", engine="e", task="chat", created=0, ttl=60,
+        prompt_tokens=0, completion_tokens=0, generation_ms=0,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Events that differ only in their text are one event; everything else stays what it is."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.choices import body_from_events
-from router.core.compaction import compacted
+from router.core.chat_body import body_from_events
+from router.core.compaction import may_merge
+from router.core.delta_template import StreamParts
 from router.core.sse import payload, split
 from router.core.types import Endpoint
 
@@ -20,6 +22,16 @@ CAPTURES = Path(__file__).parent / "captures"
 def body(endpoint: Endpoint, payloads: list[bytes]) -> bytes | None:
     events = msgspec.json.decode(b"[%b]" % b",".join(payloads), type=list[dict[str, Any]])
     return body_from_events(endpoint, events, None)
+
+
+def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
+    """The payloads of a stream with each run that may be merged as one."""
+    parts = StreamParts()
+    for said in payloads:
+        frame = b"data: %b\n\n" % said
+        if not parts.take(frame) and not parts.learn(frame):
+            parts.keep(frame)
+    return [payload(frame) or b"" for frame in parts.merged(partial(may_merge, endpoint))]
 
 
 def event(choice: dict[str, Any], **beside: Any) -> bytes:
@@ -35,6 +47,11 @@ def said(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **re
 def test_a_run_of_text_is_one_event() -> None:
     (one,) = compacted(Endpoint.CHAT, [said("a"), said("\n"), said(' "b"'), said("é\\")])
     assert one == said('a\n "b"é\\')
+
+
+def test_a_run_of_reasoning_is_one_event() -> None:
+    pieces = [event({"index": 0, "delta": {"reasoning": text}}) for text in ("I", " see")]
+    assert compacted(Endpoint.CHAT, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
 
 
 def test_a_run_of_a_completions_text_is_one_event() -> None:
@@ -64,7 +81,6 @@ def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
         event({"index": 0, "delta": {"content": None}}),
         b'{"vendor":{"choices":[{"index":0,"delta":{"content":"x"}}]},"choices":[]}',
         b'{"text":"y","choices":[{"index":0,"delta":{"content":"x"}}]}',
-        b'{ "choices": [{"index": 0, "delta": {"content": "x"}}]}',
         b"not JSON",
     ],
 )

@@ -17,10 +17,14 @@ from making import (
     chat,
     chunk,
     completion,
+    entry,
     frame,
+    frames_of,
+    given_by,
     piece,
     recorded,
     stream,
+    usage_frame_of,
     whole,
 )
 from replaying import in_json
@@ -44,7 +48,7 @@ def cut(sent: bytes, cuts: list[int]) -> tuple[StreamRecorder, bytes]:
 
 def seen(recorder: StreamRecorder, asked: Request = CHAT) -> tuple[Any, ...]:
     """All that a recorder can tell at the end."""
-    return recorder.started, recorder.ended, recorder.failure, recorder.whole, recorder.recording(asked)
+    return recorder.started, recorder.ended, recorder.failure, recorder.whole, given_by(recorder.recording(asked))
 
 
 # Cuts
@@ -169,7 +173,7 @@ def test_without_usage_from_the_engine_there_is_none() -> None:
     recorder = recorded(stream(*HELLO))
     assert recorder.ending(include_usage=True) == DONE
     assert recorder.usage is None
-    assert whole(recorder, CHAT).usage_frame is None
+    assert usage_frame_of(whole(recorder, CHAT)) == b""
     assert whole(recorder, CHAT).prompt_tokens == 0
 
 
@@ -188,7 +192,7 @@ def test_a_usage_below_nothing_is_nothing() -> None:
 def test_a_usage_of_null_is_none() -> None:
     events = [{**event, "usage": None, "error": None} for event in HELLO]
     recorder = recorded(stream(*events, USAGE))
-    assert whole(recorder, CHAT).frames == b"".join(map(frame, events))
+    assert frames_of(whole(recorder, CHAT)) == b"".join(map(frame, events))
 
 
 def test_an_error_and_what_comes_after_it_is_held_back() -> None:
@@ -205,7 +209,7 @@ def test_nothing_passes_after_the_end() -> None:
     recorder = recorded(stream(*HELLO))
     assert recorder.feed(frame(HELLO[1])) == b""
     assert recorder.whole
-    assert whole(recorder, CHAT).frames == b"".join(map(frame, HELLO))
+    assert frames_of(whole(recorder, CHAT)) == b"".join(map(frame, HELLO))
 
 
 @pytest.mark.parametrize(
@@ -237,8 +241,8 @@ def test_an_event_without_end_is_a_failure() -> None:
 
 def test_a_whole_stream_is_kept_as_it_came_and_as_json() -> None:
     recording = whole(recorded(stream(*HELLO, USAGE)), CHAT)
-    assert recording.frames == b"".join(map(frame, HELLO))
-    assert recording.usage_frame == frame(USAGE)
+    assert frames_of(recording) == b"".join(map(frame, HELLO))
+    assert usage_frame_of(recording) == frame(USAGE)
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
     assert in_json(recording)["choices"][0]["message"]["content"] == "Hello"
 
@@ -305,14 +309,19 @@ def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], exp
 
 def test_a_stream_over_the_limit_passes_on_and_is_not_kept() -> None:
     frames = b"".join(map(frame, HELLO))
-    for limit, kept in ((len(frames), True), (len(frames) - 1, False), (0, False)):
+
+    def fed(limit: int) -> StreamRecorder:
         recorder = StreamRecorder(limit)
         assert b"".join(recorder.feed(frame(event)) for event in HELLO) == frames
         recorder.feed(frame(USAGE) + DONE)
         assert recorder.whole
         assert recorder.usage is not None
-        assert isinstance(recorder.recording(CHAT), Recording) == kept
-        assert kept or recorder.recording(CHAT) is NotKept.TOO_LARGE
+        return recorder
+
+    size = entry(whole(fed(LIMIT), CHAT)).size
+    assert isinstance(fed(size).recording(CHAT), Recording)
+    assert fed(size - 1).recording(CHAT) is NotKept.TOO_LARGE
+    assert fed(0).recording(CHAT) is NotKept.TOO_LARGE
 
 
 # Anything at all

@@ -27,7 +27,7 @@ def choice(finish: Any = "stop", **message: Any) -> dict[str, Any]:
 def test_a_json_answer_is_kept_byte_for_byte() -> None:
     body = json.dumps(answer(), indent=3).encode()
     recording = record_body(chat(), body, LIMIT)
-    assert recording == Recording(body=body, frames=None, usage_frame=None, prompt_tokens=3, completion_tokens=2)
+    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
 
 
 def test_a_json_answer_needs_no_usage() -> None:

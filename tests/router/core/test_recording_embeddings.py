@@ -31,7 +31,7 @@ def test_an_answer_is_whole_with_a_vector_for_each_input(given_: Any, count: int
     asked = embeddings(input=given_)
     body = answer(*[[0.5, -0.5]] * count)
     recording = record_body(asked, body, LIMIT)
-    assert recording == Recording(body=body, frames=None, usage_frame=None, prompt_tokens=3, completion_tokens=0)
+    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=0)
     for other in (count - 1, count + 1):
         assert record_body(asked, answer(*[[0.5]] * other), LIMIT) is NotKept.INCOMPLETE
 

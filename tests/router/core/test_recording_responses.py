@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import JSON, TEXT, captured, entry, responses, told, typed, whole
+from making import JSON, TEXT, captured, entry, frames_of, given_by, responses, told, typed, usage_frame_of, whole
 
 from router.core.answers import NotKept, Recording
 from router.core.recorders import record_body, recorder_for
@@ -94,8 +94,8 @@ def test_the_json_form_of_a_stream_is_the_response_of_its_last_event_byte_for_by
     last = b'event: response.completed\ndata: {"response":%b,"type":"response.completed"}\n\n' % answer
     recording = whole(recorded(typed(*HELLO) + last), STREAM_FORM)
     assert recording.body == answer
-    assert recording.frames == typed(*HELLO) + last
-    assert recording.usage_frame is None
+    assert frames_of(recording) == typed(*HELLO) + last
+    assert usage_frame_of(recording) == b""
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
     assert replay(entry(recording), JSON_FORM) == answer
     assert replay(entry(recording), STREAM_FORM) == typed(*HELLO) + last
@@ -111,7 +111,7 @@ def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
         got += recorder.feed(rest[:size])
         rest = rest[size:]
     assert got + recorder.ending(include_usage=False) == sent
-    assert recorder.recording(STREAM_FORM) == recorded(sent).recording(STREAM_FORM)
+    assert given_by(recorder.recording(STREAM_FORM)) == given_by(recorded(sent).recording(STREAM_FORM))
 
 
 def test_events_without_content_do_not_start_a_stream() -> None:
@@ -185,7 +185,7 @@ def test_a_stream_without_its_last_event_is_not_kept_whatever_else_it_ends_with(
 def test_a_done_after_the_last_event_reaches_nobody() -> None:
     sent = typed(*HELLO, completed(response(message("Hello"))))
     recorder = recorded(sent + DONE)
-    assert whole(recorder, STREAM_FORM).frames == sent
+    assert frames_of(whole(recorder, STREAM_FORM)) == sent
 
 
 TOKENS: Final = {"reason": "max_output_tokens"}
@@ -221,8 +221,9 @@ def test_only_a_whole_answer_is_kept_in_either_form(answer: dict[str, Any], kind
 
 def test_an_answer_over_the_limit_is_not_kept_its_last_event_included() -> None:
     sent = typed(*HELLO, completed(response(message("Hello"))))
-    assert isinstance(recorded(sent, len(sent)).recording(STREAM_FORM), Recording)
-    assert recorded(sent, len(sent) - 1).recording(STREAM_FORM) is NotKept.TOO_LARGE
+    size = entry(whole(recorded(sent), STREAM_FORM)).size
+    assert isinstance(recorded(sent, size).recording(STREAM_FORM), Recording)
+    assert recorded(sent, size - 1).recording(STREAM_FORM) is NotKept.TOO_LARGE
     recorder = recorder_for(Endpoint.RESPONSES, 10)
     assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
 
@@ -237,7 +238,7 @@ def body_of(answer: Any) -> bytes:
 def test_a_body_is_kept_byte_for_byte() -> None:
     body = json.dumps(response(message("x")), indent=2).encode()
     recording = record_body(JSON_FORM, body, LIMIT)
-    assert recording == Recording(body=body, frames=None, usage_frame=None, prompt_tokens=3, completion_tokens=2)
+    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
     assert record_body(JSON_FORM, body, len(body) - 1) is NotKept.TOO_LARGE
 
 
@@ -301,7 +302,7 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
     recorder = recorder_for(asked.endpoint, LIMIT)
     assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
     recording = whole(recorder, asked)
-    assert recording.frames == sent
+    assert frames_of(recording) == sent
     assert recording.completion_tokens > 0
     last = payload(split(sent)[-1]) or b""
     assert json.loads(last)["response"] == json.loads(recording.body or b"")

@@ -19,7 +19,7 @@ COMPLETION: Final = completion(stream=True, stream_options={"include_usage": Tru
 
 
 def streamed(body: bytes, asked: Request = STREAM_USAGE) -> bytes | None:
-    found = entry(Recording(body=body, frames=None, usage_frame=None, prompt_tokens=0, completion_tokens=0))
+    found = entry(Recording(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
     return replay(found, asked)
 
 

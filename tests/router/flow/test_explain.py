@@ -13,8 +13,10 @@ from serving import RouterServer, chat_body, configuration
 from stored import entry, store
 
 from router.app import build_catalog, build_explainer, build_reader
+from router.core.delta_template import StreamParts
 from router.core.names import PURGES
 from router.core.reason import fingerprint
+from router.core.stream_encoding import encode_stream
 from router.core.types import Endpoint, Entry
 from router.errors import ApiError
 from router.flow.asked import Reading
@@ -188,7 +190,7 @@ async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: 
 
 
 async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:
-    await answered(client, BODY, body=None, frames=b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\n')
+    await answered(client, BODY, stream=encode_stream(StreamParts(), b"{}", None, lossless=False), body=b"{}")
     assert (await explain(BODY)).state == "no-such-form"
     assert (await explain({**BODY, "stream": True})).result == "HIT"
 

@@ -18,9 +18,8 @@ from router.core.types import Entry
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
 
-STREAMED = entry(body=None, frames=b"data: {}\n\n", usage_frame=b'data: {"usage": 1}\n\n')
 JSON = entry(body=b'{"choices": ["one", "two"]}')
-BOTH = entry(body=b'{"choices": []}', frames=b"data: {}\n\n")
+STREAMED = entry(body=b'{"choices": []}', stream=b"=recipe")
 
 
 class CountingStore(Store):
@@ -48,13 +47,12 @@ DAMAGE: list[tuple[Entry, str, bytes | None]] = [
     (JSON, "body", b"\x00\xff\x01"),
     (JSON, "body", b'{"choices": ["two", "one"]}'),
     (JSON, "body", b'"another shape"'),
-    (JSON, "frames", b"data: {}\n\n"),
-    (STREAMED, "frames", b"data: {}\n"),
-    (STREAMED, "frames", b""),
-    (STREAMED, "usage_frame", None),
-    (STREAMED, "usage_frame", b""),
-    (BOTH, "body", None),
-    (BOTH, "frames", None),
+    (JSON, "stream", b"=recipe"),
+    (STREAMED, "stream", b"=recip"),
+    (STREAMED, "stream", b"~recipe"),
+    (STREAMED, "stream", b""),
+    (STREAMED, "stream", None),
+    (STREAMED, "body", None),
     (JSON, "checksum", None),
     (JSON, "checksum", b""),
     (JSON, "checksum", b"\xff" * 16),
@@ -74,9 +72,20 @@ async def test_a_damaged_entry_is_a_miss_and_is_counted(
 
 
 async def test_what_moves_from_one_field_to_another_is_damage(store: CountingStore, redis: Any) -> None:
-    await store.put("k", msgspec.structs.replace(STREAMED, frames=b"ab", usage_frame=b"c"))
-    await redis.hset("k", mapping={"frames": "a", "usage_frame": "bc"})
+    await store.put("k", msgspec.structs.replace(STREAMED, body=b"ab", stream=b"c"))
+    await redis.hset("k", mapping={"body": "a", "stream": "bc"})
     assert await store.get("k") is None
+
+
+@pytest.mark.parametrize("version", [None, b"1", b"3", b""])
+async def test_an_entry_of_another_format_is_a_miss_but_is_not_damaged(
+    store: CountingStore, redis: Any, version: bytes | None
+) -> None:
+    await store.put("k", STREAMED)
+    await (redis.hdel("k", "format") if version is None else redis.hset("k", "format", version))
+    assert (await store.get("k"), store.damaged) == (None, 0)
+    await store.command("PING")
+    assert not await redis.exists("k")  # else whoever claims the key would take it for the answer
 
 
 async def test_what_is_not_there_is_not_damaged(store: CountingStore) -> None:

@@ -14,9 +14,8 @@ HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 
 @given(
-    body=BYTES,
-    frames=st.binary(max_size=40),
-    usage_frame=BYTES,
+    body=st.binary(max_size=40),
+    stream=BYTES,
     created=st.floats(0, 2e9),
     ttl=st.floats(0, 1e9),
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)).map(tuple),
@@ -29,7 +28,7 @@ def test_what_was_written_is_read(**fields: Any) -> None:
 
 
 def test_what_an_entry_does_not_have_takes_no_field() -> None:
-    assert {b"frames", b"usage_frame", b"documents", b"question", b"params"} & set(fields_of(entry())) == set()
+    assert {b"stream", b"documents", b"question", b"params"} & set(fields_of(entry())) == set()
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"nonsense", b"\xff", b'"a"'])

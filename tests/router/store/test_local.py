@@ -19,7 +19,7 @@ Fetched = Callable[[Entry | None], None]
 
 def entry(said: str = "", **fields: Any) -> Entry:
     made = Entry(
-        digest="d", body=said.encode(), frames=None, usage_frame=None, model="m", engine="e", task="chat",
+        digest="d", body=said.encode(), stream=None, model="m", engine="e", task="chat",
         created=1000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1,
     )  # fmt: skip
     return msgspec.structs.replace(made, **fields)
@@ -78,8 +78,8 @@ def test_what_is_larger_than_all_the_room_is_not_kept_and_drives_nothing_out() -
 
 @pytest.mark.parametrize(
     "large",
-    [{"frames": b"x" * LIMIT}, {"documents": ("x" * LIMIT,)}, {"documents": tuple(map(str, range(200)))}],
-    ids=["frames", "a-long-document", "many-documents"],
+    [{"stream": b"x" * LIMIT}, {"documents": ("x" * LIMIT,)}, {"documents": tuple(map(str, range(200)))}],
+    ids=["stream", "a-long-document", "many-documents"],
 )
 def test_all_that_can_be_large_in_an_entry_counts(large: dict[str, Any]) -> None:
     copy = listening()

@@ -24,8 +24,7 @@ OpenStore = Callable[..., Awaitable[Store]]
 ENTRY = Entry(
     digest="d" * 64,
     body=b'{"a": "\xff\x00"}',
-    frames=b"data: x\r\n\r\n",
-    usage_frame=b"data: u\n\n",
+    stream=b"=\x00\r\n\xff",
     model="llama",
     engine="llama-chat",
     task="chat",
@@ -64,9 +63,8 @@ async def test_what_was_put_is_found_by_the_next_get(store: Store) -> None:
     assert await written == "stored"
 
 
-@pytest.mark.parametrize("missing", ["body", "frames", "usage_frame"])
-async def test_an_entry_comes_back_without_what_it_never_had(store: Store, missing: str) -> None:
-    entry = msgspec.structs.replace(ENTRY, **{missing: None})
+async def test_an_entry_comes_back_without_what_it_never_had(store: Store) -> None:
+    entry = msgspec.structs.replace(ENTRY, stream=None)
     store.put("k", entry)
     assert await store.get("k") == entry
 
@@ -112,10 +110,10 @@ async def _missing(store: Store, key: str) -> bool:
 
 async def test_an_entry_keeps_no_field_of_the_one_before(store: Store, redis: Any) -> None:
     await store.put("k", ENTRY)
-    json_only = msgspec.structs.replace(ENTRY, frames=None, usage_frame=None)
+    json_only = msgspec.structs.replace(ENTRY, stream=None)
     await store.put("k", json_only)
     assert await store.get("k") == json_only
-    assert not await redis.hexists("k", "frames")
+    assert not await redis.hexists("k", "stream")
 
 
 async def test_an_entry_takes_the_place_of_what_was_no_entry(store: Store) -> None:
@@ -280,7 +278,7 @@ async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_none(
 async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open_store: OpenStore) -> None:
     await own_redis.start()
     store = await open_store(own_redis, max_backlog=12_000)
-    big = msgspec.structs.replace(ENTRY, body=b"x" * 4000, frames=None)
+    big = msgspec.structs.replace(ENTRY, body=b"x" * 4000, stream=None)
     first, second, third = (store.put(f"k{n}", big) for n in range(3))
     assert third.done()
     assert [await first, await second, await third] == ["stored", "stored", "dropped"]

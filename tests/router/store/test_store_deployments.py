@@ -24,8 +24,7 @@ OpenStore = Callable[[], Awaitable[Store]]
 ENTRY = Entry(
     digest="d" * 64,
     body=b'{"a": "\xff\x00"}',
-    frames=b"data: x\r\n\r\n",
-    usage_frame=b"data: u\n\n",
+    stream=b"=\x00\r\n\xff",
     model="llama",
     engine="llama-chat",
     task="chat",
@@ -78,7 +77,7 @@ async def test_every_entry_expires(store: Store, request: pytest.FixtureRequest)
 
 
 async def test_an_entry_takes_the_place_of_whatever_was_there(store: Store, request: pytest.FixtureRequest) -> None:
-    json_only = msgspec.structs.replace(ENTRY, frames=None, usage_frame=None)
+    json_only = msgspec.structs.replace(ENTRY, stream=None)
     for key in keys_of(request, 10):
         await store.put(key, ENTRY)
         await store.put(key, json_only)

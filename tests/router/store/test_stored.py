@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.core.delta_template import StreamParts
 from router.core.key import Key
 from router.core.replay import replay
 from router.core.request import Request, parse
+from router.core.stream_encoding import encode_stream
 from router.core.types import Endpoint, Entry
 from router.store.local import LocalCopy
 from router.store.stored import MAX_FORM, Stored
@@ -18,7 +20,7 @@ OTHER = Key(KEY.text, ("what another asked",))
 MESSAGE = {"role": "assistant", "content": "The sea."}
 ANSWER = {"id": "c", "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}], "usage": {"x": 1}}
 ENTRY = Entry(
-    digest=KEY.digest, body=json.dumps(ANSWER).encode(), frames=None, usage_frame=None, model="m", engine="e",
+    digest=KEY.digest, body=json.dumps(ANSWER).encode(), stream=None, model="m", engine="e",
     task="chat", created=1000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1,
 )  # fmt: skip
 
@@ -27,9 +29,10 @@ def asking(**fields: Any) -> Request:
     return parse(Endpoint.CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
 
 
-STREAMED = msgspec.structs.replace(
-    ENTRY, body=None, frames=b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]}\n\n'
-)
+EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]}\n\n'
+PARTS = StreamParts()
+PARTS.keep(EVENT)
+STREAMED = msgspec.structs.replace(ENTRY, stream=encode_stream(PARTS, ENTRY.body, None, lossless=True))
 FORMS = [asking(), asking(stream=True), asking(stream=True, stream_options={"include_usage": True})]
 
 

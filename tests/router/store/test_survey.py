@@ -7,15 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 from redis_process import RedisServer
-from stored import entry, key, store
+from stored import entry, in_format_1, key, store, streamed
 
 from router.core.names import claim_of, flight_of, hits_of
 from router.core.scope import Scope, text_name
+from router.core.stream_encoding import decode_stream
 from router.shared.connect import open_client
 from router.shared.link import LinkError
 from router.shared.popularity import Popularity
 from router.store import survey
-from router.store.listing import page, show
+from router.store.listing import ShownStream, page, show
 from router.store.survey import stats, top
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -49,6 +50,36 @@ async def test_the_memory_of_many_is_reckoned_from_some(client: Any, monkeypatch
     assert told.total.bytes == 10 * await client.memory_usage(key(0), samples=0)
 
 
+async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_measured(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "MEASURED", 2)
+    for number in range(10):
+        await store(client, key(number), entry(completion_tokens=7))
+    await store(client, key(tenant="other"), entry(completion_tokens=30))
+    told = await stats(client)
+    size = await client.memory_usage(key(0), samples=0)
+    others = await client.memory_usage(key(tenant="other"), samples=0)
+    amounts = (told.tenants["acme"]["llama"], told.tenants["other"]["llama"], told.total)
+    assert [amount.tokens for amount in amounts] == [70, 30, 100]
+    assert amounts[0].bytes_per_token == pytest.approx(size / 7, abs=0.01)
+    # Each tenant counts by its tokens, though only two of the ten entries of one were measured.
+    assert amounts[2].bytes_per_token == pytest.approx((10 * size + others) / 100, abs=0.01)
+
+
+async def test_what_has_no_tokens_does_not_count_for_the_bytes_per_token(client: Any) -> None:
+    await store(client, key(1), entry(body=b'{"data": [{"embedding": [1]}]}' + b" " * 5000, completion_tokens=0))
+    none = (await stats(client)).total
+    assert (none.tokens, none.bytes_per_token) == (0, None)
+    await store(client, key(2), entry(completion_tokens=10))
+    await client.hset(key(3), "completion_tokens", "nonsense")
+    await client.set(key(4), "a string")
+    told = (await stats(client)).total
+    assert told.tokens == 10
+    assert told.bytes_per_token == pytest.approx(await client.memory_usage(key(2), samples=0) / 10, abs=0.01)
+    assert told.bytes > 5000
+
+
 async def test_what_has_outlived_its_time_is_counted_as_stale(client: Any) -> None:
     now = time.time()
     await store(client, key(1), entry(created=now - 100, ttl=50.0))
@@ -76,6 +107,7 @@ async def test_redis_own_memory_and_evictions_are_told(client: Any) -> None:
 async def test_an_empty_cache_has_no_oldest_entry(client: Any) -> None:
     told = await stats(client)
     assert (told.total.entries, told.total.bytes, told.oldest, told.tenants) == (0, 0, None, {})
+    assert (told.total.tokens, told.total.bytes_per_token) == (0, None)
 
 
 async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
@@ -162,6 +194,40 @@ async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
     assert shown.fields["body"] == body
     assert shown.fields["question"] == "a" * 16
     assert shown.fields["digest"] == "d" * 64
+    assert (shown.text, shown.stream) == ("für alle", None)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+async def test_of_a_streamed_answer_it_says_what_the_stream_gives(client: Any, lossless: bool) -> None:
+    made = streamed("The sea is wide.", lossless=lossless)
+    assert made.stream is not None
+    events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
+    shown = await show(client, await store(client, key(), made))
+    assert shown is not None
+    assert shown.stream == ShownStream(bytes=len(made.stream), events=len(events), lossless=lossless)
+    assert (shown.text, shown.problem) == ("The sea is wide.", None)
+    assert shown.fields["stream"] == made.stream.decode("ascii")
+
+
+async def test_a_stream_that_cannot_be_read_gives_no_events(client: Any) -> None:
+    shown = await show(client, await store(client, key(), entry(stream=b"=nonsense")))
+    assert shown is not None
+    assert shown.stream == ShownStream(bytes=9, events=None, lossless=True)
+
+
+async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) -> None:
+    at = await store(client, key(1), streamed())
+    for number, format_ in ((2, "1"), (3, "3"), (4, "")):
+        await client.hset(key(number), mapping=await client.hgetall(at))
+        await client.hset(key(number), "format", format_)
+    await client.hset(key(5), mapping=in_format_1(streamed()))
+    shown = [await show(client, key(number)) for number in (2, 3, 4, 5)]
+    problems = [one.problem for one in shown if one is not None]
+    assert problems[0] == problems[3] == "written in format 1; this router reads format 2"
+    assert problems[1] == "written in format 3; this router reads format 2"
+    assert (problems[2] or "").startswith("not an entry")
+    assert shown[3] is not None
+    assert (shown[3].text, shown[3].stream, shown[3].fields["frames"]) == (None, None, "data: {}\n\n")
 
 
 async def test_what_is_not_there_is_not_shown(client: Any) -> None:

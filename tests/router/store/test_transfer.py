@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from stored import entry, key, store
+from stored import entry, in_format_1, key, store, streamed
 
 from router.core.scope import Scope
 from router.store import transfer
@@ -33,7 +33,7 @@ async def contents(client: Any) -> dict[bytes, Any]:
 
 async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
     await store(client, key(1), entry(body="für alle".encode(), documents=("a",), question="q" * 16, params="p" * 16))
-    await store(client, key(2, tenant="other"), entry(body=None, frames=b"data: \xff\x00\r\n\n", usage_frame=b"u"))
+    await store(client, key(2, tenant="other"), entry(stream=b"=\xff\x00\r\n\n"))
     before = await contents(client)
     lines = await exported(client)
     await client.flushall()
@@ -42,12 +42,20 @@ async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
 
 
 async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) -> None:
-    at = await store(client, key(), entry(body="für alle".encode(), frames=b"\xff"))
+    made = streamed("für alle")
+    at = await store(client, key(), made)
     (line,) = await exported(client)
     told = json.loads(line)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert (told["key"], told["fields"]["body"], told["fields"]["frames"]) == (at, "für alle", {"base64": "/w=="})
+    assert (told["key"], told["fields"]["body"].encode()) == (at, made.body)
+    assert all(isinstance(value, str) for value in told["fields"].values())
+
+
+async def test_bytes_that_no_router_writes_come_as_base64(client: Any) -> None:
+    await store(client, key(), entry(stream=b"\xff"))
+    (line,) = await exported(client)
+    assert json.loads(line)["fields"]["stream"] == {"base64": "/w=="}
 
 
 async def test_only_what_a_scope_means_is_exported(client: Any) -> None:
@@ -96,14 +104,14 @@ async def test_what_is_as_new_or_newer_stays_and_what_is_older_or_broken_gives_w
     await store(client, key(5), entry(created=now))
     lines = await exported(client)
     await store(client, key(2), entry(created=now + 10, body=b"newer"))
-    await store(client, key(3), entry(created=now - 10, body=b"older", frames=b"which went"))
+    await store(client, key(3), entry(created=now - 10, body=b"older", stream=b"which went"))
     await client.hset(key(4), "created", "nonsense")
     await client.delete(key(5))
     await client.set(key(5), "a string")
     assert await import_(client, lines) == Imported(stored=3, expired=0, older=2)
     assert await client.hget(key(2), "body") == b"newer"
     assert await client.hget(key(3), "body") == b'{"a": 1}'
-    assert not await client.hexists(key(3), "frames")
+    assert not await client.hexists(key(3), "stream")
     assert await client.hget(key(5), "body") == b'{"a": 1}'
     assert await import_(client, lines) == Imported(stored=0, expired=0, older=5), "twice does no harm"
 
@@ -112,7 +120,7 @@ GOOD = {
     "key": key(), "expires": 9e9,
     "fields": {
         "digest": "d", "model": "m", "engine": "e", "task": "chat", "created": "1", "ttl": "1", "prompt_tokens": "1",
-        "completion_tokens": "1", "generation_ms": "1", "body": "{}", "checksum": checksum(b"{}", None, None),
+        "completion_tokens": "1", "generation_ms": "1", "body": "{}", "checksum": checksum(b"{}", None), "format": "2",
     },
 }  # fmt: skip
 
@@ -134,6 +142,23 @@ async def test_a_line_that_is_none_is_refused_with_its_number(client: Any, line:
         await import_(client, [good, b"\n", line, good])
     assert len(str(caught.value)) < 300
     assert await client.exists(key()), "what stood before it is stored"
+
+
+async def test_a_line_of_another_format_is_refused_and_says_which(client: Any) -> None:
+    old = {name.decode(): value.decode() for name, value in in_format_1(streamed()).items()}
+    newer = {**GOOD["fields"], "format": "3"}  # type: ignore[dict-item]
+    for fields, format_ in ((old, 1), (newer, 3)):
+        message = f"line 2: written in format {format_}; this router reads format 2"
+        with pytest.raises(LineError, match=f"^{message}$"):
+            await import_(client, [json.dumps(GOOD).encode(), json.dumps({**GOOD, "fields": fields}).encode()])
+
+
+async def test_what_is_of_another_format_is_not_exported(client: Any) -> None:
+    await store(client, key(1))
+    await client.hset(key(2), mapping=in_format_1(streamed()))
+    await client.expire(key(2), 60)
+    lines: list[bytes] = []
+    assert await export(client, ALL, lines.append) == Exported(entries=1, left_out=1)
 
 
 async def test_a_line_has_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,140 @@
+"""The text of a stored answer, for a person to read: whatever the endpoint, and whatever the engine put in it.
+
+An entry does not say which endpoint it answers, so the shape of its JSON decides. What an answer says beside its plain
+text (reasoning, tool calls, refusals, further choices) stands under a label of its own:
+
+    [reasoning]
+    The user wants the weather. I call the tool.
+
+    [tool call get_weather]
+    {"city":"Paris"}
+
+Sources: the answers of https://platform.openai.com/docs/api-reference and https://docs.anthropic.com/en/api/messages,
+and the fields that vLLM adds to them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+Part = tuple[str, str]
+"""The label of a piece of an answer, empty for its plain text, and what it says."""
+
+_FLOAT: Final = 4  # bytes of a number in a vector that was asked for as base64
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answer_text(body: bytes) -> str | None:
+    """What an answer says; None where it is not JSON, or says nothing that is known here. Never raises."""
+    try:
+        parts = [(label, said) for label, said in _parts_of(msgspec.json.decode(body)) if said or label]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not parts:
+        return None
+    if len(parts) == 1 and not parts[0][0]:
+        return parts[0][1]
+    return "\n\n".join(f"[{label or 'text'}]\n{said}".rstrip("\n") for label, said in parts)
+
+
+def _parts_of(answer: Any) -> Iterator[Part]:
+    match answer:
+        case {"choices": list(choices)}:
+            for at, choice in enumerate(choices):
+                for label, said in _of_choice(choice):
+                    yield (label if len(choices) == 1 else f"choice {at}{label and ': '}{label}"), said
+        case {"output": list(items)}:
+            for item in items:
+                yield from _of_item(item)
+        case {"content": list(blocks)}:
+            for block in blocks:
+                yield from _of_item(block)
+        case {"data": list(data)}:
+            yield from _of_vectors(data)
+        case {"text": str(text)}:  # what stands beside a stream that makes no JSON answer
+            yield "", text
+
+
+def _of_choice(choice: Any) -> Iterator[Part]:
+    match choice:
+        case {"message": dict(message)}:
+            yield from _of_message(message)
+        case {"text": str(text)}:
+            yield "", text
+
+
+def _of_message(message: dict[str, Any]) -> Iterator[Part]:
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    if isinstance(reasoning, str):
+        yield "reasoning", reasoning
+    yield from _of_content(message.get("content"))
+    match message:
+        case {"refusal": str(refusal)} if refusal:
+            yield "refusal", refusal
+    match message:
+        case {"audio": {"transcript": str(transcript)}}:
+            yield "audio", transcript
+    calls = message.get("tool_calls")
+    for call in [*(calls if isinstance(calls, list) else ()), {"function": message.get("function_call")}]:
+        match call:
+            case {"function": {"name": name, **rest}}:
+                yield _call(name, rest.get("arguments"))
+            case {"custom": {"name": name, **rest}}:
+                yield _call(name, rest.get("input"))
+
+
+def _of_content(content: Any) -> Iterator[Part]:
+    if isinstance(content, str):
+        yield "", content
+    elif isinstance(content, list):
+        for part in content:
+            yield from _of_item(part)
+
+
+def _of_item(item: Any) -> Iterator[Part]:
+    """An item of /v1/responses, a block of /v1/messages, or a part of either."""
+    match item:
+        case {"type": "text" | "output_text", "text": str(text)}:
+            yield "", text
+        case {"type": "reasoning"}:
+            parts = [part for name in ("summary", "content") if isinstance(item.get(name), list) for part in item[name]]
+            yield "reasoning", "\n".join(part["text"] for part in parts if _has_text(part))
+        case {"type": "thinking", "thinking": str(thinking)}:
+            yield "reasoning", thinking
+        case {"type": "refusal", "refusal": str(refusal)}:
+            yield "refusal", refusal
+        case {"type": "message", "content": content}:
+            yield from _of_content(content)
+        case {"type": str(), "name": name}:  # function_call, tool_use and their like
+            yield _call(name, item.get("arguments", item.get("input")))
+        case {"type": str(kind)}:
+            yield kind, ""
+
+
+def _has_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _call(name: Any, arguments: Any) -> Part:
+    said = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments).decode()
+    return f"tool call {name}", said
+
+
+def _of_vectors(data: list[Any]) -> Iterator[Part]:
+    """How many vectors of how many dimensions. OpenAI's vectors in base64 are 32-bit floats."""
+    sizes: Counter[int] = Counter()
+    for item in data:
+        match item:
+            case {"embedding": list(numbers)}:
+                sizes[len(numbers)] += 1
+            case {"embedding": str(coded)}:
+                sizes[len(coded.rstrip("=")) * 3 // 4 // _FLOAT] += 1
+    if sizes:
+        yield "", ", ".join(f"{_plural(n, 'vector')} of {_plural(size, 'dimension')}" for size, n in sizes.items())
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
