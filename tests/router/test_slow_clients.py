@@ -187,9 +187,8 @@ async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_w
 async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: Engines) -> None:
     await engines.chat.faults({"fault": "tps", "rate": 100})
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=True, max_tokens=20)))
-        await engines.chat.stats(in_flight=1)
-        connection.write(b"nonsense\r\n\r\n")
+        # Both at once, so that the nonsense is there before the answer is over.
+        connection.write(request(chat_body("The sea?", stream=True, max_tokens=20)), b"nonsense\r\n\r\n")
         answer = await connection.answer()
         assert answer.status == 200
         assert answer.body.endswith(b"data: [DONE]\n\n")
