@@ -1,9 +1,10 @@
 """An engine that costs next to nothing: a bare protocol that answers every chat with the same words.
 
-    python benchmarks/bare_engine.py PORT [--interval 5]
+    python benchmarks/bare_engine.py PORT [--interval 5] [--events 500]
 
-A chat that asks for a stream gets 66 events (the role, 64 pieces of text, `[DONE]`), each in a write of its own and
-`--interval` milliseconds apart; all others get 1.2 KB of JSON. Whatever else is asked gets an empty page.
+A chat that asks for a stream gets 66 events, or as many as `--events` says (the role, pieces of text, `[DONE]`), each
+in a write of its own and `--interval` milliseconds apart; all others get 1.2 KB of JSON. Whatever else is asked gets an
+empty page.
 """
 
 import argparse
@@ -13,9 +14,15 @@ from typing import Final, cast
 
 import uvloop
 
-PIECES: Final = [f" answer piece {number:03d} ok" for number in range(64)]
+EVENTS: Final = 66
+"""Events of a stream where nothing else is said."""
+
 CHUNK: Final = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "bare"}
 USAGE: Final = {"prompt_tokens": 400, "total_tokens": 464, "completion_tokens": 64}
+
+
+def _pieces(count: int) -> list[str]:
+    return [f" answer piece {number:03d} ok" for number in range(count)]
 
 
 def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
@@ -28,16 +35,22 @@ def _framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-EVENTS: Final = [
-    _event({"role": "assistant", "content": ""}),
-    *[_event({"content": piece}, "stop" if piece is PIECES[-1] else None) for piece in PIECES],
-    _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
-]
+def events(count: int) -> list[bytes]:
+    """So many events of a stream, as HTTP/1.1 chunks."""
+    *said, last = _pieces(count - 2)
+    return [
+        _event({"role": "assistant", "content": ""}),
+        *[_event({"content": piece}) for piece in said],
+        _event({"content": last}, "stop"),
+        _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+    ]
+
+
 STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def _json_answer() -> bytes:
-    message = {"role": "assistant", "content": "".join(PIECES)}
+    message = {"role": "assistant", "content": "".join(_pieces(64))}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     body = {**CHUNK, "object": "chat.completion", "choices": [choice], "usage": USAGE}
     return _whole(json.dumps(body).encode())
@@ -54,9 +67,10 @@ EMPTY: Final = _whole(b"")
 class BareEngine(asyncio.Protocol):
     """One connection, one request at a time."""
 
-    def __init__(self, interval: float) -> None:
-        """`interval` in seconds."""
+    def __init__(self, interval: float, events: list[bytes]) -> None:
+        """`interval` in seconds; `events`: those of every stream."""
         self._interval = interval
+        self._events = events
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,14 +96,14 @@ class BareEngine(asyncio.Protocol):
     def _say(self, number: int) -> None:
         if self._transport.is_closing():
             return
-        self._transport.write(EVENTS[number])
-        if number + 1 < len(EVENTS):
+        self._transport.write(self._events[number])
+        if number + 1 < len(self._events):
             asyncio.get_running_loop().call_later(self._interval, self._say, number + 1)
 
 
-async def serve(port: int, interval: float) -> None:
+async def serve(port: int, interval: float, events: list[bytes]) -> None:
     server = await asyncio.get_running_loop().create_server(
-        lambda: BareEngine(interval), "127.0.0.1", port, backlog=4096
+        lambda: BareEngine(interval, events), "127.0.0.1", port, backlog=4096
     )
     await server.serve_forever()
 
@@ -98,5 +112,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--interval", type=float, default=0.0, help="milliseconds between two events")
+    parser.add_argument("--events", type=int, default=EVENTS, help="events of a stream, 3 at least")
     arguments = parser.parse_args()
-    uvloop.run(serve(arguments.port, arguments.interval / 1000))
+    uvloop.run(serve(arguments.port, arguments.interval / 1000, events(arguments.events)))

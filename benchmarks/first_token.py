@@ -87,7 +87,7 @@ async def arrivals(port: int, asked: Iterator[bytes], streams: int, rate: float)
 
 
 async def measure(streams: int, interval: float) -> dict[str, object]:
-    rate = streams / (len(EVENTS) * interval / 1000)
+    rate = streams / (EVENTS * interval / 1000)
     async with bare_engine(interval) as port:
         direct = sorted(await arrivals(port, bodies(stream=True), streams, rate))
     async with bare_router(interval) as (port, pid):

@@ -31,7 +31,15 @@ class Load(NamedTuple):
 
     def first_ms(self, share: float) -> float:
         """Milliseconds to the first event, or to the answer if that is JSON; `share` 0.5 is the median."""
-        return round(sorted(self.first)[min(len(self.first) - 1, int(share * len(self.first)))] * 1000, 2)
+        return _ms(self.first, share)
+
+    def whole_ms(self, share: float) -> float:
+        """Milliseconds to the last byte."""
+        return _ms(self.whole, share)
+
+
+def _ms(seconds: list[float], share: float) -> float:
+    return round(sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))] * 1000, 2)
 
 
 async def load(port: int, asked: Iterator[bytes], *, connections: int, requests: int) -> Load:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bare_engine import EVENTS
 from load import Load, bodies, load
 from served import Served
 from stand import cpu_seconds, stand
@@ -26,12 +27,16 @@ CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 
 
 class Way(NamedTuple):
-    """One way through the router: what is asked, what X-Cache has to say, and how large the copy in memory is."""
+    """One way through the router: what is asked, what X-Cache has to say, and how large the copy in memory is.
+
+    `events`: how many a stream has.
+    """
 
     name: str
     stream: bool
     hits: bool
     local: str = "64MiB"
+    events: int = EVENTS
 
     def asked(self) -> Iterator[bytes]:
         return bodies(stream=self.stream, different=64 if self.hits else None, name=self.name)
@@ -40,8 +45,10 @@ class Way(NamedTuple):
 WAYS = [
     Way("hit, JSON, from memory", stream=False, hits=True),
     Way("hit, stream, from memory", stream=True, hits=True),
+    Way("hit, stream of 500 events, from memory", stream=True, hits=True, events=500),
     Way("hit, JSON, from Redis", stream=False, hits=True, local="0B"),
     Way("hit, stream, from Redis", stream=True, hits=True, local="0B"),
+    Way("hit, stream of 500 events, from Redis", stream=True, hits=True, local="0B", events=500),
     Way("miss, JSON", stream=False, hits=False),
     Way("miss, stream of 66 events", stream=True, hits=False),
 ]
@@ -64,7 +71,7 @@ async def cpu_ms(router: Served, way: Way, connections: int, requests: int) -> f
 async def million_instructions(way: Way, connections: int, requests: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         under = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
-        async with stand(local=way.local, under=under) as (router,):
+        async with stand(local=way.local, events=way.events, under=under) as (router,):
             asked = way.asked()
             await load(router.port, asked, connections=connections, requests=256)
             await control(router, "--instr=on")
@@ -92,7 +99,7 @@ async def main() -> None:
     for way in WAYS:
         if arguments.only not in way.name:
             continue
-        async with stand(local=way.local) as (router,):
+        async with stand(local=way.local, events=way.events) as (router,):
             told: dict[str, object] = {"path": way.name}
             told["cpu_ms"] = round(await cpu_ms(router, way, arguments.connections, arguments.requests), 4)
         if arguments.instructions:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from bare_engine import EVENTS
 from redis_process import RedisServer
 from served import ROUNDHOUSE, Served
 from waiting import eventually, free_port
@@ -32,9 +33,9 @@ url = "http://127.0.0.1:{engine}"
 
 
 @contextlib.asynccontextmanager
-async def bare_engine(interval: float) -> AsyncIterator[int]:
-    """The port of an engine; `interval`: milliseconds between events."""
-    async with _bare("bare_engine.py", "--interval", str(interval)) as (port, _):
+async def bare_engine(interval: float, events: int = EVENTS) -> AsyncIterator[int]:
+    """The port of an engine; `interval`: milliseconds between events; `events`: how many a stream has."""
+    async with _bare("bare_engine.py", "--interval", str(interval), "--events", str(events)) as (port, _):
         yield port
 
 
@@ -70,30 +71,40 @@ async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
 
 @contextlib.asynccontextmanager
 async def stand(
-    *, routers: int = 1, interval: float = 0.0, local: str = "64MiB", under: Sequence[str] = ()
-) -> AsyncIterator[list[Served]]:
+    *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB", under: Sequence[str] = (),
+    redis: RedisServer | None = None,
+) -> AsyncIterator[list[Served]]:  # fmt: skip
     """Routers that are ready.
 
-    `interval`: milliseconds between events; `local`: how much of the entries is kept in memory;
-    `under`: the command that runs each.
+    `interval`: milliseconds between events; `events`: how many a stream has; `local`: how much of the entries is kept
+    in memory; `under`: the command that runs each; `redis`: one that runs, in place of one of their own.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        async with _redis(redis) as url, bare_engine(interval, events) as port:
+            text = CONFIGURATION.format(redis=url, engine=port, local=local)
+            served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
+            try:
+                for router in served:
+                    router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
+                for router in served:
+                    await eventually(partial(has_begun, router), within=START)
+                    await router.ready()
+                yield served
+            finally:
+                for router in served:
+                    router.kill()
+
+
+@contextlib.asynccontextmanager
+async def _redis(running: RedisServer | None) -> AsyncIterator[str]:
+    """The URL of a Redis that runs, or of one for as long as this lasts."""
+    if running is not None:
+        yield running.url
+        return
     redis = RedisServer()
     try:
         await redis.start()
-        with tempfile.TemporaryDirectory() as folder:
-            async with bare_engine(interval) as port:
-                text = CONFIGURATION.format(redis=redis.url, engine=port, local=local)
-                served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
-                try:
-                    for router in served:
-                        router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
-                    for router in served:
-                        await eventually(partial(has_begun, router), within=START)
-                        await router.ready()
-                    yield served
-                finally:
-                    for router in served:
-                        router.kill()
+        yield redis.url
     finally:
         redis.remove()
 

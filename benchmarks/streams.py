@@ -18,7 +18,7 @@ from stand import cpu_seconds, memory_kb, stand
 
 
 async def measure(streams: int, seconds: float) -> dict[str, object]:
-    async with stand(interval=seconds / len(EVENTS) * 1000) as (router,):
+    async with stand(interval=seconds / EVENTS * 1000) as (router,):
         pid = router.process.pid
         await load(router.port, bodies(stream=False, name="warm"), connections=16, requests=64)
         memory, cpu = memory_kb(pid), cpu_seconds(pid)

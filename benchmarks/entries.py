@@ -1,0 +1,166 @@
+"""How many bytes a stored answer takes in Redis, and what hits cost where very many are stored.
+
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/entries.py                   # one entry of each kind
+    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/entries.py --many 100000     # so many chats of 500 tokens
+
+One of each kind: a stream as vLLM 0.32 sends it (benchmarks/streamed.py) is recorded event by event, with the default
+`max_entry`, and written by the router's own store to a redis-server. `stored` is the length of the key and of all
+field names and values; `memory` is what `MEMORY USAGE key SAMPLES 0` says, which counts Redis' own structures for it.
+`entries_per_gb` is how many of that memory go into `maxmemory 1gb`, 2^30 bytes. `came` is the length of the events as
+the engine sent them. Nothing is timed.
+
+Many: answers that differ in id, text and key are written in the same way to one redis-server without persistence.
+`memory` is by how much `used_memory` grew; `rss` is resident memory. How long it takes to make and write them all is
+not measured. Then one router process answers over HTTP, 16 connections that ask one thing after the other. Latency is
+from the write of the request until the last byte of the answer, at the client, which shares the machine with all that
+is measured; `cpu_ms` is the router's own CPU time for a hit. `local` is the setting. `uniform` asks for any of all
+entries; `popular` for any of the first 1,000, each of which was asked for once before. Every answer is checked to be a
+hit.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any, Final
+
+import msgspec
+from load import load
+from redis_process import RedisServer
+from served import Served
+from stand import cpu_seconds, memory_kb, stand
+from stores import Store
+from streamed import Stream, asked, chat, prose, shapes
+
+from router.core.answers import NotKept
+from router.core.derive import derive, take_apart
+from router.core.key import Markers
+from router.core.reason import fingerprint
+from router.core.recorders import recorder_for
+from router.core.request import parse
+from router.core.types import DEFAULT_TENANT, Endpoint, Entry
+from router.settings import Cache
+
+TOKENS: Final = 500
+GB: Final = 1 << 30
+POPULAR: Final = 1000
+WRITTEN_AT_ONCE: Final = 100
+LARGE: Final = 64  # bytes; longer fields are shown by name
+
+
+def entry_of(stream: Stream) -> tuple[str, Entry] | NotKept:
+    """What a router stores of a stream under which key, or why it stores nothing."""
+    request = parse(Endpoint(stream.path), msgspec.json.encode(stream.asked))
+    parts = take_apart(request, Markers())
+    key = derive(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
+    recorder = recorder_for(request.endpoint, Cache().max_entry)
+    for event in stream.events:
+        recorder.feed(event)
+    recording = recorder.recording(request)
+    if isinstance(recording, NotKept):
+        return recording
+    halves = fingerprint(key.text, parts)
+    entry = Entry(
+        **msgspec.structs.asdict(recording), digest=key.digest, model="bare", engine="bare", task="chat",
+        created=int(1000 * time.time()) / 1000, ttl=Cache().ttl, stale=Cache().stale_if_error,
+        generation_ms=20 * stream.tokens, question=halves.question, params=halves.params,
+    )  # fmt: skip
+    return key.text, entry
+
+
+async def one_of_each(redis: RedisServer, store: Store) -> None:
+    for kind, stream in shapes():
+        came = sum(map(len, stream.events))
+        result = entry_of(stream)
+        if isinstance(result, NotKept):
+            tell(kind=kind, tokens=stream.tokens, came=came, not_stored=result)
+            continue
+        key, entry = result
+        if await store.put(key, entry) != "stored":
+            raise RuntimeError(kind)
+        fields: dict[bytes, bytes] = await redis.raw("HGETALL", key)
+        memory = await redis.raw("MEMORY", "USAGE", key, "SAMPLES", 0)
+        stored = len(key) + sum(len(name) + len(value) for name, value in fields.items())
+        tell(
+            kind=kind, tokens=stream.tokens, came=came, stored=stored, memory=memory,
+            **{name.decode(): len(value) for name, value in fields.items() if len(value) > LARGE},
+            text_per_token=round(len(stream.text.encode()) / stream.tokens, 2),
+            stored_per_token=round(stored / stream.tokens, 2), memory_per_token=round(memory / stream.tokens, 2),
+            entries_per_gb=GB // memory,
+        )  # fmt: skip
+
+
+async def write_many(redis: RedisServer, store: Store, count: int) -> None:
+    empty = await redis.raw("INFO", "memory")
+    for begin in range(0, count, WRITTEN_AT_ONCE):
+        numbers = range(begin, min(begin + WRITTEN_AT_ONCE, count))
+        results = [entry_of(chat(TOKENS, number + 1)) for number in numbers]
+        written = [store.put(*result) for result in results if not isinstance(result, NotKept)]
+        if await asyncio.gather(*written) != ["stored"] * len(results):
+            raise RuntimeError("not all entries were stored")
+    full = await redis.raw("INFO", "memory")
+    memory = (full["used_memory"] - empty["used_memory"]) / count
+    per_token = round(memory / TOKENS, 2)
+    tell(
+        entries=count, tokens=TOKENS, memory=round(memory), memory_per_token=per_token,
+        entries_per_gb=int(GB / memory), used_memory_mb=round(full["used_memory"] / 1e6),
+        rss_mb=round(full["used_memory_rss"] / 1e6),
+    )  # fmt: skip
+
+
+async def hits(router: Served, local: str, name: str, asked: Iterator[bytes], requests: int) -> None:
+    began, cpu = time.perf_counter(), cpu_seconds(router.process.pid)
+    result = await load(router.port, asked, connections=16, requests=requests)
+    took, cpu = time.perf_counter() - began, cpu_seconds(router.process.pid) - cpu
+    if set(result.caches) != {"HIT"}:
+        raise RuntimeError(f"X-Cache was {dict(result.caches)}")
+    tell(
+        local=local, asked=name, requests=requests, p50_ms=result.whole_ms(0.5), p99_ms=result.whole_ms(0.99),
+        per_second=round(requests / took), cpu_ms=round(cpu / requests * 1000, 4),
+        router_rss_mb=round(memory_kb(router.process.pid) / 1e3),
+    )  # fmt: skip
+
+
+def any_of(count: int) -> Iterator[bytes]:
+    dice = Random(count)
+    while True:
+        yield body(dice.randrange(count))
+
+
+def body(number: int) -> bytes:
+    return msgspec.json.encode(asked("/v1/chat/completions", number + 1))
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--many", type=int, default=0, help="so many different chats, and then hits")
+    parser.add_argument("--requests", type=int, default=20_000, help="hits measured with each setting")
+    arguments = parser.parse_args()
+    redis = RedisServer()
+    store = Store(redis.url, timeout=30)
+    try:
+        await redis.start()
+        await store.start()
+        tell(redis=(await redis.raw("INFO", "server"))["redis_version"], tokens_of_prose=len(prose()))
+        if not arguments.many:
+            await one_of_each(redis, store)
+            return
+        await write_many(redis, store, arguments.many)
+        popular = min(POPULAR, arguments.many)
+        for local in ("0B", "64MiB"):
+            async with stand(local=local, redis=redis) as (router,):
+                await hits(router, local, "uniform", any_of(arguments.many), arguments.requests)
+                await load(router.port, map(body, range(popular)), connections=16, requests=popular)
+                await hits(router, local, "popular", any_of(popular), arguments.requests)
+    finally:
+        await store.aclose()
+        redis.remove()
+
+
+asyncio.run(main())
