@@ -8,6 +8,7 @@ import pytest_asyncio
 from purge_log import NO_REPLICAS, recorded
 from redis_process import RedisServer
 from serving import Engines, MakeRouter, RouterServer, chat_body, configuration
+from sse_answers import DONE, said
 from stored import entry, key, store
 
 from router.api.auth import hash_key
@@ -93,12 +94,25 @@ async def test_what_is_not_there_is_404_with_a_key(guarded: RouterServer, method
 async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(guarded: RouterServer) -> None:
     sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
     at = sent.headers["x-cache-key"]
-    assert (await get(guarded, "stats"))["tenants"]["acme"]["llama"]["entries"] == 1
+    amount = (await get(guarded, "stats"))["tenants"]["acme"]["llama"]
+    assert (amount["entries"], amount["tokens"]) == (1, sent.json()["usage"]["completion_tokens"])
+    assert amount["bytes_per_token"] == pytest.approx(amount["bytes"] / amount["tokens"], abs=0.01)
     (listed,) = (await get(guarded, "entries", tenant="acme"))["entries"]
     assert (listed["key"], listed["engine"]) == (at, sent.headers["x-engine"])
     shown = await get(guarded, f"entries/{at}")
     assert (shown["entry"]["key"], shown["problem"]) == (at, None)
     assert json.loads(shown["fields"]["body"]) == sent.json()
+    assert shown["text"] == sent.json()["choices"][0]["message"]["content"]
+
+
+async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(guarded: RouterServer) -> None:
+    sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
+    shown = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
+    assert (shown["text"], shown["problem"]) == (said(sent), None)
+    assert shown["stream"]["bytes"] == len(shown["fields"]["stream"])
+    assert shown["stream"]["lossless"]
+    usage_event = shown["stream"]["events"] - len(sent.content.removesuffix(DONE))
+    assert 0 < usage_event < 500, "the client did not ask for it"
 
 
 async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client: Any) -> None:

@@ -11,6 +11,7 @@ from sse_answers import DONE, ROLE, chunk, events, said
 from waiting import eventually
 
 from router.core.scope import text_name
+from router.core.stream_encoding import decode_stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -180,8 +181,13 @@ async def test_the_entry_can_be_read_at_the_key_of_the_header(router: RouterServ
     key = answer.headers["x-cache-key"]
     entry = await entry_of(redis, key)
     assert len(entry["digest"]) == 64
-    assert entry["frames" if stream else "body"] in answer.text
-    assert ("body" in entry, "frames" in entry) == (not stream, stream)
+    assert json.loads(entry["body"])["choices"][0]["message"]["content"] == said(answer)
+    assert ("stream" in entry, entry["format"]) == (stream, "2")
+    if stream:
+        events = decode_stream(entry["stream"].encode("ascii"), entry["body"].encode(), include_usage=False, end=DONE)
+        assert events == answer.content
+    else:
+        assert entry["body"] == answer.text
     assert said(await router.chat("The sea?", stream=not stream)) == said(answer), "it is a hit in either form"
     assert (entry["model"], entry["engine"], entry["task"]) == ("llama", "llama-chat", "chat")
     assert abs(float(entry["created"]) - time.time()) < 60

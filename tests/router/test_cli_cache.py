@@ -10,10 +10,11 @@ from commanding import Said, at_a_terminal, roundhouse
 from purge_log import NO_REPLICAS, recorded
 from redis_process import RedisServer
 from serving import RouterServer, chat_body, configuration
-from stored import entry, key, store
+from stored import entry, in_format_1, key, store, streamed
 
 from router.core.names import hits_of
 from router.core.scope import Scope
+from router.core.stream_encoding import decode_stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -54,13 +55,25 @@ async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     assert told["total"]["entries"] == 2
     await client.hset(key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     said = await cache(file, "stats")
-    assert said.out.startswith("2 entries (0 stale), ")
-    assert [line.split()[:3] for line in said.out.splitlines()[-2:]] == [
-        ["acme", "llama", "1"],
-        ["other", "llama", "1"],
+    per_token = told["total"]["bytes_per_token"]
+    assert said.out.startswith("2 entries (0 stale), 10 tokens, ")
+    assert said.out.splitlines()[0].endswith(f", {per_token:.1f} bytes per token")
+    table = [line.split() for line in said.out.splitlines()[-3:]]
+    assert table[0] == ["tenant", "model", "entries", "stale", "tokens", "memory", "bytes", "per", "token"]
+    assert [(*row[:5], row[-1]) for row in table[1:]] == [
+        ("acme", "llama", "1", "0", "5", f"{per_token:.1f}"),
+        ("other", "llama", "1", "0", "5", f"{told['tenants']['other']['llama']['bytes_per_token']:.1f}"),
     ]
     assert "old, the newest 0s" in said.out
     assert said.err == "", "nobody looks on, so no progress is shown"
+
+
+async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Path) -> None:
+    await store(client, key(), entry(completion_tokens=0))
+    said = (await cache(file, "stats")).out.splitlines()
+    assert said[0].startswith("1 entry (0 stale), 0 tokens, ")
+    assert "per token" not in said[0]
+    assert said[-1].endswith(" -")
 
 
 async def test_ls_lists_entries_a_line_each(client: Any, file: Path) -> None:
@@ -85,13 +98,59 @@ async def test_ls_of_nothing_is_nothing(client: Any, file: Path) -> None:
     assert (await cache(file, "ls")).out == (await cache(file, "ls", "--json")).out == ""
 
 
-async def test_show_shows_all_that_an_entry_holds(client: Any, file: Path) -> None:
-    at = await store(client, key(), entry(body='{"a": "für"}'.encode(), documents=("handbook",)))
-    shown = (await cache(file, "show", at, "--json")).json()
-    assert (shown["fields"]["body"], shown["problem"]) == ('{"a": "für"}', None)
+async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path) -> None:
+    made = streamed("The sea is wide, für alle.", documents=("handbook",))
+    assert made.stream is not None
+    at = await store(client, key(), made)
+    events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
+    head, text, fields = (await cache(file, "show", at)).out.split("\n\n")
+    assert head.startswith(f"{at}\n")
+    assert " left; Redis drops it in " in head
+    assert text == "The sea is wide, für alle."
+    lines = fields.splitlines()
+    assert f"body: {len(made.body)} bytes" in lines
+    assert f"stream: {len(made.stream)} bytes; gives {len(events)} bytes of events" in lines
+    assert {'documents: ["handbook"]', "engine: llama-chat", "completion_tokens: 6", "format: 2"} <= set(lines)
+
+
+async def test_show_says_what_a_body_is_that_is_only_for_people(client: Any, file: Path) -> None:
+    at = await store(client, key(), streamed(lossless=False))
     said = (await cache(file, "show", at)).out
-    assert 'body: {"a": "für"}' in said
-    assert 'documents: ["handbook"]' in said
+    assert "\n\nThe sea is wide.\n\n" in said
+    assert "bytes of events; the body is only for people to read\n" in said
+
+
+async def test_show_fields_shows_every_field_as_it_stands(client: Any, file: Path) -> None:
+    made = streamed()
+    assert made.stream is not None
+    at = await store(client, key(), made)
+    said = (await cache(file, "show", at, "--fields")).out
+    assert f"body: {made.body.decode()}\n" in said
+    assert made.stream.decode("ascii") in said
+    assert "\n\nThe sea is wide.\n\n" not in said
+
+
+async def test_show_json_has_the_text_and_all_fields(client: Any, file: Path) -> None:
+    made = streamed()
+    assert made.stream is not None
+    shown = (await cache(file, "show", await store(client, key(), made), "--json")).json()
+    assert (shown["text"], shown["problem"]) == ("The sea is wide.", None)
+    assert shown["fields"]["stream"] == made.stream.decode("ascii")
+    assert shown["stream"]["bytes"] == len(made.stream)
+
+
+async def test_show_shows_a_body_without_a_known_text_as_it_stands(client: Any, file: Path) -> None:
+    at = await store(client, key(), entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
+    said = (await cache(file, "show", at)).out
+    assert 'body: {"a": "für"}\n' in said
+    assert "stream: 9 bytes; gives no events\n" in said
+
+
+async def test_show_names_another_format_and_shows_what_there_is(client: Any, file: Path) -> None:
+    await client.hset(key(), mapping=in_format_1(streamed()))
+    said = (await cache(file, "show", key())).out
+    assert "!! written in format 1; this router reads format 2\n" in said
+    assert "frames: data: {}\n" in said
 
 
 async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> None:
@@ -100,6 +159,13 @@ async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> N
     assert "!! not an entry" in said
     assert "created: yesterday" in said
     assert "body: base64:/wA=" in said
+
+
+async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file: Path) -> None:
+    at = await store(client, key(), streamed("\x1b[2Jgone\x07"))
+    said = (await cache(file, "show", at)).out
+    assert "\x1b" not in said
+    assert "\\x1b[2Jgone\\x07" in said
 
 
 async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
@@ -255,6 +321,12 @@ async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
 async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(client: Any, file: Path) -> None:
     said = await roundhouse("cache", "import", "--config", file, stdin=b"\nnonsense\n")
     fails_with_one_line(said, 1, "line 2")
+    old = {name.decode(): value.decode() for name, value in in_format_1(streamed()).items()}
+    line = json.dumps({"key": key(), "expires": 9e9, "fields": old}).encode()
+    fails_with_one_line(
+        await roundhouse("cache", "import", "--config", file, stdin=line), 1,
+        "line 1: written in format 1; this router reads format 2",
+    )  # fmt: skip
     fails_with_one_line(await roundhouse("cache", "import", "nowhere", "--config", file), 2, "nowhere")
     fails_with_one_line(await roundhouse("cache", "export", "/nowhere/x", "--config", file), 1, "/nowhere/x")
 

@@ -118,7 +118,7 @@ async def test_an_answer_of_many_megabytes_does_not_go_through_redis_and_followe
 async def test_a_stream_whose_json_form_has_many_megabytes_is_whole_for_followers_all_the_same() -> None:
     flight = made_flight()
     body = b"x" * (MAX_UNSENT + 1)
-    recording = Recording(body=body, frames=None, usage_frame=None, prompt_tokens=1, completion_tokens=1)
+    recording = Recording(body=body, stream=None, prompt_tokens=1, completion_tokens=1)
     packed = write_end(flight, Landing(whole=True, recording=recording, endings=(DONE, DONE)))
     assert len(packed) < 1000
     landing = read_end(flight, packed)

@@ -25,7 +25,7 @@ pytest_plugins = ["router_fixtures"]
 KEY = f"rh:1:acme:llama:{'5' * 16}:{'6' * 16}:{'7' * 32}"
 OTHER = KEY.replace("acme", "beta")
 ENTRY = Entry(
-    digest="d" * 64, body=b"{}", frames=None, usage_frame=None, model="llama", engine="e", task="chat",
+    digest="d" * 64, body=b"{}", stream=None, model="llama", engine="e", task="chat",
     created=1700000000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1, documents=("doc-1",),
 )  # fmt: skip
 ACME = Scope(tenant="acme")
