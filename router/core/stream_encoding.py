@@ -48,7 +48,7 @@ _COMMON: Final = (
 _pack = msgspec.msgpack.Encoder().encode
 _unpack: Any = msgspec.msgpack.Decoder().decode
 
-NOT_A_STREAM: Final = (zlib.error, msgspec.DecodeError, ValueError, TypeError, IndexError)
+NOT_A_STREAM: Final = (zlib.error, msgspec.DecodeError, ValueError, TypeError, IndexError, KeyError, OverflowError)
 """What `decode_stream` raises for bytes that are no encoded stream, or not of this answer."""
 
 
@@ -97,17 +97,21 @@ def _find(body: bytes, text: bytes) -> int:
 
 
 def _with_copies(events: bytes, copied: list[bytes], body: bytes) -> list[Any]:
-    """Events with long pieces of the answer in them, such as the last one of /v1/responses, which repeats all of it."""
+    """Events with long pieces of the answer in them, such as the last of /v1/responses, which repeats all of it."""
+    parts: list[Any] = [events]
     for text in copied:
-        at, offset = _find(events, text), _find(body, text)
-        if at >= 0 and offset >= 0:
-            before, after = events[:at], events[at + len(text) :]
-            return [
-                *(_with_copies(before, copied, body) if before else ()),
-                [offset, len(text)],
-                *(_with_copies(after, copied, body) if after else ()),
-            ]
-    return [events]
+        offset = _find(body, text)
+        if offset >= 0 and _find(events, text) >= 0:
+            copy = [offset, len(text)]
+            parts = [one for part in parts for one in (_split(part, text, copy) if isinstance(part, bytes) else [part])]
+    return parts
+
+
+def _split(events: bytes, text: bytes, copy: list[int]) -> list[Any]:
+    parts: list[Any] = []
+    for piece in events.split(text):
+        parts += (copy, piece)
+    return [part for part in parts[1:] if part]
 
 
 def _dictionary(body: bytes) -> bytes:

@@ -124,6 +124,8 @@ class LocalCopy:
         limit = self._limit // _ANSWERS_SHARE
         if size > limit or not self.grow(held, size):
             return False
+        if self._entries.get(held.key) is not held:  # it was the least recently used
+            return False
         held.answers_size += size
         self._answers_size += size
         self._with_answers[held.key] = held
