@@ -3,8 +3,7 @@
 Theory. Streams of one engine differ in their id, the time of their creation, the usage and the text; all else is equal
 to the byte. So the JSON answer of one, with holes for these, is the answer of the others once the holes are
 filled. What a stream is beside them (its skeleton) is the key under which the answer with holes is kept: so
-whatever else differs makes another key. An id or a time whose bytes stand elsewhere, too, leaves a hole there as well,
-and an answer in which a hole is missing or comes twice is not used.
+whatever else differs makes another key. An answer in which a hole is missing or comes twice is not used.
 """
 
 import re
@@ -21,8 +20,8 @@ MAX_SHAPES: Final = 256
 MAX_SKELETON: Final = 8192
 """Bytes. Streams with more beside their text are read."""
 
-_ID: Final = re.compile(rb'"id":"([^"\\]{8,128})"')
-_CREATED: Final = re.compile(rb'"created":([1-9]\d{5,14})\b')
+_ID: Final = re.compile(rb'"id":"([^"\\\x00-\x1f]{8,128})"')
+_CREATED: Final = re.compile(rb'"created":([1-9]\d{5,14}),')
 
 # What stands in a skeleton for what is left out, and between events. JSON has no byte 0.
 _ID_HOLE: Final = b"\x00i"
@@ -99,8 +98,10 @@ class AnswerShapes:
             else:
                 around.append(part)
         if usage_frame is not None:
-            at = usage_frame.find(b'"usage":' + usage) + 8 if usage else 7
-            if at == 7 or usage is None:
+            if usage is None or not usage.startswith(b'{"'):
+                return None
+            at = usage_frame.find(b'"usage":' + usage) + 8
+            if at < 8:
                 return None
             around.append(usage_frame[:at] + _USAGE_HOLE + usage_frame[at + len(usage) :])
             holes += 1
@@ -110,9 +111,10 @@ class AnswerShapes:
         id_, created = _ID.search(skeleton), _CREATED.search(skeleton)
         if id_ is None:
             return None
-        skeleton = skeleton.replace(id_[1], _ID_HOLE)
+        # Only the whole field: the same bytes may be part of another value.
+        skeleton = skeleton.replace(id_[0], b'"id":"%b"' % _ID_HOLE)
         if created is not None:
-            skeleton = skeleton.replace(created[1], _CREATED_HOLE)
+            skeleton = skeleton.replace(created[0], b'"created":%b,' % _CREATED_HOLE)
         key = (endpoint.path, skeleton)
         if key in self._shapes:
             shape = self._shapes[key]
@@ -122,7 +124,7 @@ class AnswerShapes:
                 del self._shapes[next(iter(self._shapes))]
             self._shapes[key] = shape
         text = b"".join(run.texts)
-        if shape is None or not _is_inside_of_string(text) or not _is_inside_of_string(last):
+        if shape is None or not all(map(_is_inside_of_string, (text, last, id_[1]))):
             return None
         values = {
             _ID_MARK: id_[1], _CREATED_MARK: created[1] if created is not None else b"", _TEXT_MARK: text,
@@ -136,10 +138,12 @@ class AnswerShapes:
 
 def _shape(endpoint: Endpoint, skeleton: bytes) -> Shape | None:
     """The shape of all streams with this skeleton; None where they have none."""
+    if _MARKS.search(skeleton) is not None:
+        return None
     marked = skeleton.replace(_ID_HOLE, _ID_MARK).replace(_CREATED_HOLE, _CREATED_MARK)
     events = marked.split(_NEXT)
     usage_frame = events.pop().replace(_USAGE_HOLE, _USAGE_MARK) if _USAGE_HOLE in events[-1] else None
-    around = next(event for event in events if _TEXT_HOLE in event)
+    around = next((event for event in events if _TEXT_HOLE in event), b"")
     begin, _, end = around.partition(_TEXT_HOLE)
     if not may_merge(endpoint, begin, end):
         return None

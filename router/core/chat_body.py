@@ -64,6 +64,9 @@ def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | Non
                     _join(top, name, value)
     except _DisagreementError:
         return None
+    for choice in choices.values():
+        if "message" in choice and endpoint is not _COMPLETIONS:
+            return None  # the joined message has its place
     top["object"] = _BODY[endpoint]
     told = top.pop("usage", None) or running
     body: Any = {name: top.pop(name) for name in _SAID_FIRST if name in top}

@@ -16,7 +16,8 @@ from router.core.chat_body import JOINED, REPEATED
 from router.core.sse import payload
 from router.core.types import Endpoint
 
-_TEXTS: Final = frozenset(("content", "reasoning", "reasoning_content", "text", "thinking", "partial_json"))
+_TEXTS: Final = frozenset(("content", "reasoning", "reasoning_content", "text"))
+_MESSAGE_TEXTS: Final = frozenset(("text", "thinking", "partial_json"))
 _OPENAI: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)
 _COMPLETIONS: Final = Endpoint.COMPLETIONS  # an Enum looks its members up in Python, each time
 _MESSAGES: Final = Endpoint.MESSAGES
@@ -33,15 +34,16 @@ def may_merge(endpoint: Endpoint, begin: bytes, end: bytes) -> bool:
     around = begin + end
     name_ends = begin.rfind(b'":')
     name = begin[begin.rfind(b'"', 0, name_ends) + 1 : name_ends]
-    if around.count(b'"%b"' % name) != 1:
-        return False  # another one may be at another place
+    if around.count(b'"%b"' % name) != 1 or around.find(b'"sequence_number"') >= 0:
+        return False  # another text may be at another place, and the numbers of a run differ
     try:
         event = _read_event(payload(around) or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     holder = _holder(endpoint, event)
     text = name.decode("ascii", "replace")
-    if holder is None or text not in _TEXTS or holder.get(text) != "":
+    known = _MESSAGE_TEXTS if endpoint is _MESSAGES else _TEXTS
+    if holder is None or text not in known or holder.get(text) != "":
         return False
     del holder[text]
     return _joins_nothing(holder)

@@ -34,6 +34,7 @@ _QUOTE: Final = ord('"')
 _NEWLINE: Final = ord("\n")  # where a line of an event ends, inside of what is no string then
 _BACKSLASH: Final = ord("\\")
 _LITERAL_WEIGHT: Final = 8
+_PART: Final = 16  # bytes that a part counts at least, so that many small ones have a bound too
 
 _read_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -122,7 +123,7 @@ class StreamParts:
             if _NEWLINE in piece or (_QUOTE in piece and _INSIDE.fullmatch(piece) is None):
                 return False
         self._texts += texts
-        self.size += len(text)
+        self.size += sum(map(len, texts))
         if self._is_numbered:
             self._expect(self._next + 1)
         return True
@@ -179,7 +180,7 @@ class StreamParts:
         if not event:
             return
         self.parts.append(event)
-        self.size += len(event) // _LITERAL_WEIGHT
+        self.size += max(len(event) // _LITERAL_WEIGHT, _PART)
         if self._current >= 0:  # what comes next of the same template begins a new run
             self._open(self._current, self._next)
 
@@ -189,6 +190,7 @@ class StreamParts:
         self._expect(number)
         self._texts = []
         self.parts.append(Run(index, number, self._texts))
+        self.size += _PART
 
     def _expect(self, number: int) -> None:
         template = self.templates[self._current]

@@ -21,9 +21,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def events_of_frames(frames: list[bytes]) -> list[dict[str, Any]]:
-    """What the events of a stream say; comments say nothing. Raises what decoding raises."""
+    """What the events of a stream say; comments say nothing. Raises NOT_EVENTS."""
     payloads = [data for frame in frames if (data := payload(frame)) is not None]
-    return _read_events(b"[%b]" % b",".join(payloads))
+    events = _read_events(b"[%b]" % b",".join(payloads))
+    if len(events) != len(payloads):
+        raise TypeError("an event is no JSON of its own")
+    return events
 
 
 def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:

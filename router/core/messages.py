@@ -108,7 +108,10 @@ class MessagesRecorder(TypedRecorder):
             return NotKept.INCOMPLETE
         if not self.started:
             return NotKept.EMPTY
-        message = _joined(_events(b"[%b]" % b",".join(payloads)))
+        events = _events(b"[%b]" % b",".join(payloads))
+        if len(events) != len(payloads):
+            raise ValueError("an event is no JSON of its own")
+        message = _joined(events)
         return None if message is None else _encode(message)
 
 

@@ -230,7 +230,11 @@ def whole_stream(
     lossless: bool = True,
 ) -> Recording | NotKept:  # fmt: skip
     """What is to be stored of a stream that is whole and ended well; `lossless`: `body` says all that it said."""
-    return _recording(body, encode_stream(parts, body, usage_frame, lossless=lossless), usage, limit)
+    try:
+        stream = encode_stream(parts, body, usage_frame, lossless=lossless)
+    except ValueError:
+        return NotKept.TOO_LARGE
+    return _recording(body, stream, usage, limit)
 
 
 def _recording(body: bytes, stream: bytes | None, usage: Usage | None, limit: int) -> Recording | NotKept:

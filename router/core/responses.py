@@ -90,7 +90,8 @@ class ResponsesRecorder(TypedRecorder):
         bad = _verdict(_response(self._response))
         if bad is not None:
             return bad
-        _events(b"[%b]" % b",".join(payloads))  # that none is broken which nobody has read yet
+        if len(_events(b"[%b]" % b",".join(payloads))) != len(payloads):  # none is broken which nobody has read yet
+            raise ValueError("an event is no JSON of its own")
         return bytes(self._response)
 
 

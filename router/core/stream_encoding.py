@@ -48,36 +48,52 @@ _COMMON: Final = (
 _pack = msgspec.msgpack.Encoder().encode
 _unpack: Any = msgspec.msgpack.Decoder().decode
 
-NOT_A_STREAM: Final = (zlib.error, msgspec.DecodeError, ValueError, TypeError, IndexError, KeyError, OverflowError)
+NOT_A_STREAM: Final = (
+    zlib.error,
+    msgspec.DecodeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+)
 """What `decode_stream` raises for bytes that are no encoded stream, or not of this answer."""
 
 
 def encode_stream(stream: StreamParts, body: bytes, usage: bytes | None, *, lossless: bool) -> bytes:
-    """The events of a stream beside the JSON answer `body`; `usage` is the usage event, which is kept apart."""
+    """The events of a stream beside the JSON answer `body`; `usage` is the usage event, which is kept apart.
+
+    Raises ValueError for more than MAX_DECODED bytes that do not follow from the answer.
+    """
     texts: list[list[bytes]] = [[] for _ in stream.templates]
     for part in stream.parts:
         if isinstance(part, Run):
             texts[part.template] += part.texts
     sources = [b"".join(pieces) for pieces in texts]
     templates: list[Any] = []
+    copied = [(body, 0)] if len(body) >= _MIN_COPY else []  # texts that may come again, and where the answer has them
     for template, source in zip(stream.templates, sources, strict=True):
         at = _find(body, source)
+        if at >= 0 and len(source) >= _MIN_COPY:
+            copied.append((source, at))
         around = [template.begin, template.begin_after, template.end, template.end_after]
         templates.append([*around, at if at >= 0 else source])
     parts: list[Any] = []
     single: list[bytes] = []
-    copied = [text for text in (body, *sources) if len(text) >= _MIN_COPY]
     for part in stream.parts:
         if not isinstance(part, Run):
             single.append(part)
         elif part.texts:
             if single:
-                parts += _with_copies(b"".join(single), copied, body)
+                parts += _with_copies(b"".join(single), copied)
                 single = []
             parts.append([part.template, part.first, list(map(len, part.texts))])
     if single:
-        parts += _with_copies(b"".join(single), copied, body)
+        parts += _with_copies(b"".join(single), copied)
     packed = _pack([templates, parts, usage])
+    if len(packed) > MAX_DECODED:
+        raise ValueError("more than an encoded stream may have")
     window, memory = (_SMALL_WINDOW, 5) if len(packed) <= _SMALL else (_WINDOW, zlib.DEF_MEM_LEVEL)
     compress = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, _dictionary(body))
     packed = compress.compress(packed) + compress.flush()
@@ -96,12 +112,11 @@ def _find(body: bytes, text: bytes) -> int:
     return body.find(text, at)
 
 
-def _with_copies(events: bytes, copied: list[bytes], body: bytes) -> list[Any]:
+def _with_copies(events: bytes, copied: list[tuple[bytes, int]]) -> list[Any]:
     """Events with long pieces of the answer in them, such as the last of /v1/responses, which repeats all of it."""
     parts: list[Any] = [events]
-    for text in copied:
-        offset = _find(body, text)
-        if offset >= 0 and _find(events, text) >= 0:
+    for text, offset in copied:
+        if len(text) <= len(events) and _find(events, text) >= 0:
             copy = [offset, len(text)]
             parts = [one for part in parts for one in (_split(part, text, copy) if isinstance(part, bytes) else [part])]
     return parts

@@ -117,14 +117,12 @@ class LocalCopy:
         self._size += size
         while self._size > self._limit:
             self._remove(next(iter(self._entries)))
-        return True
+        return self._entries.get(held.key) is held  # it may have been the least recently used
 
     def grow_answers(self, held: "_Held", size: int) -> bool:
         """The same for a replayed form of its answer."""
         limit = self._limit // _ANSWERS_SHARE
         if size > limit or not self.grow(held, size):
-            return False
-        if self._entries.get(held.key) is not held:  # it was the least recently used
             return False
         held.answers_size += size
         self._answers_size += size

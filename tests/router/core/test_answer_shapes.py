@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from making import TEXT, captured, chat, completion, frame, given_by, piece, whole
 
 from router.core.answer_shapes import MAX_SHAPES, AnswerShapes
-from router.core.answers import Recording
+from router.core.answers import NotKept, Recording
 from router.core.delta_template import StreamParts
 from router.core.recording import StreamRecorder
 from router.core.request import Request
@@ -136,3 +136,44 @@ def test_a_completion_has_a_shape_of_its_own() -> None:
     made = recording([*sent, DONE], shapes, asked)
     assert as_read(made) == as_read(recording([*sent, DONE], None, asked))
     assert shapes.known == 1
+
+
+HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "created": 1795432012, "model": "m"}
+
+
+def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
+    """A stream with other things in it: events before the text, a usage, fields of each event."""
+    head = {**HEAD, **beside}
+    texts = [{**head, "choices": [piece(content=text)]} for text in ("a", "b", "c")]
+    sent = [*extra, *map(frame, texts), frame({**head, "choices": [piece(finish="stop")]})]
+    if usage is not None:
+        sent.append(frame({**head, "choices": [], "usage": usage}))
+    return [*sent, DONE]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        said(created_at=1795432012.48),
+        said(usage={"prompt_tokens": 1, "timings": {"start": 1795432012.5}}, started=17954320129),
+        said(b': "id":"\n\n', usage=USED),
+        said(b': "id":"realid12"\n\n', model="id-7d1c4be2f0a94c57"),
+        said(model="text-5b0e9d3c7fa2468e"),
+        said(vendor={"id": "another-one"}),
+        said(vendor={"usage": USED}, usage=USED),
+        *[said(usage=usage) for usage in ({}, 0, "", [], False, True, "x", [1], {"": 1})],
+    ],
+)
+def test_values_that_stand_elsewhere_too_change_nothing(sent: list[bytes]) -> None:
+    shapes = AnswerShapes()
+    for before in (said(), said(usage=USED), sent, sent):
+        assert as_read(recording(before, shapes)) == as_read(recording(before, None))
+
+
+def test_an_id_that_is_not_utf_8_makes_no_answer() -> None:
+    shapes = AnswerShapes()
+    recording(said(), shapes)
+    broken = StreamRecorder(LIMIT, shapes)
+    for one in said():
+        broken.feed(one.replace(b"7d1c4be2", b"7d1c4b\xff\xfe"))
+    assert broken.recording(CHAT) is NotKept.ERROR

@@ -132,3 +132,14 @@ def test_any_stream_gives_the_same_answer_compacted_or_not(
 ) -> None:
     payloads = [event(choice, **more) for choice, more in stream for _ in range(2)]
     assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)
+
+
+@pytest.mark.parametrize("name", ["thinking", "partial_json"])
+def test_a_text_of_another_endpoint_is_left_as_it_is(name: str) -> None:
+    same = event({"index": 0, "delta": {name: "x"}})
+    assert compacted(Endpoint.CHAT, [same, same]) == [same, same]
+
+
+def test_numbered_events_are_left_as_they_are() -> None:
+    events = [event({"index": 0, "delta": {"content": "x"}}, sequence_number=number) for number in (1, 2)]
+    assert compacted(Endpoint.CHAT, events) == events

@@ -207,3 +207,18 @@ def test_what_is_alike_is_kept_as_it_came() -> None:
     recording = recorder.recording(chat(stream=True))
     assert isinstance(recording, Recording)
     assert frames_of(recording) == b"".join(events)
+
+
+def test_how_events_come_together_does_not_change_how_much_they_count() -> None:
+    apart, together = learned(event(b"a")), learned(event(b"a"))
+    for text in (b"one", b"two", b"three"):
+        assert apart.take(event(text))
+    assert together.take(event(b"one") + event(b"two") + event(b"three"))
+    assert together.size == apart.size
+
+
+def test_many_small_events_count() -> None:
+    parts = StreamParts()
+    for _ in range(1000):
+        parts.keep(b":\n\n")
+    assert parts.size >= 10_000

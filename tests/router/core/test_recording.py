@@ -324,6 +324,18 @@ def test_a_stream_over_the_limit_passes_on_and_is_not_kept() -> None:
     assert fed(0).recording(CHAT) is NotKept.TOO_LARGE
 
 
+def test_a_message_beside_the_deltas_leaves_the_stream_without_a_json_form() -> None:
+    events = [chunk(piece(content="Hel")), chunk({**piece(content="lo", finish="stop"), "message": {"content": "x"}})]
+    assert in_json(whole(recorded(stream(*events)), CHAT)) is None
+
+
+def test_events_that_are_json_only_together_are_an_error() -> None:
+    broken = b'data: {"v":[1\n\ndata: 2]}\n\n'
+    assert (
+        recorded(stream(*HELLO[:2]).removesuffix(DONE) + broken + stream(*HELLO[2:])).recording(CHAT) is NotKept.ERROR
+    )
+
+
 # Anything at all
 
 

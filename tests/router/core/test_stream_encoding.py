@@ -128,3 +128,9 @@ def test_what_vllm_streams_takes_a_fraction_of_what_came(name: str, most: float)
     given_back = decode_stream(recording.stream, recording.body, include_usage=False, end=b"")
     assert given_back.startswith(passed)
     assert len(recording.stream) < most * len(sent)
+
+
+def test_what_would_decompress_to_too_much_is_not_encoded() -> None:
+    parts = parts_of(*[b": %b\n\n" % (b"x" * (MAX_DECODED // 4))] * 5)
+    with pytest.raises(ValueError, match="more than"):
+        encode_stream(parts, b"{}", None, lossless=True)

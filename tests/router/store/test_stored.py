@@ -113,3 +113,39 @@ def test_what_is_kept_beside_an_entry_drives_out_whom_nobody_has_asked_for_longe
     assert other is not None
     other.replay(FORMS[1])
     assert (copy.get(KEY.text), copy.get("other")) == (None, other)
+
+
+def test_a_form_that_drives_its_own_entry_out_takes_no_room() -> None:
+    size = 1500 + ENTRY.size
+    copy, stored = held(20 * size)
+    for number in range(19):
+        copy.fetching(f"{KEY.text}{number}")(ENTRY)
+    assert stored.replay(FORMS[1]) is not None
+    assert copy.get(KEY.text) is None
+    copy.drop()
+    assert copy.size == 0
+    copy.fetching(KEY.text)(ENTRY)
+    again = copy.get(KEY.text)
+    assert again is not None
+    before = copy.size
+    made = again.replay(FORMS[1])
+    assert made is not None
+    assert copy.size == before + len(made)
+
+
+def test_replayed_forms_take_a_quarter_of_the_room_and_drive_out_no_entry() -> None:
+    size = 1500 + ENTRY.size
+    copy, _ = held(12 * size)
+    names = [f"{KEY.text}{number}" for number in range(8)]
+    for name in names:
+        copy.fetching(name)(ENTRY)
+    for name in names:
+        stored = copy.get(name)
+        assert stored is not None
+        stored.replay(FORMS[1])
+        assert copy.size <= 9 * size + 3 * size
+    assert len(copy) == 9
+    newest, oldest = copy.get(names[-1]), copy.get(names[0])
+    assert newest is not None
+    assert oldest is not None
+    assert newest.replay(FORMS[1]) is newest.replay(FORMS[1])
