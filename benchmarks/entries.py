@@ -75,7 +75,7 @@ async def one_of_each(redis: RedisServer, store: Store) -> None:
         came = sum(map(len, stream.events))
         result = entry_of(stream)
         if isinstance(result, NotKept):
-            tell(kind=kind, tokens=stream.tokens, came=came, not_stored=result)
+            report(kind=kind, tokens=stream.tokens, came=came, not_stored=result)
             continue
         key, entry = result
         if await store.put(key, entry) != "stored":
@@ -83,7 +83,7 @@ async def one_of_each(redis: RedisServer, store: Store) -> None:
         fields: dict[bytes, bytes] = await redis.raw("HGETALL", key)
         memory = await redis.raw("MEMORY", "USAGE", key, "SAMPLES", 0)
         stored = len(key) + sum(len(name) + len(value) for name, value in fields.items())
-        tell(
+        report(
             kind=kind, tokens=stream.tokens, came=came, stored=stored, memory=memory,
             **{name.decode(): len(value) for name, value in fields.items() if len(value) > LARGE},
             text_per_token=round(len(stream.text.encode()) / stream.tokens, 2),
@@ -103,7 +103,7 @@ async def write_many(redis: RedisServer, store: Store, count: int) -> None:
     full = await redis.raw("INFO", "memory")
     memory = (full["used_memory"] - empty["used_memory"]) / count
     per_token = round(memory / TOKENS, 2)
-    tell(
+    report(
         entries=count, tokens=TOKENS, memory=round(memory), memory_per_token=per_token,
         entries_per_gb=int(GB / memory), used_memory_mb=round(full["used_memory"] / 1e6),
         rss_mb=round(full["used_memory_rss"] / 1e6),
@@ -116,7 +116,7 @@ async def hits(router: Served, local: str, name: str, asked: Iterator[bytes], re
     took, cpu = time.perf_counter() - began, cpu_seconds(router.process.pid) - cpu
     if set(result.caches) != {"HIT"}:
         raise RuntimeError(f"X-Cache was {dict(result.caches)}")
-    tell(
+    report(
         local=local, asked=name, requests=requests, p50_ms=result.whole_ms(0.5), p99_ms=result.whole_ms(0.99),
         per_second=round(requests / took), cpu_ms=round(cpu / requests * 1000, 4),
         router_rss_mb=round(memory_kb(router.process.pid) / 1e3),
@@ -133,7 +133,7 @@ def body(number: int) -> bytes:
     return msgspec.json.encode(asked("/v1/chat/completions", number + 1))
 
 
-def tell(**facts: Any) -> None:
+def report(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
@@ -147,7 +147,7 @@ async def main() -> None:
     try:
         await redis.start()
         await store.start()
-        tell(redis=(await redis.raw("INFO", "server"))["redis_version"], tokens_of_prose=len(prose()))
+        report(redis=(await redis.raw("INFO", "server"))["redis_version"], tokens_of_prose=len(prose()))
         if not arguments.many:
             await one_of_each(redis, store)
             return

@@ -149,9 +149,9 @@ def _shape(endpoint: Endpoint, skeleton: bytes) -> Shape | None:
         return None
     frames = [event.replace(_TEXT_HOLE, _TEXT_MARK).replace(_LAST_HOLE, _LAST_MARK) for event in events]
     try:
-        told = events_of_frames(frames)
-        reasons = list(finish_reasons(told).values())
-        body = body_of_events(endpoint, told, usage_frame)
+        parsed = events_of_frames(frames)
+        reasons = list(finish_reasons(parsed).values())
+        body = body_of_events(endpoint, parsed, usage_frame)
     except NOT_EVENTS:
         return None
     expected = [_ID_MARK, _TEXT_MARK]

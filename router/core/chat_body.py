@@ -68,10 +68,10 @@ def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | Non
         if "message" in choice and endpoint is not _COMPLETIONS:
             return None  # the joined message has its place
     top["object"] = _BODY[endpoint]
-    told = top.pop("usage", None) or running
+    usage = top.pop("usage", None) or running
     body: Any = {name: top.pop(name) for name in _SAID_FIRST if name in top}
     body["choices"] = [_finished(endpoint, choices[index]) for index in sorted(choices)]
-    return _encode({**body, **top, "usage": told})
+    return _encode({**body, **top, "usage": usage})
 
 
 # Most of what an event says has been said before, so the loops below ask that first, and call only for what is new.

@@ -192,14 +192,14 @@ class StreamRecorder:
                 return bad or whole_stream(parts, body, self._usage_frame, self.usage, self._limit)
         events = parts.merged(partial(may_merge, request.endpoint))
         try:
-            told = events_of_frames(events)
-            reasons = finish_reasons(told)
+            parsed = events_of_frames(events)
+            reasons = finish_reasons(parsed)
         except NOT_EVENTS:
             return NotKept.ERROR  # JSON, but not the events of an answer
         bad = _verdict(request, list(reasons.values()), said=self.started)
         if bad is not None:
             return bad
-        made = body_of_events(request.endpoint, told, self._usage_frame)
+        made = body_of_events(request.endpoint, parsed, self._usage_frame)
         if made is None:
             return whole_stream(
                 parts, text_of_frames(events), self._usage_frame, self.usage, self._limit, lossless=False

@@ -10,11 +10,14 @@ from router.shared.broadcast import MAX_UNSENT
 
 
 class _End(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis. `body` and `stream` are those of its recording, if that is `kept`."""
+    """A landing as it goes through Redis. `body` and `stream` are those of its recording, if that is `kept`.
+
+    While replicas are updated one by one, one of another version reads it. So a field that is added has a default, and
+    one that is no longer used is still sent: readers up to entry format 1 require the last two.
+    """
 
     landing_body: bytes | None
-    body: bytes
-    stream: bytes | None
+    body: bytes | None
     kept: bool
     endings: tuple[bytes, bytes]
     prompt_tokens: int
@@ -29,6 +32,9 @@ class _End(msgspec.Struct, frozen=True):
     raw: bytes | None = None
     reason: str | None = None
     begun: bool = False
+    stream: bytes | None = None
+    usage_frame: bytes | None = None
+    last_frames: bytes | None = None
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -48,13 +54,13 @@ def write_end(flight: Flight, landing: Landing) -> bytes:
     recording, error = landing.recording, landing.error
     end = _End(
         landing_body=landing.body,
-        body=recording.body if recording is not None and landing.body is None else b"",
-        stream=recording.stream if recording is not None else None,
+        body=recording.body if recording is not None and landing.body is None else None,
         kept=recording is not None,
         endings=landing.endings,
         prompt_tokens=landing.prompt_tokens,
         completion_tokens=landing.completion_tokens,
         engine=flight.work.engine,
+        stream=recording.stream if recording is not None else None,
     )
     if error is not None:
         end = msgspec.structs.replace(
@@ -74,9 +80,10 @@ def read_end(flight: Flight, packed: bytes) -> Landing:
         )  # fmt: skip
         return Landing(whole=False, error=error, reason=end.reason, begun=end.begun)
     recording = None
-    if end.kept:
+    body = end.landing_body if end.landing_body is not None else end.body
+    if end.kept and body is not None:  # up to entry format 1, a stream may have no JSON form here
         recording = Recording(
-            body=end.landing_body if end.landing_body is not None else end.body,
+            body=body,
             stream=end.stream,
             prompt_tokens=end.prompt_tokens,
             completion_tokens=end.completion_tokens,

@@ -77,7 +77,7 @@ class LocalCopy:
             if self._covered(key, held.entry.documents, held.entry.purges):
                 self._release(held)
                 return None
-        self._entries[key] = held  # now the one that was asked for last
+        self._entries[key] = held  # now the most recently used
         if held.answers_size:
             self._with_answers.pop(key)
             self._with_answers[key] = held

@@ -7,6 +7,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from live_answers import streaming
 from redis_process import RedisServer
@@ -123,6 +124,26 @@ async def test_a_stream_whose_json_form_has_many_megabytes_is_whole_for_follower
     assert len(packed) < 1000
     landing = read_end(flight, packed)
     assert (landing.whole, landing.endings) == (True, (DONE, DONE))
+
+
+END_OF_FORMAT_1 = {
+    "landing_body": None, "body": None, "usage_frame": b"{}", "last_frames": b"", "kept": True,
+    "endings": (DONE, DONE), "prompt_tokens": 1, "completion_tokens": 2, "engine": "llama",
+}  # fmt: skip
+"""What a router that stores entries of format 1 sends of a stream that it keeps."""
+
+
+async def test_the_end_that_a_router_of_the_format_before_sends_is_read() -> None:
+    landing = read_end(made_flight(), msgspec.msgpack.encode(END_OF_FORMAT_1))
+    assert (landing.whole, landing.recording, landing.endings) == (True, None, (DONE, DONE))
+    assert (landing.prompt_tokens, landing.completion_tokens) == (1, 2)
+
+
+@pytest.mark.parametrize("body", [None, b"{}"])
+async def test_the_end_of_a_flight_has_all_that_a_router_of_the_format_before_requires(body: bytes | None) -> None:
+    recording = Recording(body=b"{}", stream=b"~", prompt_tokens=1, completion_tokens=1)
+    packed = write_end(made_flight(), Landing(whole=True, body=body, recording=recording, endings=(DONE, DONE)))
+    assert msgspec.msgpack.decode(packed).keys() >= END_OF_FORMAT_1.keys()
 
 
 async def test_redis_has_as_long_for_the_end_of_a_flight_as_it_is_large(redis_server: RedisServer, redis: Any) -> None:

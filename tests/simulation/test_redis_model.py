@@ -181,7 +181,8 @@ def test_the_server_says_what_it_is(both: Both) -> None:
 
 def test_a_command_that_there_is_not_is_an_error_that_names_it(both: Both) -> None:
     (error,) = both.speaker().say(("FROBNICATE", "a"))
-    assert error.startswith("ERR unknown command 'FROBNICATE'")
+    assert error.startswith("ERR unknown command")  # the quotes about the name changed between Redis 6.2 and 7.0
+    assert "FROBNICATE" in error
 
 
 # -- scripts ----------------------------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> Non
     assert 0 < left <= LONG
     assert speaker.say(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
     (wrong,) = speaker.say(("EVAL", delete, 1, "h", "v"))
-    assert wrong.startswith("WRONGTYPE")
+    assert "WRONGTYPE" in wrong  # Redis 6.2 words an error within a script as one of the script
 
 
 def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: Both) -> None:
