@@ -40,7 +40,7 @@ from router.flow.sharing import Sharing
 from router.flow.standing import Standing
 from router.settings import Settings, Tenant, groups, tenants
 from router.shared.breakers import LEAST_LEASE, Breakers
-from router.shared.connect import CONNECT, open_client, open_link
+from router.shared.connect import CONNECT, open_client
 from router.shared.flights import SharedFlights
 from router.shared.limits import TenantLimits
 from router.shared.line import Line
@@ -49,6 +49,7 @@ from router.shared.listener import Listener
 from router.shared.liveness import Liveness
 from router.shared.popularity import Popularity
 from router.shared.purges import Purges
+from router.shared.redis import open_line, open_link
 from router.shared.redis_clock import RedisClock
 from router.shared.registry import Drains
 from router.store.finding import Client
@@ -90,7 +91,7 @@ def build_site(settings: Settings, lasting: Lasting, old: Site | None) -> Site:
     )
     link = open_link(settings.redis_url, timeout=CONNECT)
     clock = RedisClock()
-    line = Line(link, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    line = open_line(link, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
     drains = Drains(line, catalog.drain, old.drains if old is not None else None)
     catalog.drain(drains.names)
     reader = build_reader(settings, catalog)

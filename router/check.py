@@ -8,8 +8,8 @@ import httpx
 import msgspec
 
 from router.settings import Engine, Settings
-from router.shared.connect import open_link
-from router.shared.link import LinkError
+from router.shared.redis import open_link
+from router.shared.refusals import LinkError
 
 PATIENCE: Final = 5.0
 """Seconds for each answer."""

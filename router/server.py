@@ -29,6 +29,7 @@ from router.api.bounds import Bounds
 from router.api.connection_limit import ConnectionLimit
 from router.api.outbox import Outbox
 from router.api.protocol import BoundedHttpProtocol
+from router.api.protocol_messages import render
 from router.api.turns import Turns
 from router.app import build
 from router.application import Application
@@ -182,6 +183,7 @@ def make_server(
             turns=Turns(),
             outbox=Outbox(),
             limit=limit,
+            render_error=render,
         ),
         "lifespan": "on",
         "access_log": False,

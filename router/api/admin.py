@@ -17,7 +17,7 @@ from router.api.openai import ClientLeftError, read_body
 from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of, text_name
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, Question
-from router.shared.link import LinkError
+from router.shared.refusals import LinkError
 from router.store.finding import Client
 from router.store.listing import page, show
 from router.store.purge import Purged, purge

@@ -13,7 +13,7 @@ import httptools
 
 from router.api.client import CLIENT
 from router.api.cycle import Connection, Cycle
-from router.errors import ApiError
+from router.api.protocol_error import ProtocolError
 
 MAX_HEAD: Final = 64 * 1024
 """Bytes of request line and headers; RFC 9110, section 5.4, leaves the limit to the server."""
@@ -87,7 +87,7 @@ class Arriving:
         self._listen()
 
     def feed(self, data: bytes) -> None:
-        """Raises ApiError for what is refused; nothing must be fed after that."""
+        """Raises ProtocolError for what is refused; nothing must be fed after that."""
         was_in_head, was_in_message, steps = self.in_head, self.in_message, self.steps
         self._fed = len(data)
         self._ahead = b"" if was_in_message else data
@@ -120,7 +120,7 @@ class Arriving:
                 self._parse_upgrades(memoryview(data)[end:])
         except httptools.HttpParserError as error:
             cause = error.__context__  # httptools wraps what its callbacks raise
-            raise (cause if isinstance(cause, ApiError) else _invalid()) from None
+            raise (cause if isinstance(cause, ProtocolError) else _invalid()) from None
 
     def _parse_to_upgrade(self, data: bytes | memoryview) -> int | None:
         """Where the head of the first request for another protocol ends; None if there is none."""
@@ -247,13 +247,13 @@ class Arriving:
         )  # which hold this
 
 
-def _invalid() -> ApiError:
-    return ApiError(400, "The request is not valid HTTP.", code="invalid_http")
+def _invalid() -> ProtocolError:
+    return ProtocolError(400, "invalid_http")
 
 
-def _too_many() -> ApiError:
-    return ApiError(429, "Too many requests wait on this connection.", code="too_many_requests")
+def _too_many() -> ProtocolError:
+    return ProtocolError(429, "too_many_requests")
 
 
-def _too_large() -> ApiError:
-    return ApiError(431, "The headers are too large, or too many.", code="headers_too_large")
+def _too_large() -> ProtocolError:
+    return ProtocolError(431, "headers_too_large")

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.errors import ApiError, unavailable
+from router.api.protocol_error import ProtocolError
 
 log = logging.getLogger("roundhouse.server")
-
-TOO_MANY: Final[ApiError] = unavailable("Too many clients are connected to this router.", code="too_many_connections")
 
 _LOG_EVERY: Final = 60.0  # seconds
 
@@ -27,11 +25,11 @@ class ConnectionLimit:
         self._rejected = rejected
         self._logged: float | None = None
 
-    def refuse(self) -> ApiError:
+    def refuse(self) -> ProtocolError:
         """Notes that a connection is refused; what its client is told."""
         now = time.monotonic()
         if self._logged is None or now - self._logged >= _LOG_EVERY:
             self._logged = now
             log.warning("%d clients are connected, which is as many as there may be; others get 503", self.most)
         self._rejected("too_many_connections")
-        return TOO_MANY
+        return ProtocolError(503, "too_many_connections", retry_after=1)

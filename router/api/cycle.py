@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from router.api.outbox import Sender
-from router.errors import ApiError, internal_error
+from router.api.protocol_error import ProtocolError
 
 log = logging.getLogger("uvicorn.error")
 
@@ -63,7 +63,7 @@ class Connection(Protocol):
     def ended(self, cycle: "Cycle") -> None:
         """The application has come to its end."""
 
-    def answer(self, error: ApiError) -> None:
+    def answer(self, error: ProtocolError) -> None:
         """Answers in the application's place, and closes."""
 
 
@@ -163,7 +163,7 @@ class Cycle:
                 self._connection.close()
             else:
                 self.disconnected = True
-                self._connection.answer(internal_error())
+                self._connection.answer(ProtocolError(500, "internal_error"))
         self._connection.ended(self)
 
     # -- the client leaves ------------------------------------------------------------------------------------------

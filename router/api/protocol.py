@@ -8,8 +8,8 @@ own, since others want to be served meanwhile.
 
 Reading never stops because of a request that waits for its turn, since a client that leaves is noticed only by reading;
 where more waits than may, nothing more is taken, and the connection closes after the answers to what was taken, as
-RFC 9112, section 9.3.2, lets a server do. What is refused is refused in OpenAI's shape, and never in the midst of
-another answer.
+RFC 9112, section 9.3.2, lets a server do. An error response is never sent in the midst of another response; its body is
+rendered by whoever made the server.
 """
 
 import asyncio
@@ -27,15 +27,14 @@ from router.api.bounds import Bounds
 from router.api.connection_limit import ConnectionLimit
 from router.api.cycle import STATUS_LINES, Cycle
 from router.api.outbox import Outbox, Sender
+from router.api.protocol_error import ProtocolError, RenderError
 from router.api.running import Runner
 from router.api.turns import Turns
-from router.errors import ApiError
 
 MAX_WAITING: Final = 256 * 1024
 """Bytes that a connection may send ahead while another of its requests is being answered."""
 
 
-_LATE: Final = ApiError(408, "The request did not arrive in time.", code="request_timeout")
 _CLOSE: Final = b"connection: close\r\n"
 
 
@@ -64,7 +63,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None, *, bounds: Bounds | None = None, turns: Turns | None = None,
-        outbox: Outbox | None = None, limit: ConnectionLimit | None = None,
+        outbox: Outbox | None = None, limit: ConnectionLimit | None = None, render_error: RenderError,
     ) -> None:  # fmt: skip
         """What comes before `bounds` is what uvicorn gives to every protocol; what comes after it is that of all
         connections."""
@@ -76,6 +75,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._turns = turns or Turns()
         self._outbox = outbox or Outbox()
         self._limit = limit
+        self._render_error = render_error
         self._idle = config.timeout_keep_alive
         self._period = min(self._bounds.receive, self._idle)
         self._defaults_of: Any = None
@@ -135,7 +135,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._ahead += len(data)
         try:
             arriving.feed(data)
-        except ApiError as error:
+        except ProtocolError as error:
             self._refuse(error)
         else:
             if self._paused and self._serving is not arriving.cycle:
@@ -203,7 +203,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     # -- what is refused --------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: ProtocolError) -> None:
         cycle = self._arriving.cycle
         if self._is_unbegun(cycle):
             self._queue.pop()
@@ -219,8 +219,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         else:
             self.answer(error)
 
-    def answer(self, error: ApiError) -> None:
-        body = error.body()
+    def answer(self, error: ProtocolError) -> None:
+        body = self._render_error(error)
         lines = [
             STATUS_LINES[error.status],
             self.defaults()[0].replace(_CLOSE, b""),
@@ -302,7 +302,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         now, due = self._loop.time(), self._due()
         if now >= due:
             if self._arriving.in_message:
-                self._refuse(_LATE)
+                self._refuse(ProtocolError(408, "request_timeout"))
             elif self.transport.get_write_buffer_size():
                 self.transport.abort()
             else:

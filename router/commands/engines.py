@@ -28,7 +28,7 @@ from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
-    from router.shared.link import Command
+    from router.shared.commands import Command
     from router.upstream.catalog import Catalog, Engine
 
 LOOK: Final = 0.5

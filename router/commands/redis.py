@@ -22,7 +22,7 @@ Told = TypeVar("Told")
 
 def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Awaitable[Told]]") -> Told:
     """Does some work with a client; where that fails, the command ends with one line."""
-    from router.shared.link import LinkError  # what commands without Redis need not load
+    from router.shared.refusals import LinkError  # what commands without Redis need not load
 
     try:
         return asyncio.run(_connected(settings, work))

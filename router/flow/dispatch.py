@@ -169,7 +169,7 @@ class Dispatcher:
     ) -> T:  # fmt: skip
         """What the first attempt gives that does not fail; the place is its own then."""
         last: EngineError | None = None
-        lacking: ApiError | None = None
+        lacking: Exception | None = None
         no_room: NoRoomError | None = None
         self._standing.asked()
         for _, group in groupby(engines, key=attrgetter("model")):

@@ -20,8 +20,8 @@ import msgspec
 
 from router.core.breaker import Breaker, Limits, State
 from router.core.names import breaker_of, engine_of, probe_of
+from router.shared.commands import later
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import later
 from router.shared.redis_clock import RedisClock
 from router.shared.scripts import DELETE_IF_SAME
 

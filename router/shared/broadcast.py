@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import ResponseError
 
+from router.shared.commands import Command, Word
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import Command, Word
 
 MAX_UNSENT: Final = 4 << 20
 """Bytes that may wait to be written to one flight's stream; a flight that has more is no longer shared."""

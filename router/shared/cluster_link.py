@@ -19,8 +19,10 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.core.redis_address import Host
+from router.shared.commands import Command, Later, Packed, PackedLater
 from router.shared.deadline import Deadline
-from router.shared.link import Answer, Command, Later, LinkError, Packed, PackedLater
+from router.shared.link import Answer
+from router.shared.refusals import LinkError
 from router.shared.server_link import ServerLink
 from router.shared.slots import SlotMap, read_slots, slot_of
 from router.shared.tasks import end

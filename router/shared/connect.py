@@ -39,19 +39,23 @@ def open_client(url: str, *, timeout: float) -> Client:
     )
 
 
-def open_link(url: str, *, timeout: float) -> Link:
-    """The link to the Redis at an address. `timeout` in seconds, for connecting. Raises AddressError."""
+def open_link(url: str, *, timeout: float, unused_key: str) -> Link:
+    """The link to the Redis at an address. Raises AddressError.
+
+    `timeout` in seconds, for connecting. `unused_key`: a key that never exists, by which a single server is asked
+    whether it takes writes.
+    """
     address = parse(url)
     if address.kind == "cluster":
         return ClusterLink(
             address.hosts,
             # A replica says where the primary is, and so does a primary that has become one.
-            lambda host: ServerLink(_server_pool(address, host, timeout), writable=False),
+            lambda host: ServerLink(_server_pool(address, host, timeout)),
             timeout=timeout,
         )
     if address.kind == "sentinel":
         return SentinelLink(_sentinel_pool(address, timeout))
-    return ServerLink(_pool(address, timeout))
+    return ServerLink(_pool(address, timeout), unused_key=unused_key)
 
 
 def _pool(address: RedisAddress, timeout: float) -> "aioredis.ConnectionPool":

@@ -16,9 +16,9 @@ from typing import Any, Final
 import hiredis
 import redis.exceptions
 
-from router.shared.link import FAULTS, Command, LinkError, Packed, pack
+from router.shared.commands import Command, Packed, pack
 from router.shared.login import Login
-from router.shared.refusals import refusal
+from router.shared.refusals import FAULTS, LinkError, refusal
 
 _INCOMPLETE: Final = object()
 _PIECE: Final = 16 << 10  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read

@@ -22,9 +22,9 @@ from typing import Final, Literal, NamedTuple
 from router.core.names import claim_of, flight_of
 from router.shared.broadcast import Broadcast, Record, Source
 from router.shared.claim import LEASE, Claim, channel_of, claim_text
+from router.shared.commands import Command, Packed, form, later
 from router.shared.following import follow
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import Command, Packed, form, later
 from router.shared.purges import Mark
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 

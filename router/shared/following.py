@@ -24,8 +24,8 @@ from redis.exceptions import ResponseError
 from router.core.names import claim_of, flight_of
 from router.shared.broadcast import Record, read_record
 from router.shared.claim import LEASE, Claim, channel_of
+from router.shared.commands import later
 from router.shared.line import Line, RedisDownError
-from router.shared.link import later
 
 WANTED: Final = 1.0
 """Seconds between two messages to the leader that the flight is wanted."""

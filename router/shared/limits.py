@@ -24,8 +24,8 @@ import msgspec
 
 from router.core.limits import CONCURRENT_WAIT, MINUTE, TOKEN, Allowance, Ledger, Quota, Step, What, refusal
 from router.core.names import limit_of
+from router.shared.commands import Command
 from router.shared.line import Line, RedisDownError, Replies, Told
-from router.shared.link import Command
 
 log = logging.getLogger("roundhouse.limits")
 

@@ -15,9 +15,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.core.names import PURGES
-from router.shared.link import Answer, Command, Link, LinkError, Packed
+from router.shared.commands import Command, Packed
+from router.shared.link import Answer, Link
 from router.shared.redis_clock import ASK_TIME, RedisClock
+from router.shared.refusals import LinkError
 from router.shared.reply import Reply
 from router.shared.tasks import end
 
@@ -29,7 +30,6 @@ Replies = list[Any]
 _MAX_BATCH: Final = 1 << 20  # bytes sent before those who wait behind them get their turn
 _SLOWEST: Final = 10 << 20  # bytes a second; a batch may take so much longer than the timeout as it is large
 _CONNECT: Final = 2.0  # seconds that the probe gives a connection, TLS handshake included
-_PROBE: Final[Command] = ("EXISTS", PURGES)  # it has a key, as a cluster wants it
 
 
 class RedisDownError(Exception):
@@ -45,15 +45,19 @@ class Line:
     - Nothing is tried twice, and no queue grows without a bound.
     """
 
-    def __init__(self, link: Link, *, timeout: float, retry: float, clock: RedisClock | None = None) -> None:
+    def __init__(
+        self, link: Link, *, timeout: float, retry: float, probe_key: str, clock: RedisClock | None = None
+    ) -> None:
         """`timeout`, `retry` in seconds: for a batch's answer, and between two looks for a Redis that is away.
 
-        `clock` is set whenever Redis is found.
+        `probe_key`: a key of ours; a cluster routes the command that looks for Redis by it. `clock` is set whenever
+        Redis is found.
         """
         self._link = link
         self._timeout = timeout
         self._retry = retry
         self._clock = clock or RedisClock()
+        self._probe_command: Command = ("EXISTS", probe_key)
         self._waiting: list[_Asked] = []
         self._in_hand: list[_Asked] = []
         self._idle = asyncio.Event()  # else a batch is on its way, or will be in the next turn of the loop
@@ -215,7 +219,7 @@ class Line:
 
     async def _ask_whether_it_is_there(self) -> None:
         sent = self._clock.monotonic()
-        reply, time = await self._link.execute([_PROBE, ASK_TIME], max(self._timeout, _CONNECT))
+        reply, time = await self._link.execute([self._probe_command, ASK_TIME], max(self._timeout, _CONNECT))
         if isinstance(reply, Exception):  # it loads its data, or wants a password
             raise LinkError(str(reply))
         self._clock.note(time, sent)

@@ -13,11 +13,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from router.shared.commands import pack
 from router.shared.connection import Batch, Connection
-from router.shared.link import Link, LinkError, pack
+from router.shared.link import Link, Server
 from router.shared.liveness import BEAT, SILENCE, Liveness
 from router.shared.redis_clock import ASK_TIME, RedisClock
-from router.shared.server_link import ServerLink
+from router.shared.refusals import LinkError
 
 log = logging.getLogger("roundhouse.redis")
 
@@ -121,7 +122,7 @@ class Listener:
 
         connection.send([ASK_TIME], timeout).add_done_callback(answered)
 
-    async def _begin(self, server: ServerLink, connection: Connection, until: float, *, subscribe: bool) -> None:
+    async def _begin(self, server: Server, connection: Connection, until: float, *, subscribe: bool) -> None:
         clock = asyncio.get_running_loop().time
         await server.connect(connection, until - clock())
         prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]

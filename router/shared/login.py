@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from router.shared.link import Command
+from router.shared.commands import Command
 
 CLIENT_NAME: Final = "roundhouse"
 

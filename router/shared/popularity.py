@@ -9,7 +9,7 @@ until the map is emptied. What is in Redis has a bound too: the most popular of 
 from typing import Final
 
 from router.core.names import PREFIX, hits_of
-from router.shared.link import Command
+from router.shared.commands import Command
 
 COUNTED: Final = 10_000
 """Entries that are counted between two emptyings; more of them go uncounted."""

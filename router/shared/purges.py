@@ -27,8 +27,9 @@ from router.core.purge_index import BEGINNING as BEGINNING
 from router.core.purge_index import Mark as Mark
 from router.core.purge_index import PurgeIndex
 from router.core.scope import Scope
+from router.shared.commands import Command, Packed, pack
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, LinkError, Packed, pack
+from router.shared.refusals import LinkError
 
 log = logging.getLogger("roundhouse.purges")
 

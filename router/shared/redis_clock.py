@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.shared.link import Packed, pack
+from router.shared.commands import Packed, pack
 
 log = logging.getLogger("roundhouse.redis")
 

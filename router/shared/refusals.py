@@ -1,8 +1,10 @@
-"""What Redis says instead of a reply, as redis-py's exceptions."""
+"""Errors of Redis: its error replies, as redis-py's exceptions, and LinkError, which all that uses Redis raises."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import redis.exceptions
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -14,6 +16,8 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+
+from router.shared.local_errors import local_cause
 
 _BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
     "ASK": AskError,
@@ -35,3 +39,19 @@ def refusal(text: str) -> RedisError:
     code, _, rest = text.partition(" ")
     kind = _BY_CODE.get(code)
     return ResponseError(text) if kind is None else kind(rest)
+
+
+FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
+"""What is raised when Redis does not do what it was asked, by redis-py and by what lies below it."""
+
+
+class LinkError(Exception):
+    """Redis cannot be asked; the message names the kind of fault, and never an address or a password."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "LinkError":
+        # redis-py repeats the address, which may hold a password; what Redis itself said holds none.
+        if isinstance(error, redis.exceptions.ResponseError):
+            return cls(str(error))
+        lacking = local_cause(error)
+        return cls(type(error).__name__ if lacking is None else f"the router cannot connect: {lacking}")

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from router.core.names import DRAINS
+from router.shared.commands import Command
 from router.shared.line import Line, RedisDownError
-from router.shared.link import Command, LinkError
+from router.shared.refusals import LinkError
 
 log = logging.getLogger("roundhouse.engines")
 

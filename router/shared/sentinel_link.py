@@ -13,8 +13,9 @@ from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
+from router.shared.commands import Command
 from router.shared.connection import Place
-from router.shared.link import FAULTS, Command, LinkError
+from router.shared.refusals import FAULTS, LinkError
 from router.shared.server_link import ServerLink
 
 

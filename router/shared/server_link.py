@@ -9,26 +9,28 @@ those done elsewhere may not reach it.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import redis.exceptions
 
-from router.core.names import NOTHING_HERE
+from router.shared.commands import Command, Packed
 from router.shared.connection import Connection, Place
-from router.shared.link import FAULTS, MORE, Answer, Command, LinkError, Packed
+from router.shared.deadline import MORE
+from router.shared.link import Answer
 from router.shared.login import Login
-
-_WRITE: Final[Command] = ("DEL", NOTHING_HERE)
-"""Changes nothing. A replica refuses it, and a primary does it even without memory."""
+from router.shared.refusals import FAULTS, LinkError
 
 
 class ServerLink:
     """The link to one server, through one connection."""
 
-    def __init__(self, pool: Any, *, writable: bool = True) -> None:
-        """`pool`: redis-py's, which leaves much of it untyped. `writable`: a server that takes no writes is no good."""
+    def __init__(self, pool: Any, *, unused_key: str | None = None) -> None:
+        """`pool`: redis-py's, which leaves much of it untyped.
+
+        `unused_key`: a key that never exists. If given, a server that takes no writes counts as down.
+        """
         self._pool = pool
-        self._writable = writable
+        self._unused_key = unused_key
         self._demotions = 0
         self._connection: Connection | None = None
         self._login: Login | None = None
@@ -90,7 +92,9 @@ class ServerLink:
 
     def _questions(self) -> Sequence[Command]:
         """What a new connection asks the server about itself."""
-        return [_WRITE] if self._writable else []
+        # DEL of a key that does not exist changes nothing. A replica refuses it; a primary executes it even when it is
+        # out of memory.
+        return [("DEL", self._unused_key)] if self._unused_key is not None else []
 
     def _check(self, reply: Any) -> None:
         """Raises LinkError where the reply to such a question shows that the server is of no use."""

@@ -11,7 +11,7 @@ import hiredis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from router.core.redis_address import Host
-from router.shared.link import Command, Packed
+from router.shared.commands import Command, Packed
 
 _SCRIPTS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
 _SECOND: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")

@@ -13,8 +13,9 @@ import redis.exceptions
 from router.core.derive import NOTHING
 from router.core.names import PURGES
 from router.core.scope import Scope, named_by
-from router.shared.link import FAULTS, Command, LinkError
+from router.shared.commands import Command
 from router.shared.redis_clock import RedisClock
+from router.shared.refusals import FAULTS, LinkError
 from router.store.fields import documents_of
 
 Client = Any

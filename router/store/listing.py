@@ -13,7 +13,7 @@ import msgspec
 from router.core.answer_text import answer_text
 from router.core.scope import Scope
 from router.core.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
-from router.shared.link import Command
+from router.shared.commands import Command
 from router.store.fields import documents_of, to_entry, why_no_entry
 from router.store.finding import Client, ask, find, redis_clock
 

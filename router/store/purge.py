@@ -10,7 +10,7 @@ import msgspec
 
 from router.core.names import claimed_by, hits_of
 from router.core.scope import Scope
-from router.shared.link import Command
+from router.shared.commands import Command
 from router.store.finding import Client, Progress, ask, find, keys, unheard
 from router.store.purge_record import NO_REPLICAS, Replicas, add_record
 

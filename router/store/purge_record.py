@@ -12,7 +12,7 @@ from redis.asyncio.cluster import ClusterNode, PipelineCommand, RedisCluster
 
 from router.core.names import PURGES
 from router.core.scope import Scope
-from router.shared.link import Command
+from router.shared.commands import Command
 from router.shared.purges import BEGINNING, REMEMBERED, Mark, begin_log, mark_of, scope_of, unique
 from router.store.finding import Client, faults_told
 

@@ -9,9 +9,10 @@ from typing import Final, Literal
 import redis.exceptions
 
 from router.core.types import Entry
+from router.shared.commands import Packed, form, later, part
 from router.shared.line import Line, RedisDownError, Replies
-from router.shared.link import LinkError, Packed, form, later, part
 from router.shared.purges import Mark, News, Purges
+from router.shared.refusals import LinkError
 from router.store.fields import FIELDS, entry_of, is_of_another_format, to_words
 from router.store.local import LocalCopy
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from router.core.scope import EntryKey, Scope
-from router.shared.link import Command
+from router.shared.commands import Command
 from router.store.fields import to_entry, why_no_entry
 from router.store.finding import Client, Progress, ask, find, redis_clock, unheard
 from router.store.purge_record import last_record

@@ -1,17 +1,15 @@
 """What went wrong with an engine, in our words: whatever sockets, TLS and parsers raise ends here."""
 
-from router.errors import ApiError
-
 
 class EngineError(Exception):
     """An engine did not do what it was asked. `reason` is a word for metrics, the message a sentence for people.
 
     `retry_after`: seconds after which it wants to be asked again, if it said so.
-    `refusal`: what the client gets, where the request itself is at fault or the engine lacks what it names.
+    `refusal`: the error for the client, where the request itself is at fault or the engine lacks what it names.
     """
 
     def __init__(
-        self, reason: str, message: str, retry_after: float | None = None, refusal: ApiError | None = None
+        self, reason: str, message: str, retry_after: float | None = None, refusal: Exception | None = None
     ) -> None:
         super().__init__(message)
         self.reason = reason

@@ -7,7 +7,9 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from router.shared.link import Command, Link, LinkError
+from router.shared.commands import Command
+from router.shared.link import Link
+from router.shared.refusals import LinkError
 from router.shared.tasks import end
 
 KEYS = [f"rh:1:traffic:{number}" for number in range(60)]

@@ -16,6 +16,7 @@ from waiting import PATIENCE
 
 from router.api.bounds import Bounds
 from router.api.protocol import BoundedHttpProtocol
+from router.api.protocol_messages import render
 from router.app import build
 from router.settings import parse
 
@@ -59,7 +60,9 @@ class RouterServer:
         """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
         settings = parse(text, {})
         self.application = build(settings, random=random)
-        protocol = partial(BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send))
+        protocol = partial(
+            BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send), render_error=render
+        )
         options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)

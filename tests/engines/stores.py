@@ -8,9 +8,8 @@ import msgspec
 
 from router.core.scope import Scope
 from router.core.types import Entry
-from router.shared.connect import open_link
-from router.shared.line import Line
 from router.shared.purges import Mark, Purges
+from router.shared.redis import open_line, open_link
 from router.store.local import LocalCopy
 from router.store.redis import MAX_BACKLOG, EntryStore, WriteResult
 
@@ -25,7 +24,7 @@ class Store:
     ) -> None:  # fmt: skip
         """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
         self.link = open_link(url, timeout=timeout)
-        self.line = Line(self.link, timeout=timeout, retry=retry)
+        self.line = open_line(self.link, timeout=timeout, retry=retry)
         self.purges = Purges(self.line, purged)
         self.local = local if local is not None else LocalCopy(0)
         self.entries = EntryStore(self.line, self.purges, self.local, damaged=damaged, max_backlog=max_backlog)

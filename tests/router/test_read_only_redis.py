@@ -14,8 +14,8 @@ from waiting import eventually, free_port
 from router.api.auth import hash_key
 from router.check import check_all
 from router.settings import parse
-from router.shared.connect import open_link
-from router.shared.link import LinkError
+from router.shared.redis import open_link
+from router.shared.refusals import LinkError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

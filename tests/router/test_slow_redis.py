@@ -13,9 +13,9 @@ from scripted_engine import ScriptedEngine
 from serving import MakeRouter, RouterServer, configuration
 from waiting import eventually
 
-from router.shared.connect import open_link
-from router.shared.line import Line, RedisDownError
-from router.shared.link import MORE
+from router.shared.deadline import MORE
+from router.shared.line import RedisDownError
+from router.shared.redis import open_line, open_link
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -63,7 +63,7 @@ async def test_a_redis_that_answers_a_byte_at_a_time_is_down_after_a_second(own_
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, rate=RATE) as proxy:
-        line = Line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
+        line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.ask(("SET", "k", "x" * 1000))
         proxy.piece, proxy.rate = 1, 50
@@ -80,7 +80,7 @@ async def test_a_redis_that_falls_silent_in_a_reply_is_down_after_the_timeout(ow
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, rate=RATE, piece=1000, silent_after=100_000) as proxy:
-        line = Line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
+        line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.ask(("SET", "k", "x" * 200_000))
         began = clock()

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from router.shared.link import LinkError
+from router.shared.refusals import LinkError
 from router.shared.server_link import ServerLink
 
 _TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import hiredis
 
-from router.shared.link import pack
+from router.shared.commands import pack
 from simulation.clock import CLOCK
 from simulation.loop import Loop, new_loop
 from simulation.redis_model import RedisModel

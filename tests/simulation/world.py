@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from router.core.scope import Scope
-from router.shared.connect import open_link
-from router.shared.link import LinkError
+from router.shared.redis import open_link
+from router.shared.refusals import LinkError
 from router.store.purge import purge
 from simulation import clock
 from simulation.clients import Request

@@ -12,7 +12,7 @@ from raw_http import CHAT_HEAD, VERSION, chunked, request
 
 from router.api.arriving import MAX_REQUESTS, Arriving, Queue
 from router.api.outbox import Outbox, Sender
-from router.errors import ApiError
+from router.api.protocol_error import ProtocolError
 
 H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
 SENT = b"".join([
@@ -69,7 +69,7 @@ async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
 async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
     requests = await arrive(*[VERSION, VERSION, VERSION.replace(b"version", b"versions"), VERSION])
     assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
-    with pytest.raises(ApiError):
+    with pytest.raises(ProtocolError):
         await arrive(VERSION, VERSION.replace(b"HTTP/1.1", b"HTTP/1.1x"))
 
 
@@ -96,7 +96,7 @@ async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_lik
 
 
 async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         await arrive(VERSION + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
     assert caught.value.status == 431
 
@@ -122,7 +122,7 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
 async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tuple[bytes, ...]) -> None:
     queue: Queue = deque()
     arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
-    with pytest.raises(ApiError):
+    with pytest.raises(ProtocolError):
         arriving.feed(request(None, *headers, method=b"GET", path=b"/") * 5000)
     assert len(queue) == MAX_REQUESTS
     arriving.close()
@@ -143,6 +143,6 @@ async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[in
 @given(cut=st.integers(0, 60))
 async def test_what_is_refused_is_refused_wherever_it_is_cut(cut: int) -> None:
     sent = CHAT_HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         await arrive(sent[:cut], sent[cut:])
     assert caught.value.status == 400

@@ -14,6 +14,7 @@ from waiting import PATIENCE
 
 from router.api.client import CLIENT
 from router.api.protocol import BoundedHttpProtocol, address_of
+from router.api.protocol_messages import render
 from router.shared.reply import Reply
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -54,7 +55,9 @@ async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
     pieces: list[bytes] = []
 
     def make() -> Served:
-        return Served(BoundedHttpProtocol(config, state, {}, loop), pieces, lost or asyncio.Event())
+        return Served(
+            BoundedHttpProtocol(config, state, {}, loop, render_error=render), pieces, lost or asyncio.Event()
+        )
 
     server = await loop.create_server(make, "127.0.0.1", 0)
     try:

@@ -23,7 +23,7 @@ from router.flow.asked import Reading
 from router.flow.explain import Explainer, Explanation, Question
 from router.settings import parse
 from router.shared.connect import open_client
-from router.shared.link import LinkError
+from router.shared.refusals import LinkError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]

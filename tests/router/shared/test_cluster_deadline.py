@@ -7,7 +7,8 @@ import pytest
 
 from router.core.redis_address import Host
 from router.shared.cluster_link import ClusterLink
-from router.shared.link import MORE, later
+from router.shared.commands import later
+from router.shared.deadline import MORE
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

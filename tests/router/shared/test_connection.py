@@ -10,9 +10,11 @@ import pytest_asyncio
 from redis.exceptions import ReadOnlyError
 from waiting import PATIENCE, eventually
 
+from router.shared.commands import pack
 from router.shared.connection import Connection
-from router.shared.link import Answer, LinkError, pack
+from router.shared.link import Answer
 from router.shared.login import Login
+from router.shared.refusals import LinkError
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

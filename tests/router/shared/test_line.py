@@ -13,8 +13,9 @@ from redis_process import RedisServer
 from waiting import eventually
 
 from router.api.running import Runner
-from router.shared.connect import open_link
 from router.shared.line import Line, RedisDownError, Replies
+from router.shared.redis import open_line as new_line
+from router.shared.redis import open_link
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -29,7 +30,7 @@ async def open_line() -> AsyncIterator[OpenLine]:
     async with AsyncExitStack() as stack:
 
         async def make(server: RedisServer, timeout: float = 0.5) -> Line:
-            line = Line(open_link(server.url, timeout=timeout), timeout=timeout, retry=0.02)
+            line = new_line(open_link(server.url, timeout=timeout), timeout=timeout, retry=0.02)
             stack.push_async_callback(line.aclose)
             await line.start()
             return line

@@ -13,9 +13,11 @@ from redis_deployments import Cluster, Deployment, SentinelGroup, StartDeploymen
 from redis_traffic import KEYS, Traffic
 from waiting import eventually
 
-from router.shared.connect import open_link
+from router.shared.commands import Command, Packed, form, later
 from router.shared.connection import Connection
-from router.shared.link import Command, Link, LinkError, Packed, form, later
+from router.shared.link import Link
+from router.shared.redis import open_link
+from router.shared.refusals import LinkError
 from router.shared.tasks import end
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

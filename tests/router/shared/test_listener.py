@@ -12,11 +12,12 @@ from redis_process import RedisServer
 from waiting import PATIENCE, eventually
 
 from router.core.names import PURGES, heard
-from router.shared.connect import open_client, open_link
+from router.shared.connect import open_client
 from router.shared.connection import Connection
 from router.shared.link import Link
 from router.shared.listener import Listener
 from router.shared.liveness import SILENCE
+from router.shared.redis import open_link
 from router.shared.server_link import ServerLink
 from router.shared.tasks import end
 

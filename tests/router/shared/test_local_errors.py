@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from router.core.retry import Failed, judge
-from router.shared.link import LinkError
 from router.shared.local_errors import local_cause
+from router.shared.refusals import LinkError
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])

@@ -1,6 +1,6 @@
 """Commands as they go over the wire."""
 
-from router.shared.link import form, later, pack
+from router.shared.commands import form, later, pack
 from router.shared.slots import slot_of
 
 

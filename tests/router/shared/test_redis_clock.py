@@ -13,9 +13,8 @@ from redis_deployments import Deployment
 from redis_process import RedisServer
 from waiting import eventually
 
-from router.shared.connect import open_link
-from router.shared.line import Line
 from router.shared.listener import Listener
+from router.shared.redis import open_line, open_link
 from router.shared.redis_clock import RedisClock
 from router.shared.tasks import end
 
@@ -157,7 +156,7 @@ def is_right(clock: RedisClock) -> bool:
 @on_the_loop
 async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -> None:
     clock = RedisClock(wall=lambda: time.time() - AN_HOUR)
-    line = Line(open_link(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
     assert not is_right(clock)
     await line.start()
     assert is_right(clock)
@@ -185,7 +184,7 @@ async def test_a_redis_that_does_not_let_it_ask_leaves_it_as_it_is(own_redis: Re
     await own_redis.start()
     await own_redis.command("ACL", "SETUSER", "default", "-time")
     clock = RedisClock()
-    line = Line(open_link(own_redis.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    line = open_line(open_link(own_redis.url, timeout=2), timeout=2, retry=0.02, clock=clock)
     await line.start()
     assert line.up
     assert is_right(clock)

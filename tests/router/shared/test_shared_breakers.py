@@ -13,9 +13,8 @@ from waiting import eventually
 from router.core.breaker import Limits, State
 from router.core.names import breaker_of, probe_of
 from router.shared.breakers import Breakers
-from router.shared.connect import open_link
-from router.shared.line import Line
 from router.shared.listener import Listener
+from router.shared.redis import open_line, open_link
 from router.shared.redis_clock import RedisClock
 from router.shared.tasks import end
 
@@ -41,7 +40,7 @@ class Process:
     def __init__(self, server: RedisServer, clock: Callable[[], float], *, up_for: float = 0.0) -> None:
         """`up_for`: what the machine's monotonic clock shows beyond `clock`, which is Redis' clock."""
         link = open_link(server.url, timeout=2)
-        self.line = Line(link, timeout=1, retry=0.02)
+        self.line = open_line(link, timeout=1, retry=0.02)
         self.redis_clock = RedisClock(wall=clock, monotonic=lambda: clock() + up_for)
         self.breakers = Breakers(self.line, LIMITS, known=lambda: ("a", "b"), lease=30, clock=self.redis_clock)
         self.hears = asyncio.Event()

@@ -14,9 +14,9 @@ from waiting import eventually
 
 from router.core.limits import Ledger, Quota, Step
 from router.core.names import limit_of
-from router.shared.connect import open_link
 from router.shared.limits import LEASE, Permit, TenantLimits, command, read
 from router.shared.line import Line
+from router.shared.redis import open_line, open_link
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["router_fixtures"]
@@ -28,7 +28,7 @@ KEY = limit_of("acme")
 async def lines(own_redis: RedisServer) -> AsyncIterator[list[Line]]:
     """The lines of two processes to one Redis."""
     await own_redis.start()
-    made = [Line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
+    made = [open_line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
     for line in made:
         await line.start()
     yield made

@@ -7,16 +7,15 @@ import pytest
 from redis_deployments import Deployment
 
 from router.core.limits import Quota
-from router.shared.connect import open_link
 from router.shared.limits import TenantLimits
-from router.shared.line import Line
+from router.shared.redis import open_line, open_link
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 pytest_plugins = ["redis_fixtures"]
 
 
 async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
-    line = Line(open_link(deployment.url, timeout=2), timeout=2, retry=0.05)
+    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.05)
     await line.start()
     try:
         tenant = secrets.token_hex(4)

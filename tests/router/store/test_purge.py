@@ -7,7 +7,7 @@ from stored import entry, key, store
 
 from router.core.names import PURGES, claim_of, flight_of, hits_of
 from router.core.scope import Scope, read_scope, text_name
-from router.shared.link import LinkError
+from router.shared.refusals import LinkError
 from router.store.purge import Purged, count, purge
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

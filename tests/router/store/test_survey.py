@@ -13,8 +13,8 @@ from router.core.names import claim_of, flight_of, hits_of
 from router.core.scope import Scope, text_name
 from router.core.stream_encoding import decode_stream
 from router.shared.connect import open_client
-from router.shared.link import LinkError
 from router.shared.popularity import Popularity
+from router.shared.refusals import LinkError
 from router.store import survey
 from router.store.listing import ShownStream, page, show
 from router.store.survey import stats, top

@@ -1,0 +1,17 @@
+"""The router's way to Redis: net/redis, with the keys by which it asks whether a server is there and takes writes."""
+
+from router.core.names import NOTHING_HERE, PURGES
+from router.shared.connect import open_link as connect_link
+from router.shared.line import Line
+from router.shared.link import Link
+from router.shared.redis_clock import RedisClock
+
+
+def open_link(url: str, *, timeout: float) -> Link:
+    """The link to the Redis at an address. `timeout` in seconds, for connecting. Raises AddressError."""
+    return connect_link(url, timeout=timeout, unused_key=NOTHING_HERE)
+
+
+def open_line(link: Link, *, timeout: float, retry: float, clock: RedisClock | None = None) -> Line:
+    """The pipeline over a link; see Line."""
+    return Line(link, timeout=timeout, retry=retry, probe_key=PURGES, clock=clock)
