@@ -51,7 +51,7 @@ check: $(VENV)/.developed
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest tests/router/core tests/test_layers.py
+	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed
 	$(VENV)/bin/pytest
@@ -71,7 +71,7 @@ test-vllm: $(VENV)/.developed models
 		$(VENV)/bin/pytest -m vllm tests
 
 simulate: $(VENV)/.developed
-	PYTHONPATH=.:tests $(VENV)/bin/python -m simulation $(if $(SEED),--seed $(SEED),\
+	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
 		--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) --jobs $(shell getconf _NPROCESSORS_ONLN))
 
 chaos: $(VENV)/.developed

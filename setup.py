@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any, Final
 
 MODULES: Final = {
-    "router/api": ["arriving", "auth", "cycle", "heading", "openai", "outbox", "protocol", "turns"],
-    "router/core": [
+    "router/api": ["auth", "inference", "response_headers"],
+    "router/core": ["json_values"],
+    "router/core/cache": ["key_derivation", "miss_reason", "redis_keys"],
+    "router/core/endpoints": [
         "answer_shapes",
         "chat_body",
-        "compaction",
+        "delta_merge",
         "delta_template",
-        "derive",
         "frames",
-        "json_values",
-        "names",
-        "reason",
         "recorders",
         "recording",
         "replay",
@@ -36,17 +34,20 @@ MODULES: Final = {
     "router/flow": [
         "admission",
         "body_budget",
+        "coalescer",
         "dispatch",
-        "flight",
-        "flights",
+        "engine_health",
         "gateway",
-        "leading",
-        "reading",
-        "standing",
+        "generation",
+        "inflight",
+        "request_resolver",
     ],
-    "router/shared": ["connection", "line", "liveness", "redis_clock", "reply"],
-    "router/store": ["fields", "local", "redis", "stored"],
-    "router/upstream": ["client", "connection", "failure", "http1", "pool", "response", "transport"],
+    "router/net": ["pending_replies"],
+    "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],
+    "router/net/redis": ["clock", "connection", "liveness", "pipeline"],
+    "router/net/server": ["connection", "cycle", "request_parser", "start_limiter", "write_batcher"],
+    "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
+    "router/upstream": ["client"],
 }
 """What is compiled of each package: what runs for every request or chunk, and makes no class of msgspec's."""
 

@@ -12,7 +12,7 @@ import timeit
 import tracemalloc
 from collections.abc import Callable
 
-from router.core.classify import Classifier
+from router.core.routing.classify import Classifier
 
 CALLS = 50
 LENGTHS = (100, 500, 2000, 100_000)

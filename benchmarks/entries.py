@@ -1,7 +1,7 @@
 """How many bytes a stored answer takes in Redis, and what hits cost where very many are stored.
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/entries.py                   # one entry of each kind
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/entries.py --many 100000     # so many chats of 500 tokens
+    PYTHONPATH=. .venv/bin/python benchmarks/entries.py                   # one entry of each kind
+    PYTHONPATH=. .venv/bin/python benchmarks/entries.py --many 100000     # so many chats of 500 tokens
 
 One of each kind: a stream as vLLM 0.32 sends it (benchmarks/streamed.py) is recorded event by event, with the default
 `max_entry`, and written by the router's own store to a redis-server. `stored` is the length of the key and of all
@@ -28,20 +28,20 @@ from typing import Any, Final
 
 import msgspec
 from load import load
-from redis_process import RedisServer
-from served import Served
 from stand import cpu_seconds, memory_kb, stand
-from stores import Store
 from streamed import Stream, asked, chat, prose, shapes
 
-from router.core.answers import NotKept
-from router.core.derive import derive, take_apart
-from router.core.key import Markers
-from router.core.reason import fingerprint
-from router.core.recorders import recorder_for
-from router.core.request import parse
+from router.core.cache.key import Markers
+from router.core.cache.key_derivation import derive, take_apart
+from router.core.cache.miss_reason import fingerprint
+from router.core.endpoints.recorded_response import NotKept
+from router.core.endpoints.recorders import recorder_for
+from router.core.endpoints.request import parse
 from router.core.types import DEFAULT_TENANT, Endpoint, Entry
 from router.settings import Cache
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served
+from tests.support.store_fixture import Store
 
 TOKENS: Final = 500
 GB: Final = 1 << 30

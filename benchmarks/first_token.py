@@ -1,6 +1,6 @@
 """How much later a stream's first token comes through the router than from the engine itself.
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/first_token.py [--streams 256 64] [--interval 20]
+    PYTHONPATH=. .venv/bin/python benchmarks/first_token.py [--streams 256 64] [--interval 20]
 
 So many streams are open at once, each of 66 events that come `--interval` milliseconds apart; they begin one after the
 other, evenly, whatever becomes of those before (an open loop), and nobody has asked the same before. The engine says

@@ -1,7 +1,7 @@
 """200 identical requests at once over two routers: how often is an engine asked, and what do they cost the routers?
 And what does a frozen Redis cost?
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/identical_requests.py
+    PYTHONPATH=. .venv/bin/python benchmarks/identical_requests.py
 
 Two `roundhouse serve` processes, one redis-server and one simulated engine whose first token takes 300 ms, all on this
 machine. Measured is what a client sees, from sending the request to the end of the answer; the clients share the
@@ -17,11 +17,12 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-from redis_process import RedisServer
-from served import Served
-from serving import LLAMA, chat_body, configuration
-from simulated import SimulatedEngine
 from stand import cpu_seconds
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served
+from tests.support.router_server import LLAMA, chat_body, configuration
+from tests.support.simulated_engine import SimulatedEngine
 
 REQUESTS = 200
 

@@ -1,6 +1,6 @@
 """What a request costs on each path: CPU time, and the instructions that the router's process executes for it.
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/paths.py [--instructions] [--only hit]
+    PYTHONPATH=. .venv/bin/python benchmarks/paths.py [--instructions] [--only hit]
 
 One router process with all features on, a Redis, an engine that costs next to nothing, and the load, all on this
 machine. CPU time is the router's, user and system, by the scheduler. Instructions (user mode only) are counted by
@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from bare_engine import EVENTS
 from load import Load, bodies, load
-from served import Served
 from stand import cpu_seconds, stand
+
+from tests.support.router_process import Served
 
 CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 

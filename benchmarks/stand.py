@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from bare_engine import EVENTS
-from redis_process import RedisServer
-from served import ROUNDHOUSE, Served
-from waiting import eventually, free_port
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import ROUNDHOUSE, Served
+from tests.support.waiting import eventually, free_port
 
 START = 180.0
 """Seconds for which a router may start: valgrind needs most of a minute for it."""

@@ -1,6 +1,6 @@
 """How long a router takes until it is ready, and what its process holds in memory then.
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/startup.py [--times 5]
+    PYTHONPATH=. .venv/bin/python benchmarks/startup.py [--times 5]
 
 From the start of `python -m router serve` until /readyz says 200, with a Redis and an engine that are there. The
 quickest of several starts is the one that other programs disturbed least.

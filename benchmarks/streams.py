@@ -1,6 +1,6 @@
 """Many streams at once: what each costs, what each holds in memory, and how long its first event takes.
 
-    PYTHONPATH=.:tests/engines .venv/bin/python benchmarks/streams.py [--streams 64 256 2000] [--seconds 13]
+    PYTHONPATH=. .venv/bin/python benchmarks/streams.py [--streams 64 256 2000] [--seconds 13]
 
 One router process, a Redis, an engine that costs next to nothing, and the clients, all on this machine. Every stream
 has 66 events, which come evenly over `--seconds`, so that with 2,000 streams some 10,000 events a second pass. CPU time

@@ -24,8 +24,8 @@ from typing import cast
 import httpx
 import uvloop
 
-from router.upstream.page import Page
-from router.upstream.transport import Transport
+from router.net.client.target import Page
+from router.net.client.transport import Transport
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 1740 + b'"}]}'
 ANSWER = b'{"choices": [{"message": {"content": "' + b"y" * 1150 + b'"}}]}'

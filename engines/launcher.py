@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from engines.command import vllm_argv, vllm_env
 from engines.plan import Plan
 from engines.spec import EngineSpec
+from engines.vllm_command import vllm_argv, vllm_env
 
 Program = Literal["vllm", "simulator"]
 

@@ -10,9 +10,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     `target` and `draft` are folders or names on the Hugging Face hub; without a draft there is no speculative decoding.
     `num_speculative_tokens` is how many tokens the draft is ahead in each step. `heterogeneous_vocab` says whether the
-    two have different vocabularies; None leaves that to `engines.command.vocabularies_differ`. `gpus` are indices as in
-    CUDA_VISIBLE_DEVICES, of which the engine takes all. `args` are further options of vLLM's server and win over those
-    written here, as `env` wins over the environment made here.
+    two have different vocabularies; None leaves that to `engines.vllm_command.vocabularies_differ`. `gpus` are indices
+    as in CUDA_VISIBLE_DEVICES, of which the engine takes all. `args` are further options of vLLM's server and win over
+    those written here, as `env` wins over the environment made here.
     """
 
     target: str

@@ -10,56 +10,56 @@ from starlette.exceptions import HTTPException
 
 from router.api.admin import Admin
 from router.api.auth import AdminDoor, Authenticator
-from router.api.engine_pages import EnginePages
-from router.api.openai import Generate
+from router.api.engine_admin import EnginePages
+from router.api.inference import Generate
 from router.api.ops import Ops, api_error, defect, http_error
 from router.application import Application, Lasting, Site
-from router.core.breaker import Limits, State
-from router.core.cache_salt import affinity_name, salts_of
-from router.core.classify import Classifier
-from router.core.key import Markers
-from router.core.limits import Quota
-from router.core.names import heard
-from router.core.patience import Patience
-from router.core.reason import Hints
-from router.core.speculation import Experience
+from router.core.cache.key import Markers
+from router.core.cache.miss_reason import Hints
+from router.core.cache.redis_keys import heard
+from router.core.endpoints.cache_salt import affinity_name, salts_of
+from router.core.quota.rate_limit import Quota
+from router.core.resilience.breaker import Limits, State
+from router.core.resilience.timeouts import Patience
+from router.core.routing.classify import Classifier
+from router.core.routing.draft_stats import Experience
 from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
+from router.flow.background import Sharing
 from router.flow.brownout import Brownout, Watch
-from router.flow.choosing import Chooser
+from router.flow.coalescer import Flights
 from router.flow.dispatch import Dispatcher
+from router.flow.engine_health import Standing
+from router.flow.engine_selection import Chooser
 from router.flow.exchange import Work
 from router.flow.explain import Explainer
-from router.flow.flights import Flights
-from router.flow.found import CacheSettings, TenantCache
 from router.flow.gateway import Gateway
-from router.flow.hearing import Hearing, on_purge
-from router.flow.reading import RequestReader
-from router.flow.sharing import Sharing
-from router.flow.standing import Standing
+from router.flow.invalidation import Hearing, on_purge
+from router.flow.lookup import CacheSettings, TenantCache
+from router.flow.request_resolver import RequestReader
+from router.net.client.transport import Transport
+from router.net.redis.backend import Link
+from router.net.redis.clock import RedisClock
+from router.net.redis.connect import CONNECT, open_client
+from router.net.redis.listener import Listener
+from router.net.redis.liveness import Liveness
+from router.net.redis.pipeline import Line
 from router.settings import Settings, Tenant, groups, tenants
 from router.shared.breakers import LEAST_LEASE, Breakers
-from router.shared.connect import CONNECT, open_client
-from router.shared.flights import SharedFlights
-from router.shared.limits import TenantLimits
-from router.shared.line import Line
-from router.shared.link import Link
-from router.shared.listener import Listener
-from router.shared.liveness import Liveness
-from router.shared.popularity import Popularity
+from router.shared.drains import Drains
+from router.shared.hit_counter import Popularity
+from router.shared.inflight_leases import SharedFlights
 from router.shared.purges import Purges
+from router.shared.rate_limits import TenantLimits
 from router.shared.redis import open_line, open_link
-from router.shared.redis_clock import RedisClock
-from router.shared.registry import Drains
-from router.store.finding import Client
-from router.store.local import LocalCopy
-from router.store.redis import EntryStore
+from router.store.admin.scan import Client
+from router.store.entry_store import EntryStore
+from router.store.local_cache import LocalCopy
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
 from router.upstream.probe import Probe
-from router.upstream.transport import Transport
 
 PATIENCE: Final = 5.0
 """Seconds that Redis has for each answer to an administrator."""

@@ -13,22 +13,22 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 
-from router.api.client import Receive
-from router.api.openai import Generate, Scope, Send, request_id, send_error
-from router.core.speculation import Experience
+from router.api.inference import Generate, Scope, Send, request_id, send_error
+from router.core.routing.draft_stats import Experience
 from router.errors import ApiError
+from router.flow.background import Sharing
 from router.flow.body_budget import BodyBudget
-from router.flow.flights import Flights
-from router.flow.sharing import Sharing
+from router.flow.coalescer import Flights
+from router.net.client.transport import Transport
+from router.net.server.client_connection import Receive
+from router.net.tasks import end
 from router.settings import Settings
 from router.shared.breakers import Breakers
-from router.shared.registry import Drains
-from router.shared.tasks import end
-from router.store.finding import Client
+from router.shared.drains import Drains
+from router.store.admin.scan import Client
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog
 from router.upstream.probe import Probe
-from router.upstream.transport import Transport
 
 ALLOW_POST: Final = [(b"allow", b"POST")]
 
@@ -172,7 +172,7 @@ class Application:
         try:
             endpoint = site.generate.get(scope["path"])
             if endpoint is None:
-                await asyncio.sleep(0)  # what pages are made of may ask for its task; see router.api.running
+                await asyncio.sleep(0)  # what pages are made of may ask for its task; see router.net.server.eager
                 await site.pages(scope, receive, _with_request_id(scope, send))
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)

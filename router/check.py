@@ -7,9 +7,9 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from router.net.redis.errors import LinkError
 from router.settings import Engine, Settings
 from router.shared.redis import open_link
-from router.shared.refusals import LinkError
 
 PATIENCE: Final = 5.0
 """Seconds for each answer."""

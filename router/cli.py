@@ -17,7 +17,7 @@ from router.commands.cache import app as cache
 from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
-from router.core import sse
+from router.core.endpoints import sse
 from router.settings import DEFAULT_PATH, Settings
 from router.units import Seconds
 
@@ -148,7 +148,7 @@ def classify(
     as_json: Json = False,
 ) -> None:
     """Say whether prompts ask for code or for chat, and which words decided it."""
-    from router.core.classify import Classifier
+    from router.core.routing.classify import Classifier
 
     classifier = Classifier.load()
     for prompt in prompts if prompts else _prompts_from_stdin():

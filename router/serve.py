@@ -10,7 +10,7 @@ from router.access_log import set_up_logging
 from router.app import build
 from router.server import make_server
 from router.settings import Settings
-from router.workers import Workers
+from router.supervisor import Workers
 
 MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which prometheus_client wants the folder that workers share."""

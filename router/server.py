@@ -25,14 +25,14 @@ import uvicorn
 from msgspec.structs import asdict, replace
 
 from router.access_log import set_up_logging
-from router.api.bounds import Bounds
-from router.api.connection_limit import ConnectionLimit
-from router.api.outbox import Outbox
-from router.api.protocol import BoundedHttpProtocol
 from router.api.protocol_messages import render
-from router.api.turns import Turns
 from router.app import build
 from router.application import Application
+from router.net.server.connection import BoundedHttpProtocol
+from router.net.server.connection_limit import ConnectionLimit
+from router.net.server.start_limiter import Turns
+from router.net.server.timeouts import Bounds
+from router.net.server.write_batcher import Outbox
 from router.process_limits import limit_digits, max_connections, raise_descriptor_limit
 from router.settings import ConfigurationError, Settings, load
 

@@ -18,11 +18,11 @@ from msgspec import Meta
 from msgspec.structs import asdict
 
 from router.addresses import is_http
-from router.core import redis_address
-from router.core.key import Markers
-from router.core.names import RESERVED
-from router.core.policy import Remote, Store
+from router.core.cache.key import Markers
+from router.core.cache.policy import Remote, Store
+from router.core.cache.redis_keys import RESERVED
 from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
+from router.net.redis import url as redis_address
 from router.units import Bytes, Seconds, from_text
 
 DEFAULT_PATH: Final = "roundhouse.toml"

@@ -15,10 +15,10 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.access_log import AccessLog
-from router.core.breaker import State
+from router.core.resilience.breaker import State
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, Work
-from router.tallies import Batched, Generated, Sum, Tally
+from router.metric_series import Batched, Generated, Sum, Tally
 from router.upstream.catalog import Engine
 
 _DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 SETUP: Final[dict[str, Any]] = runpy.run_path(str(ROOT / "setup.py"))
 PATHS: Final[list[str]] = SETUP["paths"]()
 WANTED: Final = "ROUNDHOUSE_TESTS_COMPILED" in os.environ  # as make test-compiled says

@@ -6,19 +6,18 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
-from compose_file import Compose, Service, host_of, load_compose, options
 
-from engines.command import vllm_argv
 from engines.spec import EngineSpec
+from engines.vllm_command import vllm_argv
 from router.settings import Engine, Settings, load
+from tests.support.compose_file import Compose, Service, host_of, load_compose, options
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 COMPOSE = ROOT / "docker-compose.yml"
 INSIDE = ROOT / "deploy" / "roundhouse.compose.toml"
 ENGINES = ("llama-chat", "llama-code", "mistral")

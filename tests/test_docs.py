@@ -6,17 +6,17 @@ from typing import get_args
 
 import msgspec
 import pytest
-from redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
-from router.core.answers import NotKept
-from router.core.derive import NOT_PART_OF_THE_ANSWER
-from router.core.fingerprint import MissReason
+from router.core.cache.fingerprint import MissReason
+from router.core.cache.key_derivation import NOT_PART_OF_THE_ANSWER
+from router.core.endpoints.recorded_response import NotKept
 from router.core.types import Bypass, CacheStatus
 from router.settings import Settings, Strict, parse
-from router.store.redis import WriteResult
+from router.store.entry_store import WriteResult
 from router.telemetry import Telemetry
+from tests.support.paths import ROOT
+from tests.support.redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -9,7 +9,8 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[1]
+from tests.support.paths import ROOT
+
 ROUTER: Final = sorted((ROOT / "router").rglob("*.py"))
 ENGINES: Final = sorted((ROOT / "engines").rglob("*.py"))
 CORE: Final = sorted((ROOT / "router" / "core").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Rebuilds router/core/classify_weights.json, and says how good it is.
+"""Rebuilds router/core/routing/classify_weights.json, and says how good it is.
 
     python tools/train_classifier.py --data PROMPTS.jsonl [...]
 
@@ -25,13 +25,13 @@ from pathlib import Path
 
 import msgspec
 
-from router.core.classify import Classifier, Table, Weights, feature, features, is_short, name_of
+from router.core.routing.classify import Classifier, Table, Weights, feature, features, is_short, name_of
 from router.core.types import Task
 
 HERE = Path(__file__).resolve().parent
-OUT = HERE.parent / "router" / "core" / "classify_weights.json"
+OUT = HERE.parent / "router" / "core" / "routing" / "classify_weights.json"
 TESTS = [
-    HERE.parent / "tests" / "router" / "core" / name for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
+    HERE.parent / "tests" / "unit" / "router" / "core" / "routing" / name for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
 ]
 
 # Settled on by cross-validation over the examples; anything near them does as well.

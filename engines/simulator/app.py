@@ -19,11 +19,11 @@ from engines.simulator.engine import Engine
 from engines.simulator.faults import Fault, FaultBook
 from engines.simulator.fields import parse
 from engines.simulator.generation import GenerationEndpoint
-from engines.simulator.generations import GenerationLog
-from engines.simulator.ledger import Ledger
+from engines.simulator.generation_log import GenerationLog
 from engines.simulator.metrics import EngineCollector, page
 from engines.simulator.prompts import chat_prompt
 from engines.simulator.rejections import Rejection
+from engines.simulator.request_log import Ledger
 from engines.simulator.settings import VLLM_VERSION, Settings
 from engines.simulator.tokens import encode
 

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engines.simulator.faults import FaultBook
-from engines.simulator.ledger import Counts, Ledger
+from engines.simulator.request_log import Counts, Ledger
 
 _LONGEST_WAIT = 10.0
 _COUNTS = {field.name for field in fields(Counts)}

@@ -16,10 +16,10 @@ from engines.simulator.endpoint import Endpoint, before_headers, strike
 from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import FaultBook, Script
 from engines.simulator.frames import usage
-from engines.simulator.generations import GenerationLog, as_numbers
-from engines.simulator.ledger import Ledger
+from engines.simulator.generation_log import GenerationLog, as_numbers
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.rejections import Rejection, engine_failed, prompt_too_long, refused
+from engines.simulator.request_log import Ledger
 from engines.simulator.settings import Settings
 from engines.simulator.wire import DroppedError, Wire
 

@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import STANDING, FaultBook, Script, markers, script
 from engines.simulator.fields import Body, parse
-from engines.simulator.generations import GenerationLog
-from engines.simulator.ledger import Ledger
+from engines.simulator.generation_log import GenerationLog
 from engines.simulator.rejections import ENGINE_DEAD, Rejection, wrong_media_type
+from engines.simulator.request_log import Ledger
 from engines.simulator.wire import DroppedError, Wire, gone, read_body
 
 _KINDS = {

@@ -8,6 +8,7 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from engines.simulator.answers import Answer, Kind, Token, looks_like_code, tokens
+from engines.simulator.counters import Done, Tally, Times
 from engines.simulator.faults import Script
 from engines.simulator.kvcache import BlockPool
 from engines.simulator.requests import GenerationRequest
@@ -15,8 +16,7 @@ from engines.simulator.scheduler import Scheduler, Sequence
 from engines.simulator.schemas import document
 from engines.simulator.settings import Settings
 from engines.simulator.speculation import Speculation
-from engines.simulator.stopping import StopStrings
-from engines.simulator.tally import Done, Tally, Times
+from engines.simulator.stop_strings import StopStrings
 from engines.simulator.tokens import EOS, token_id
 
 

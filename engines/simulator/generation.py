@@ -10,9 +10,9 @@ from engines.simulator.engine import Delta, Engine, EngineFailedError
 from engines.simulator.faults import FaultBook, Script
 from engines.simulator.fields import Body
 from engines.simulator.frames import Envelope
-from engines.simulator.generations import GenerationLog
-from engines.simulator.ledger import Ledger
+from engines.simulator.generation_log import GenerationLog
 from engines.simulator.rejections import Rejection, engine_failed
+from engines.simulator.request_log import Ledger
 from engines.simulator.requests import GenerationRequest
 from engines.simulator.wire import DroppedError, Wire
 

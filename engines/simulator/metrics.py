@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engines.simulator.counters import Tally
 from engines.simulator.faults import Fault
 from engines.simulator.scheduler import Scheduler
 from engines.simulator.settings import BLOCK_SIZE, Settings
 from engines.simulator.speculation import Speculation
-from engines.simulator.tally import Tally
 
 _HISTOGRAMS = {
     "request_prompt_tokens": "Number of prefill tokens processed.",

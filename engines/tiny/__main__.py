@@ -11,7 +11,7 @@ from typing import Any
 
 from engines.tiny.folder import ForeignFolderError, finished, only_maker, replacing
 from engines.tiny.libraries import MissingLibraryError, load_libraries
-from engines.tiny.making import make_models
+from engines.tiny.pipeline import make_models
 from engines.tiny.plan import VERSION
 from engines.tiny.progress import progress
 

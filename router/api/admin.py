@@ -12,16 +12,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api.auth import AdminDoor
-from router.api.engine_pages import EnginePages
-from router.api.openai import ClientLeftError, read_body
-from router.core.scope import MAX_PAGE, Scope, read_scope, scope_of, text_name
+from router.api.engine_admin import EnginePages
+from router.api.inference import ClientLeftError, read_body
+from router.core.cache.entry_filter import MAX_PAGE, Scope, read_scope, scope_of, text_name
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, Question
-from router.shared.refusals import LinkError
-from router.store.finding import Client
-from router.store.listing import page, show
-from router.store.purge import Purged, purge
-from router.store.survey import stats
+from router.net.redis.errors import LinkError
+from router.store.admin.listing import page, show
+from router.store.admin.purge import Purged, purge
+from router.store.admin.scan import Client
+from router.store.admin.stats import stats
 
 log = logging.getLogger("roundhouse.admin")
 

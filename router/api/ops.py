@@ -12,10 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.api.auth import Authenticator
-from router.core.breaker import State
+from router.core.resilience.breaker import State
 from router.errors import ApiError, internal_error, unknown_model
+from router.net.redis.pipeline import Line
 from router.shared.breakers import Breakers
-from router.shared.line import Line
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model
 from router.upstream.probe import Probe

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from router.api.protocol_error import ProtocolError
 from router.errors import INTERNAL, INVALID_REQUEST, UNAVAILABLE, ApiError
+from router.net.server.errors import ProtocolError
 
 _MESSAGES: Final[Mapping[str, tuple[str, str]]] = {
     "invalid_http": (INVALID_REQUEST, "The request is not valid HTTP."),

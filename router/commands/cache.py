@@ -27,16 +27,16 @@ from router.commands.console import (
 from router.commands.options import Document, Model, Rag, System, Tenant
 from router.commands.redis import narrowed, with_redis
 from router.commands.transfer import export_, import_from
-from router.core.scope import MAX_PAGE
+from router.core.cache.entry_filter import MAX_PAGE
 from router.core.types import DEFAULT_TENANT, Endpoint
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
     from router.flow.explain import Explanation, Question
-    from router.store.finding import Client
-    from router.store.listing import Listed, Shown, ShownStream
-    from router.store.purge_record import Replicas
-    from router.store.survey import Stats
+    from router.store.admin.listing import Listed, Shown, ShownStream
+    from router.store.admin.purge_record import Replicas
+    from router.store.admin.scan import Client
+    from router.store.admin.stats import Stats
 
 Key = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
 
@@ -48,8 +48,8 @@ app.command(name="import")(import_from)
 @app.command(name="stats")
 def stats_command(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
     """Say how much there is of what."""
-    from router.store.finding import redis_clock
-    from router.store.survey import stats
+    from router.store.admin.scan import redis_clock
+    from router.store.admin.stats import stats
 
     with progress("entries counted") as counted:
 
@@ -98,7 +98,7 @@ def ls(
     as_json: JsonLines = False,
 ) -> None:
     """List entries in the order of their keys."""
-    from router.store.listing import page
+    from router.store.admin.listing import page
 
     scope = narrowed(tenant=tenant, model=model, system=system, rag=rag, document=document)
     found = with_redis(settings_of(config), config, lambda client: page(client, scope, limit, cursor))
@@ -128,7 +128,7 @@ def show_command(
     as_json: Json = False,
 ) -> None:
     """Show the text of one entry and what it holds beside it, or what else stands at its key."""
-    from router.store.listing import show
+    from router.store.admin.listing import show
 
     scope = narrowed(key=key)
     shown = with_redis(settings_of(config), config, lambda client: show(client, scope.key or ""))
@@ -175,7 +175,7 @@ def top_command(
     as_json: JsonLines = False,
 ) -> None:
     """List the entries that were hit the most."""
-    from router.store.survey import top
+    from router.store.admin.stats import top
 
     of = narrowed(tenant=tenant).tenant
     hits = with_redis(settings_of(config), config, lambda client: top(client, limit, of))
@@ -202,7 +202,7 @@ def purge_command(
     as_json: Json = False,
 ) -> None:
     """Forget answers, in every router, and those that are being given now. What is named must hold, all of it."""
-    from router.store.purge import count, purge
+    from router.store.admin.purge import count, purge
 
     scope = narrowed(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
     if scope.all != everything:

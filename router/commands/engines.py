@@ -28,7 +28,7 @@ from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
-    from router.shared.commands import Command
+    from router.net.redis.commands import Command
     from router.upstream.catalog import Catalog, Engine
 
 LOOK: Final = 0.5
@@ -58,8 +58,8 @@ class Row(msgspec.Struct, frozen=True):
 @app.command(name="list")
 def list_command(config: Config = Path(DEFAULT_PATH), as_json: JsonLines = False) -> None:
     """List the engines: which are up, which are drained, and what they work on."""
-    from router.shared.registry import read_command, read_states
-    from router.store.finding import ask
+    from router.shared.drains import read_command, read_states
+    from router.store.admin.scan import ask
 
     settings = settings_of(config)
     (found,) = with_redis(settings, config, lambda client: ask(client, [read_command()]))
@@ -82,7 +82,7 @@ def drain(
     as_json: Json = False,
 ) -> None:
     """Give an engine no new work, in any router; what it works on goes on to its end."""
-    from router.shared.registry import drain_command
+    from router.shared.drains import drain_command
 
     settings = _change(name, config, drain_command(name))
     idle = _wait(settings, name, timeout) if wait else None
@@ -97,7 +97,7 @@ def drain(
 @app.command()
 def resume(name: Name, config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
     """Give an engine work again, in every router."""
-    from router.shared.registry import resume_command
+    from router.shared.drains import resume_command
 
     _change(name, config, resume_command(name))
     if as_json:
@@ -107,7 +107,7 @@ def resume(name: Name, config: Config = Path(DEFAULT_PATH), as_json: Json = Fals
 
 
 def _change(name: str, config: Path, command: "Command") -> Settings:
-    from router.store.finding import ask
+    from router.store.admin.scan import ask
 
     settings = settings_of(config)
     names = list(_catalog(settings).engines)
@@ -160,10 +160,10 @@ def _work(engine: "Engine") -> float | None:
 
 async def _looked_at(settings: Settings, wanted: Callable[[str], bool]) -> "list[Engine]":
     """Engines that have just been asked how they are."""
+    from router.net.client.transport import Transport
     from router.upstream.catalog import Catalog
     from router.upstream.client import EngineClient
     from router.upstream.probe import Probe
-    from router.upstream.transport import Transport
 
     engines = [engine for engine in _catalog(settings).engines.values() if wanted(engine.name)]
     client = EngineClient(Transport(), connect_timeout=settings.timeouts.connect)

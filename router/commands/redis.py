@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from router.commands.console import WRONG_USE, fail
-from router.core.names import PURGES
-from router.core.scope import Scope, scope_of
+from router.core.cache.entry_filter import Scope, scope_of
+from router.core.cache.redis_keys import PURGES
 from router.errors import ApiError
 from router.settings import EMBEDDED, Settings
 
 if TYPE_CHECKING:
-    from router.store.finding import Client
+    from router.store.admin.scan import Client
 
 PATIENCE: Final = 10.0
 """Seconds that Redis has for each answer."""
@@ -22,7 +22,7 @@ Told = TypeVar("Told")
 
 def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Awaitable[Told]]") -> Told:
     """Does some work with a client; where that fails, the command ends with one line."""
-    from router.shared.refusals import LinkError  # what commands without Redis need not load
+    from router.net.redis.errors import LinkError  # what commands without Redis need not load
 
     try:
         return asyncio.run(_connected(settings, work))
@@ -34,8 +34,8 @@ def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Await
 
 
 async def _connected(settings: Settings, work: "Callable[[Client], Awaitable[Told]]") -> Told:
-    from router.shared.connect import open_client
-    from router.store.finding import ask
+    from router.net.redis.connect import open_client
+    from router.store.admin.scan import ask
 
     client = open_client(settings.redis_url, timeout=PATIENCE)
     try:

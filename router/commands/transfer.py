@@ -15,8 +15,8 @@ from router.commands.redis import narrowed, with_redis
 from router.settings import DEFAULT_PATH
 
 if TYPE_CHECKING:  # what only these commands need would slow all others down
-    from router.store.finding import Client
-    from router.store.transfer import Exported, Imported
+    from router.store.admin.export_import import Exported, Imported
+    from router.store.admin.scan import Client
 
 STANDARD: Final = Path("-")
 """Standard input or output."""
@@ -33,7 +33,7 @@ def export_(
     as_json: Json = False,
 ) -> None:
     """Write entries to a file, a line of JSON each. They hold answers: keep the file as you keep those."""
-    from router.store.transfer import export
+    from router.store.admin.export_import import export
 
     scope = narrowed(tenant=tenant, model=model, system=system, rag=rag, document=document)
     settings = settings_of(config)
@@ -76,7 +76,7 @@ def import_from(
     as_json: Json = False,
 ) -> None:
     """Store the entries of a file that was exported. What is as new, or newer, stays as it is."""
-    from router.store.transfer import LineError, import_, lines_of
+    from router.store.admin.export_import import LineError, import_, lines_of
 
     settings = settings_of(config)
 

@@ -2,7 +2,7 @@
 
 An engine that is asked for more than it can do at once makes all of it slow, so that nothing is finished in time. So
 each takes no more than its bound from this process; what comes beyond that waits here, where it can still go to any
-engine of the model, and where whose turn it is can be decided (router.core.fairness).
+engine of the model, and where whose turn it is can be decided (router.core.quota.fair_queue).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from router.core.fairness import FairQueue, seconds_until_room
+from router.core.quota.fair_queue import FairQueue, seconds_until_room
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
 from router.upstream.catalog import Catalog, Engine
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from router.core.breaker import State
-from router.core.brownout import Level, level
+from router.core.resilience.breaker import State
+from router.core.resilience.brownout import Level, level
 from router.core.types import Endpoint
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Catalog

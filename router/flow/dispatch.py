@@ -14,9 +14,8 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from router.core.answer_shapes import AnswerShapes
-from router.core.answers import NotKept, Recording
-from router.core.engine_errors import (
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.engine_errors import (
     MAX_ERROR,
     answer_too_large,
     is_lacking,
@@ -24,19 +23,20 @@ from router.core.engine_errors import (
     read_refusal,
     read_refusal_in_stream,
 )
-from router.core.patience import Patience
-from router.core.recorders import record_body, recorder_for
-from router.core.recording import MAX_FRAME, TOO_LONG, Recorder
-from router.core.request import Request, for_engine
-from router.core.retry import read_retry_after
+from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recording import MAX_FRAME, TOO_LONG, Recorder
+from router.core.endpoints.request import Request, for_engine
+from router.core.resilience.retry import read_retry_after
+from router.core.resilience.timeouts import Patience
 from router.errors import UPSTREAM, ApiError, unavailable
 from router.flow.admission import Admission, NoRoomError, Place
+from router.flow.engine_health import Standing
 from router.flow.exchange import Work
-from router.flow.standing import Standing
+from router.net.client.errors import EngineError, broken_off
+from router.net.client.response import EngineResponse
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient
-from router.upstream.failure import EngineError, broken_off
-from router.upstream.response import EngineResponse
 
 log = logging.getLogger("roundhouse.dispatch")
 
@@ -142,7 +142,7 @@ class Dispatcher:
         self, client: EngineClient, admission: Admission, patience: Patience, standing: Standing, *, max_entry: int,
         salts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`salts`: by tenant, the salt of its prompts in the engines' prefix caches; see router.core.cache_salt."""
+        """`salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt."""
         self._client = client
         self._admission = admission
         self._patience = patience

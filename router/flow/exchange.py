@@ -5,11 +5,11 @@ from typing import Literal
 
 import msgspec
 
-from router.core.answers import NotKept
-from router.core.fingerprint import MissReason
+from router.core.cache.fingerprint import MissReason
+from router.core.endpoints.recorded_response import NotKept
 from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
 from router.flow.body_budget import HeldBody
-from router.shared.limits import Permit
+from router.shared.rate_limits import Permit
 
 Outcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""

@@ -5,22 +5,22 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from router.core.control import NO_WISHES
-from router.core.derive import NOTHING
-from router.core.fingerprint import MissReason
-from router.core.policy import Remote, decide, uncacheable
-from router.core.policy import Store as StorePolicy
-from router.core.reason import fingerprint
-from router.core.replay import replay
+from router.core.cache.cache_control import NO_WISHES
+from router.core.cache.fingerprint import MissReason
+from router.core.cache.key_derivation import NOTHING
+from router.core.cache.miss_reason import fingerprint
+from router.core.cache.policy import Remote, decide, uncacheable
+from router.core.cache.policy import Store as StorePolicy
+from router.core.endpoints.replay import replay
 from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
 from router.errors import bad_request
-from router.flow.asked import Reading
-from router.flow.reading import RequestReader
-from router.store.fields import to_entry
-from router.store.finding import Client, ask, redis_clock
-from router.store.listing import Listed, listed
-from router.store.nearest import Nearest, nearest
-from router.store.purge_record import is_purged
+from router.flow.parsed_request import Reading
+from router.flow.request_resolver import RequestReader
+from router.store.admin.listing import Listed, listed
+from router.store.admin.nearest import Nearest, nearest
+from router.store.admin.purge_record import is_purged
+from router.store.admin.scan import Client, ask, redis_clock
+from router.store.codec import to_entry
 
 COMPARED: Final = 20_000
 """Entries of the tenant among which the nearest is looked for."""

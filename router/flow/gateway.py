@@ -6,27 +6,27 @@ from functools import partial
 from math import floor
 from typing import Final, Protocol
 
-from router.core.answers import Recording
-from router.core.control import Control
-from router.core.fingerprint import Fingerprint
-from router.core.policy import Use, decide, usable
-from router.core.reason import Hints, Marks, fingerprint, marks_of
+from router.core.cache.cache_control import Control
+from router.core.cache.fingerprint import Fingerprint
+from router.core.cache.miss_reason import Hints, Marks, fingerprint, marks_of
+from router.core.cache.policy import Use, decide, usable
+from router.core.endpoints.recorded_response import Recording
 from router.core.types import Bypass, CacheStatus, Entry
 from router.errors import ApiError, not_cached
-from router.flow.asked import Reading
 from router.flow.brownout import Brownout
-from router.flow.choosing import Chooser
+from router.flow.coalescer import Flights
+from router.flow.engine_selection import Chooser
 from router.flow.exchange import Exchange, Work, new_request_id
-from router.flow.flight import Again, Reader
-from router.flow.flights import Flights
-from router.flow.found import CacheSettings, Found, Whole
-from router.flow.leading import Keep
-from router.flow.reading import RequestReader
-from router.shared.line import RedisDownError
+from router.flow.generation import Keep
+from router.flow.inflight import Again, Reader
+from router.flow.lookup import CacheSettings, Found, Whole
+from router.flow.parsed_request import Reading
+from router.flow.request_resolver import RequestReader
+from router.net.redis.pipeline import RedisDownError
 from router.shared.purges import Purges
-from router.store.local import LocalCopy
-from router.store.redis import EntryStore, WriteResult
-from router.store.stored import Stored
+from router.store.cached_entry import Stored
+from router.store.entry_store import EntryStore, WriteResult
+from router.store.local_cache import LocalCopy
 
 _ATTEMPTS: Final = 3  # how often a request may begin anew because a flight came to nothing; the last time on its own
 _ENGINES_FAULT: Final = (502, 503, 504)

@@ -1,9 +1,9 @@
 """The breakers of all engines, as router processes share them through Redis.
 
 Theory of operation. Each process counts for itself, and is asked without waiting. When a breaker opens or closes, its
-process writes that to a key; the others are told by Redis that the key has changed (router.shared.listener), and read
-it. What was read last counts. A key that is not there says nothing, so it may lapse and be lost: whoever has heard of
-it holds on to it, and it ends by the clock. While Redis is away, each process has its own breakers.
+process writes that to a key; the others are told by Redis that the key has changed (router.net.redis.listener), and
+read it. What was read last counts. A key that is not there says nothing, so it may lapse and be lost: whoever has heard
+of it holds on to it, and it ends by the clock. While Redis is away, each process has its own breakers.
 
 A process counts by its monotonic clock, which nobody can set; what it writes to Redis is in Redis' time.
 
@@ -18,11 +18,11 @@ from typing import Final
 
 import msgspec
 
-from router.core.breaker import Breaker, Limits, State
-from router.core.names import breaker_of, engine_of, probe_of
-from router.shared.commands import later
-from router.shared.line import Line, RedisDownError, Replies
-from router.shared.redis_clock import RedisClock
+from router.core.cache.redis_keys import breaker_of, engine_of, probe_of
+from router.core.resilience.breaker import Breaker, Limits, State
+from router.net.redis.clock import RedisClock
+from router.net.redis.commands import later
+from router.net.redis.pipeline import Line, RedisDownError, Replies
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.breakers")

@@ -22,14 +22,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.names import PURGES
-from router.core.purge_index import BEGINNING as BEGINNING
-from router.core.purge_index import Mark as Mark
-from router.core.purge_index import PurgeIndex
-from router.core.scope import Scope
-from router.shared.commands import Command, Packed, pack
-from router.shared.line import Line, RedisDownError
-from router.shared.refusals import LinkError
+from router.core.cache.entry_filter import Scope
+from router.core.cache.purge_index import BEGINNING as BEGINNING
+from router.core.cache.purge_index import Mark as Mark
+from router.core.cache.purge_index import PurgeIndex
+from router.core.cache.redis_keys import PURGES
+from router.net.redis.commands import Command, Packed, pack
+from router.net.redis.errors import LinkError
+from router.net.redis.pipeline import Line, RedisDownError
 
 log = logging.getLogger("roundhouse.purges")
 

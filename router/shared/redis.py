@@ -1,10 +1,10 @@
 """The router's way to Redis: net/redis, with the keys by which it asks whether a server is there and takes writes."""
 
-from router.core.names import NOTHING_HERE, PURGES
-from router.shared.connect import open_link as connect_link
-from router.shared.line import Line
-from router.shared.link import Link
-from router.shared.redis_clock import RedisClock
+from router.core.cache.redis_keys import NOTHING_HERE, PURGES
+from router.net.redis.backend import Link
+from router.net.redis.clock import RedisClock
+from router.net.redis.connect import open_link as connect_link
+from router.net.redis.pipeline import Line
 
 
 def open_link(url: str, *, timeout: float) -> Link:

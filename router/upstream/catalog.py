@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing import EngineView
-from router.core.speculation import Counts
+from router.core.routing.draft_stats import Counts
+from router.core.routing.ranking import EngineView
 from router.core.types import AUTO, EngineTask, Task
 from router.errors import unknown_model
-from router.upstream.page import Page
+from router.net.client.target import Page
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -60,7 +60,7 @@ class Engine:
     - `others`: how many requests it had beside this router's when it was last asked; None is unknown.
     - `speculates`: whether it has a draft; None is unknown.
     - `drafts`: what was learned of it, by task.
-    - `drained`: it gets no new work; see router.shared.registry.
+    - `drained`: it gets no new work; see router.shared.drains.
     """
 
     __slots__ = (

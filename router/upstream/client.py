@@ -3,10 +3,10 @@
 from collections.abc import Awaitable
 
 from router.core.types import Endpoint
+from router.net.client.response import EngineResponse
+from router.net.client.target import field
+from router.net.client.transport import Transport
 from router.upstream.catalog import Engine
-from router.upstream.page import field
-from router.upstream.response import EngineResponse
-from router.upstream.transport import Transport
 
 
 class EngineClient:

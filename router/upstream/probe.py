@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.speculation import Counts
+from router.core.routing.draft_stats import Counts
+from router.net.client.errors import EngineError
 from router.upstream.catalog import Catalog, Engine, Gauges
 from router.upstream.client import EngineClient
-from router.upstream.failure import EngineError
 
 log = logging.getLogger("roundhouse.engines")
 

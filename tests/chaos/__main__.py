@@ -8,12 +8,11 @@ import tempfile
 from pathlib import Path
 from random import SystemRandom
 
-TESTS = Path(__file__).parents[1]
-
 
 async def _run(seconds: float, seed: int, folder: Path, redis: str, *, as_json: bool) -> int:
     import msgspec
-    from run import run  # once its folder is known
+
+    from tests.chaos.run import run  # once its folder is known
 
     task = asyncio.current_task()
     assert task is not None
@@ -34,8 +33,6 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="an existing folder that keeps the routers' logs")
     options = parser.parse_args()
-    # As pytest is told in pyproject.toml.
-    sys.path[:0] = [str(TESTS / "chaos"), str(TESTS / "engines")]
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     sys.stderr.write(f"chaos for {options.seconds:g} s over {options.redis}, seed {seed} …\n")
     with tempfile.TemporaryDirectory(prefix="roundhouse-chaos-") as scratch:

@@ -4,9 +4,9 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from questions import EMBEDDINGS, MESSAGES, RESPONSES
-from sse_answers import text_of as text_of_choices
-from typed_answers import text_of as text_of_typed
+from tests.chaos.workload import EMBEDDINGS, MESSAGES, RESPONSES
+from tests.support.sse_answers import text_of as text_of_choices
+from tests.support.typed_answers import text_of as text_of_typed
 
 _LOST: Final = "the router that generated it is gone"
 _DONE: Final = b"data: [DONE]"

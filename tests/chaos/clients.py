@@ -10,11 +10,12 @@ from random import Random
 from typing import Final
 
 import httpx
-from house import House
-from judging import Reply, judge
-from purging import Purger
-from questions import TENANTS, WISHES, Asking, Origin, Question
-from usage import Usage
+
+from tests.chaos.oracle import Reply, judge
+from tests.chaos.purger import Purger
+from tests.chaos.rate_limit_model import Usage
+from tests.chaos.testbed import House
+from tests.chaos.workload import TENANTS, WISHES, Asking, Origin, Question
 
 LONGEST: Final = 150.0
 """Seconds in which a request must end, those not counted in which its router was away.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from questions import Origin
+from tests.chaos.workload import Origin
 
 
 class Generation(NamedTuple):

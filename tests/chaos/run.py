@@ -5,12 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import aftermath
 import msgspec
-from clients import LONGEST, Clients
-from havoc import carry_out, plan
-from house import House
-from storms import Storms
+
+from tests.chaos import invariants
+from tests.chaos.clients import LONGEST, Clients
+from tests.chaos.faults import carry_out, plan
+from tests.chaos.hot_key_load import Storms
+from tests.chaos.testbed import House
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -71,8 +72,8 @@ async def run(seconds: float, seed: int, folder: Path, redis: str = "server", pa
             await asyncio.wait(asking, timeout=patience)
             clients.go_home.set()
         clients.go_home.clear()
-        await aftermath.settle(house)
-        entries = await aftermath.look(house, clients)
+        await invariants.settle(house)
+        entries = await invariants.look(house, clients)
     tally = clients.tally
     return Report(
         seed=seed, seconds=seconds, redis=redis, requests=tally.requests, slowest=tally.slowest,

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from answer_reader import read_json, read_stream
-from exchanges import exchange
-from questions import MESSAGES, RESPONSES, Question
-from simulated import SimulatedEngine
+
+from tests.chaos.answer_reader import read_json, read_stream
+from tests.chaos.workload import MESSAGES, RESPONSES, Question
+from tests.support.http_exchange import exchange
+from tests.support.simulated_engine import SimulatedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

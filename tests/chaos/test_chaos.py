@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from havoc import order_of, plan
-from run import Report, run
+
+from tests.chaos.faults import order_of, plan
+from tests.chaos.run import Report, run
 
 SEED = 5
 PATIENCE = 3.0

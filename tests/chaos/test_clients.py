@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from clients import Clients
-from judging import Reply
-from outages import Kind, Outages
-from test_judging import KEPT, MINE, STREAMING, events, headers, noted
+
+from tests.chaos.clients import Clients
+from tests.chaos.oracle import Reply
+from tests.chaos.outages import Kind, Outages
+from tests.chaos.test_oracle import KEPT, MINE, STREAMING, events, headers, noted
 
 LOST = {"error": {"message": "The router is gone.", "type": "t", "param": None, "code": "lost"}}
 FRAME = b"data: %b\n\n" % json.dumps(LOST).encode()

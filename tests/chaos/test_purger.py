@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from generation_store import Generation
-from outages import Outages
-from purging import REACHES, Purge, Purger
-from questions import WISHES, Asking, Origin, Question, expected_key
+
+from tests.chaos.generation_store import Generation
+from tests.chaos.outages import Outages
+from tests.chaos.purger import REACHES, Purge, Purger
+from tests.chaos.workload import WISHES, Asking, Origin, Question, expected_key
 
 MINE = Origin("globex", Question(4), WISHES["none"], 41)
 ASKING = Asking(MINE, router=0, stream=False, usage=False, leaves=None)

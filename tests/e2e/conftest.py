@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from vllm_tree import CONFIGURATION, Tree, free_port, started
+
+from tests.e2e.vllm_process_tree import CONFIGURATION, Tree, free_port, started
 
 
 @pytest.fixture(scope="session")

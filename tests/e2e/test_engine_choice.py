@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from vllm_tree import Tree, free_port, started
-from waiting import eventually
 
 from benchmarks.affinity import compare
+from tests.e2e.vllm_process_tree import Tree, free_port, started
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.vllm
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from vllm_tree import CONFIGURATION, Tree, free_port, started
 
 from router.api.auth import hash_key
-from router.core.cache_salt import salts_of
+from router.core.endpoints.cache_salt import salts_of
+from tests.e2e.vllm_process_tree import CONFIGURATION, Tree, free_port, started
 
 pytestmark = pytest.mark.vllm
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_tree import PROJECT
 
 from engines.tiny.plan import MODELS
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vllm
 
@@ -44,8 +44,8 @@ print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).to
 def in_vllms_environment(program: str, *arguments: str) -> Any:
     """What a program prints as JSON in its last line, run where vLLM is installed."""
     argv = [os.environ["ROUNDHOUSE_VLLM_PYTHON"], "-c", program, *arguments]
-    env = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(argv, capture_output=True, text=True, cwd=PROJECT, env=env, timeout=300, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout.splitlines()[-1])
 

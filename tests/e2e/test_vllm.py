@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from typed_answers import RESPONSES, TYPED, body_of, said
-from vllm_tree import Tree
+
+from tests.e2e.vllm_process_tree import Tree
+from tests.support.typed_answers import RESPONSES, TYPED, body_of, said
 
 pytestmark = pytest.mark.vllm
 

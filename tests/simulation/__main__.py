@@ -1,4 +1,4 @@
-"""The command line: `make simulate`, or `python -m simulation` with tests in PYTHONPATH, from the project's folder.
+"""The command line: `make simulate`, or `python -m tests.simulation` from the project's folder.
 
 It names each seed of which something is wrong, prints the trace of the first, and exits with 1 if there is any.
 """
@@ -12,14 +12,14 @@ import sys
 from collections import Counter
 from typing import Any
 
-from simulation import clock
+from tests.simulation import clock
 
 _EVERY = 25  # seeds between two garbage collections
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m simulation", description="Find orders of events in which the routers are wrong."
+        prog="python -m tests.simulation", description="Find orders of events in which the routers are wrong."
     )
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -37,7 +37,7 @@ def main() -> int:
     if options.jobs > 1:
         return _in_parallel(options)
     _prepare(options.mutant)
-    from simulation.world import run_seed
+    from tests.simulation.world import run_seed
 
     bad, counts = 0, Counter[str]()
     for number in range(options.seeds):
@@ -62,7 +62,7 @@ def main() -> int:
 def _prepare(mutant: str | None) -> None:
     clock.install()
     # Only now, since the router takes the clock as it finds it.
-    from simulation.world import prepare
+    from tests.simulation.world import prepare
 
     prepare(mutant)
     sys.unraisablehook = lambda _: None  # tasks of processes that were killed
@@ -72,7 +72,7 @@ def _prepare(mutant: str | None) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     _prepare(options.mutant)
-    from simulation.world import run_seed
+    from tests.simulation.world import run_seed
 
     report = run_seed(options.seed, _kinds(options), traced=True)
     lines = [*report.trace, *report.wrong, f"seed {options.seed}: {len(report.wrong)} wrong; {report.counts}"]
@@ -91,7 +91,7 @@ def _in_parallel(options: argparse.Namespace) -> int:
     for job in range(options.jobs):
         count = len(range(job, options.seeds, options.jobs))
         argv = ["--seeds", f"{count}", "--first", f"{options.first + job}", "--step", f"{options.jobs}", "--json"]
-        argv = [sys.executable, "-m", "simulation", *argv, *same]
+        argv = [sys.executable, "-m", "tests.simulation", *argv, *same]
         children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
     found: list[Any] = []
     for child in children:
@@ -108,7 +108,7 @@ def _in_parallel(options: argparse.Namespace) -> int:
     for one in wrong:
         _tell(options.json, one)
     if wrong and not options.json:
-        argv = [sys.executable, "-m", "simulation", "--seed", str(wrong[0]["seed"]), *same]
+        argv = [sys.executable, "-m", "tests.simulation", "--seed", str(wrong[0]["seed"]), *same]
         sys.stdout.flush()
         subprocess.run(argv, check=False)
     _tell(options.json, {"seeds": seeds, "bad": len(wrong), "counts": counts})

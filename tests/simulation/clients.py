@@ -1,17 +1,17 @@
 """A client's request to a simulated router: what the server's cycle is to the application, without a socket.
 
-Theory of operation. The application is given the request and the extension router.api.client.Client, and is begun as
-the server begins it (router.api.running). What it sends is in the client's hands at once, unless the client reads
-slowly: then there is no room for `take`, and `send` waits.
+Theory of operation. The application is given the request and the extension router.net.server.client_connection.Client,
+and is begun as the server begins it (router.net.server.eager). What it sends is in the client's hands at once, unless
+the client reads slowly: then there is no room for `take`, and `send` waits.
 """
 
 import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from router.api.client import CLIENT
-from simulation.history import Asked
-from simulation.loop import Loop
+from router.net.server.client_connection import CLIENT
+from tests.simulation.history import Asked
+from tests.simulation.loop import Loop
 
 PATH = "/v1/chat/completions"
 
@@ -91,7 +91,7 @@ class Request:
             asked.end("complete")
         self._over(self)
 
-    # -- router.api.client.Client -------------------------------------------------------------------------------------
+    # -- router.net.server.client_connection.Client --------------------------------------------------------------------
 
     def watch(self) -> None:
         self._watched = True

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from simulation.clock import CLOCK
-from simulation.history import Generation
-from simulation.loop import Loop, Process
-from simulation.network import End
+from tests.simulation.clock import CLOCK
+from tests.simulation.history import Generation
+from tests.simulation.loop import Loop, Process
+from tests.simulation.network import End
 
 _LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _QUESTION: Final = re.compile(rb"question (\d+)")

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from simulation.clock import CLOCK
-from simulation.history import FOREVER
-from simulation.network import CLIENT, SERVER, Wire
-from simulation.routers import Router
+from tests.simulation.clock import CLOCK
+from tests.simulation.history import FOREVER
+from tests.simulation.network import CLIENT, SERVER, Wire
+from tests.simulation.routers import Router
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from tests.simulation.world import World
 
 _LONG: Final = 1000.0  # seconds; longer than any history
 

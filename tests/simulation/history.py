@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from simulation.clock import CLOCK
+from tests.simulation.clock import CLOCK
 
 FOREVER = float("inf")
 

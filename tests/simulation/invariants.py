@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from simulation.history import FOREVER, Asked, Fault, History
+from tests.simulation.history import FOREVER, Asked, Fault, History
 
 LEASE: Final = 2.0
-"""Seconds; see router.shared.flights."""
+"""Seconds; see router.shared.inflight_leases."""
 
 DELTA: Final = 1.0
 """Seconds. A purge is known everywhere, and the local copy is right, within this: that is what the local copy promises

@@ -18,7 +18,7 @@ from math import ceil
 from random import Random
 from typing import Any, Final
 
-from simulation.clock import CLOCK
+from tests.simulation.clock import CLOCK
 
 _MOST_AT_ONCE: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
 

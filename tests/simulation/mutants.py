@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from router.core.key import Key
+from router.core.cache.key import Key
 from router.core.types import Entry
-from router.flow.flight import Flight
-from router.flow.flights import Flights
-from router.shared.broadcast import Broadcast
+from router.flow.coalescer import Flights
+from router.flow.inflight import Flight
 from router.shared.purges import Purges
-from router.store import redis as store
-from router.store.fields import entry_of
-from router.store.redis import EntryStore
+from router.shared.stream_writer import Broadcast
+from router.store import entry_store as store
+from router.store.codec import entry_of
+from router.store.entry_store import EntryStore
 
 Mutant = Callable[[], None]
 """Changes the router's classes, in an interpreter that runs nothing else."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, Protocol
 
-from simulation.clock import CLOCK
-from simulation.loop import Loop, Process
+from tests.simulation.clock import CLOCK
+from tests.simulation.loop import Loop, Process
 
 Place = tuple[str, int] | str
 CLIENT: Final = 0

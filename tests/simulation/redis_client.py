@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from router.shared.refusals import LinkError
-from router.shared.server_link import ServerLink
+from router.net.redis.errors import LinkError
+from router.net.redis.standalone import ServerLink
 
 _TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from simulation.redis_data import Data
-from simulation.redis_scripts import run_script
-from simulation.redis_values import RedisError, SortedSet, Stream, check_id, write_id
+from tests.simulation.redis_data import Data
+from tests.simulation.redis_scripts import run_script
+from tests.simulation.redis_values import RedisError, SortedSet, Stream, check_id, write_id
 
 Words = list[bytes]
 _SYNTAX: Final = "ERR syntax error"

@@ -4,7 +4,7 @@ import fnmatch
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from simulation.redis_values import RedisError, SortedSet, Stream
+from tests.simulation.redis_values import RedisError, SortedSet, Stream
 
 Value = bytes | dict[bytes, bytes] | SortedSet | Stream
 T = TypeVar("T", bytes, dict[bytes, bytes], SortedSet, Stream)

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import hiredis
 
-from simulation.clock import CLOCK, EPOCH
-from simulation.loop import Loop, Process
-from simulation.network import End, Wire
-from simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
-from simulation.redis_data import Data
-from simulation.redis_values import RedisError
+from tests.simulation.clock import CLOCK, EPOCH
+from tests.simulation.loop import Loop, Process
+from tests.simulation.network import End, Wire
+from tests.simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
+from tests.simulation.redis_data import Data
+from tests.simulation.redis_values import RedisError
 
 _INCOMPLETE: Final = object()
 _BLOCKED: Final = object()

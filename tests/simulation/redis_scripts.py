@@ -7,11 +7,13 @@ run each against the real server.
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.core.limits import Ledger, Quota, Step
-from router.shared import flights, limits, scripts
-from router.store import redis as store
-from simulation.redis_data import Data
-from simulation.redis_values import RedisError
+from router.core.quota.rate_limit import Ledger, Quota, Step
+from router.shared import inflight_leases as flights
+from router.shared import rate_limits as limits
+from router.shared import scripts
+from router.store import entry_store as store
+from tests.simulation.redis_data import Data
+from tests.simulation.redis_values import RedisError
 
 Script = Callable[[Data, bytes, list[bytes]], Any]
 _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}

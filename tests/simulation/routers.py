@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from router.api.running import Runner
 from router.app import build
 from router.application import Application
-from router.core.classify import Classifier
+from router.core.routing.classify import Classifier
+from router.net.client.transport import Transport
+from router.net.server.eager import Runner
 from router.settings import Settings, parse
-from router.upstream.transport import Transport
-from simulation.clients import Request
-from simulation.clock import CLOCK
-from simulation.loop import Loop, Process
+from tests.simulation.clients import Request
+from tests.simulation.clock import CLOCK
+from tests.simulation.loop import Loop, Process
 
 REDIS: Final = ("redis", 6379)
 TENANTS: Final = ("acme", "beta")

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from simulation import invariants
-from simulation.clock import CLOCK
-from simulation.history import FOREVER, Asked, Ending, Fault, Generation, History, Purge
-from simulation.invariants import check
+from tests.simulation import invariants
+from tests.simulation.clock import CLOCK
+from tests.simulation.history import FOREVER, Asked, Ending, Fault, Generation, History, Purge
+from tests.simulation.invariants import check
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from redis_process import RedisServer
 
-from router.core.limits import Quota, Step
-from router.core.names import PURGES
-from router.shared.limits import command, read
-from simulation.redis_scripts import SCRIPTS
-from simulation.speaking import Both, ModelSpeaker, RealSpeaker
+from router.core.cache.redis_keys import PURGES
+from router.core.quota.rate_limit import Quota, Step
+from router.shared.rate_limits import command, read
+from tests.simulation.redis_scripts import SCRIPTS
+from tests.simulation.redis_test_clients import Both, ModelSpeaker, RealSpeaker
+from tests.support.redis_process import RedisServer
 
 KEYS = ["rh:1:a", "rh:1:b", "rh:1:ab"]
 WORDS = ["", "x", "12", "5-1", "née"]

@@ -5,22 +5,21 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-TESTS: Final = Path(__file__).parents[1]
+from tests.support.paths import ROOT
+
 FIRST: Final = 0
 SEEDS: Final = 2000
 SEEDS_OF_A_MUTANT: Final = 400
 
 
 def simulate(*words: str, hashes: str = "random") -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     return subprocess.run(
-        [sys.executable, "-m", "simulation", *words], cwd=TESTS.parent, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": hashes},
+        [sys.executable, "-m", "tests.simulation", *words], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": hashes},
     )  # fmt: skip
 
 
@@ -56,7 +55,7 @@ def test_a_seed_is_shown_with_what_happened_and_when() -> None:
 
 
 def is_compiled() -> bool:
-    found = importlib.util.find_spec("router.flow.flights")
+    found = importlib.util.find_spec("router.flow.coalescer")
     return found is not None and found.origin is not None and not found.origin.endswith(".py")
 
 

@@ -10,25 +10,25 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.scope import Scope
+from router.core.cache.entry_filter import Scope
+from router.net.redis.errors import LinkError
 from router.shared.redis import open_link
-from router.shared.refusals import LinkError
-from router.store.purge import purge
-from simulation import clock
-from simulation.clients import Request
-from simulation.clock import CLOCK
-from simulation.engine_model import EngineModel, Script
-from simulation.faults import FAULTS
-from simulation.history import Asked, Fault, Generation, History
-from simulation.history import Purge as Purged
-from simulation.invariants import check
-from simulation.loop import Process, new_loop
-from simulation.mutants import MUTANTS
-from simulation.network import Network
-from simulation.plan import plan
-from simulation.redis_client import OperatorClient
-from simulation.redis_model import RedisModel
-from simulation.routers import REDIS, TENANTS, Router, share_the_classifier
+from router.store.admin.purge import purge
+from tests.simulation import clock
+from tests.simulation.clients import Request
+from tests.simulation.clock import CLOCK
+from tests.simulation.engine_model import EngineModel, Script
+from tests.simulation.faults import FAULTS
+from tests.simulation.history import Asked, Fault, Generation, History
+from tests.simulation.history import Purge as Purged
+from tests.simulation.invariants import check
+from tests.simulation.loop import Process, new_loop
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.network import Network
+from tests.simulation.plan import plan
+from tests.simulation.redis_client import OperatorClient
+from tests.simulation.redis_model import RedisModel
+from tests.simulation.routers import REDIS, TENANTS, Router, share_the_classifier
 
 _SETTLING: Final = 30.0  # seconds after the last fault in which everything has to come to rest
 _QUIET: Final = 6.0  # seconds without a request after which nothing may be left: two leases, and more

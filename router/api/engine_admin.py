@@ -1,0 +1,71 @@
+"""What administrators see of the engines, and how they take one out of service and back."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from router.errors import NOT_FOUND, ApiError
+from router.shared.drains import Drains
+from router.upstream.catalog import Catalog, Engine
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """An engine as this router process sees it; None is unknown, which is never 0.
+
+    - `in_flight`: what this process has asked of it and is not over; `running` and `waiting` are what the engine said
+      of itself last, so they are of all who ask it.
+    """
+
+    name: str
+    model: str
+    task: str
+    url: str
+    up: bool | None
+    drained: bool
+    in_flight: int
+    running: float | None
+    waiting: float | None
+    kv_cache_usage: float | None
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """`everywhere`: whether Redis knows it, and so all routers; else only this process does, until Redis is back."""
+
+    engine: Shown
+    everywhere: bool
+
+
+class EnginePages:
+    """What stands under /admin/engines, behind the administrators' door."""
+
+    def __init__(self, catalog: Catalog, drains: Drains) -> None:
+        self._catalog = catalog
+        self._drains = drains
+
+    async def engines(self, _: Request) -> Any:
+        return {"engines": [_show(engine) for engine in self._catalog.engines.values()]}
+
+    async def drain(self, request: Request) -> Any:
+        """No new work for an engine; what it works on goes on. Doing it twice is doing it once."""
+        engine = self._named(request)
+        return Changed(everywhere=await self._drains.drain(engine.name), engine=_show(engine))
+
+    async def resume(self, request: Request) -> Any:
+        engine = self._named(request)
+        return Changed(everywhere=await self._drains.resume(engine.name), engine=_show(engine))
+
+    def _named(self, request: Request) -> Engine:
+        engine = self._catalog.engines.get(request.path_params["name"])
+        if engine is None:
+            raise ApiError(404, "There is no such engine.", kind=NOT_FOUND, code="no_such_engine")
+        return engine
+
+
+def _show(engine: Engine) -> Shown:
+    gauges = engine.gauges
+    return Shown(
+        name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up, drained=engine.drained,
+        in_flight=engine.in_flight, running=gauges.running, waiting=gauges.waiting,
+        kv_cache_usage=gauges.kv_cache_usage,
+    )  # fmt: skip

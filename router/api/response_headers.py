@@ -1,0 +1,84 @@
+"""The header lines of an answer that was generated or kept: what it says of how it came to be."""
+
+from functools import lru_cache
+from typing import Final
+
+from router.core.cache.fingerprint import MissReason
+from router.core.quota.rate_limit import headers as limit_headers
+from router.core.types import Bypass, CacheStatus, Task
+from router.flow.exchange import Exchange
+from router.net.server.cycle import header_lines
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+JSON: Final = (b"content-type", b"application/json")
+_EVENTS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would gather the events
+)
+
+_KINDS: Final = 4096  # of answers, whose lines are remembered
+_BYPASS: Final = CacheStatus.BYPASS
+
+
+class Heading:
+    """Makes the header lines of answers, but for those that say how the body is framed; see client.Client.begin.
+
+    Most of them are the same for all answers of a kind, so they are put together once for each, with holes. What fills
+    a hole is a number, a request's id, which was checked as it came in, or a key, which is made of hashes and of names
+    in the configuration; all else is checked as the lines are put together. So no value becomes another header.
+    """
+
+    def __init__(self) -> None:
+        self._form = lru_cache(_KINDS)(_form)
+
+    def lines(self, exchange: Exchange) -> bytes:
+        """What an answer says of an exchange, whose status is known."""
+        cache, key, age = exchange.cache, exchange.key, exchange.age
+        if cache is None or cache is _BYPASS:
+            key = None
+        form = self._form(
+            exchange.status == 200, exchange.stream, cache, exchange.local, key is not None, age is not None,
+            exchange.bypass, exchange.reason, exchange.task, exchange.engine, exchange.fallback, exchange.adjusted,
+        )  # fmt: skip
+        values: tuple[bytes | int | None, ...] = (exchange.request_id.encode(),)
+        if key is not None:
+            values += (key.encode(),)
+        if age is not None:
+            values += (exchange.ttl, age)
+        lines = form % values
+        if exchange.permit is not None:
+            lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.allowance))
+        return lines
+
+
+def _form(
+    is_answer: bool, stream: bool, cache: CacheStatus | None, local: bool, has_key: bool, has_age: bool,
+    bypass: Bypass | None, reason: MissReason | None, task: Task | None, engine: str | None, fallback: str | None,
+    adjusted: tuple[str, ...],
+) -> bytes:  # fmt: skip
+    """The lines with holes: for the request's id, the key, and of a stored answer the time to live and the age."""
+    facts = [
+        (b"x-cache", cache), (b"x-cache-reason", bypass or reason if cache is not None else None), (b"x-task", task),
+        (b"x-engine", engine), (b"x-fallback", fallback), (b"x-adjusted", ", ".join(adjusted) or None),
+    ]  # fmt: skip
+    headers = [(b"x-request-id", b"%b")]
+    if has_key:
+        headers.append((b"x-cache-key", b"%b"))
+    if has_age:
+        hit = b"roundhouse; hit; ttl=%d; detail=local" if local else b"roundhouse; hit; ttl=%d"
+        headers += [(b"cache-status", hit), (b"age", b"%d")]
+    elif cache is not None:
+        headers.append((b"cache-status", _forwarded(cache, bypass, reason)))
+    headers += [(name, value.encode().replace(b"%", b"%%")) for name, value in facts if value is not None]
+    return header_lines([*headers, *(_EVENTS if stream and is_answer else [JSON])])
+
+
+def _forwarded(cache: CacheStatus, bypass: Bypass | None, reason: MissReason | None) -> bytes:
+    """The Cache-Status (RFC 9211) of what was not there."""
+    if cache is CacheStatus.COALESCED:
+        return b"roundhouse; fwd=miss; collapsed"
+    if bypass is not None:
+        return b"roundhouse; fwd=bypass; detail=%b" % bypass.encode()
+    return b"roundhouse; fwd=stale" if reason == "expired" else b"roundhouse; fwd=uri-miss"

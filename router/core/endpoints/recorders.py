@@ -1,0 +1,35 @@
+"""Which recorder an endpoint's answers need."""
+
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.embeddings import record_embeddings
+from router.core.endpoints.messages import MessagesRecorder, record_message
+from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recording import Recorder, StreamRecorder, record_choices
+from router.core.endpoints.request import Request
+from router.core.endpoints.responses import ResponsesRecorder, record_response
+from router.core.types import Endpoint
+
+
+def recorder_for(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = None) -> Recorder:
+    """A recorder of a stream; `limit` is the most bytes that an entry may take. Embeddings never stream.
+
+    `shapes` spares the reading of a stream that is like one before.
+    """
+    match endpoint:
+        case Endpoint.RESPONSES:
+            return ResponsesRecorder(limit)
+        case Endpoint.MESSAGES:
+            return MessagesRecorder(limit)
+    return StreamRecorder(limit, shapes)
+
+
+def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    match request.endpoint:
+        case Endpoint.EMBEDDINGS:
+            return record_embeddings(request, body, limit)
+        case Endpoint.RESPONSES:
+            return record_response(body, limit)
+        case Endpoint.MESSAGES:
+            return record_message(body, limit)
+    return record_choices(request, body, limit)

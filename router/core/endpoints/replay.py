@@ -1,0 +1,52 @@
+"""A kept answer in the form that a request asks for."""
+
+from typing import Final, Protocol
+
+import msgspec
+
+from router.core.endpoints.chat_convert import frames_from_body
+from router.core.endpoints.messages import frames_from_message
+from router.core.endpoints.request import Request
+from router.core.endpoints.responses import frames_from_response
+from router.core.endpoints.sse import DONE
+from router.core.endpoints.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
+from router.core.types import Endpoint
+
+_COMPLETE: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)
+"""Their streams are kept with their last event."""
+
+
+class Forms(Protocol):
+    """An answer as it is kept; see types.Entry."""
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def stream(self) -> bytes | None: ...
+
+
+def replay(entry: Forms, request: Request) -> bytes | None:
+    """The answer in the form that the request asks for; None where it has none, or cannot be read."""
+    stream = entry.stream
+    if not request.stream:
+        return entry.body if stream is None or is_lossless(stream) else None
+    if stream is not None:
+        end = b"" if request.endpoint in _COMPLETE else DONE
+        try:
+            return decode_stream(stream, entry.body, include_usage=request.include_usage, end=end)
+        except NOT_A_STREAM:
+            return None
+    try:
+        return _frames(request, entry.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _frames(request: Request, body: bytes) -> bytes | None:
+    match request.endpoint:
+        case Endpoint.RESPONSES:
+            return frames_from_response(body)
+        case Endpoint.MESSAGES:
+            return frames_from_message(body)
+    return frames_from_body(request.endpoint, body, include_usage=request.include_usage)

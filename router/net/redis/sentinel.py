@@ -1,0 +1,90 @@
+"""The link to the master that Sentinels know, whichever server that is now.
+
+Theory of operation. A new connection asks all Sentinels at once who the master is, and believes the one that has seen
+the latest failover (the greatest epoch) as soon as more than half have answered: one that is frozen or cut off neither
+delays nor deceives. The server must then say of itself that it is a master. A failover ends the connections to the old
+master, either because it is dead or because Sentinel ends them when it makes a replica of it; so the next command
+after a failure finds the new one (https://redis.io/docs/latest/develop/reference/sentinel-clients/).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+
+from router.net.redis.commands import Command
+from router.net.redis.connection import Place
+from router.net.redis.errors import FAULTS, LinkError
+from router.net.redis.standalone import ServerLink
+
+
+class SentinelLink(ServerLink):
+    """The link to one master, through one connection."""
+
+    @property
+    def topology(self) -> object:
+        return self._pool.master_address
+
+    async def _place(self) -> Place:
+        host, port = await self._pool.get_master_address()
+        return host, int(port)
+
+    def _questions(self) -> Sequence[Command]:
+        return [("ROLE",)]
+
+    def _check(self, reply: Any) -> None:
+        if isinstance(reply, Exception) or reply[0] != b"master":
+            raise LinkError("the server is no master")
+
+
+class SentinelPool(SentinelConnectionPool):
+    """redis-py's, which leaves the connections to the Sentinels open."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:  # else it only lets go of a master that is no master any more
+            await self.sentinel_manager.aclose()
+
+
+class Sentinels(Sentinel):
+    """redis-py's, which asks one Sentinel after the other and waits for each that is frozen."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._asked: set[asyncio.Task[dict[str, Any] | None]] = set()
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        asked = [asyncio.create_task(_state(sentinel, service_name)) for sentinel in self.sentinels]
+        # Those that are slow end by themselves, since every Sentinel has a bounded time to answer.
+        self._asked.update(asked)
+        for task in asked:
+            task.add_done_callback(self._asked.discard)
+        states: list[dict[str, Any]] = []
+        for answer in asyncio.as_completed(asked):
+            state = await answer
+            if state is not None:
+                states.append(state)
+            if len(states) * 2 > len(asked):
+                break
+        if not states:
+            raise MasterNotFoundError("no Sentinel knows the master")
+        latest = max(states, key=lambda state: int(state.get("config-epoch", 0)))
+        if not self.check_master_state(latest, service_name):
+            raise MasterNotFoundError("the master is down, and there is no new one yet")
+        return latest["ip"], int(latest["port"])
+
+    async def aclose(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        await super().aclose()
+
+
+async def _state(sentinel: Any, service: str) -> dict[str, Any] | None:
+    """What a Sentinel knows of a master; None where it does not answer or does not know it."""
+    try:
+        masters = await sentinel.sentinel_masters()
+    except FAULTS:
+        return None
+    state: dict[str, Any] | None = masters.get(service)
+    return state

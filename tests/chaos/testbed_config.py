@@ -1,0 +1,46 @@
+"""The configuration of the routers of the chaos: every setting at its default, but for what is there to be tested.
+
+What is set is what somebody who runs a router must set (addresses, keys, models), the tenants' limits and times to
+live, and the engines' `max_in_flight`. The times to live are short, since answers that expire are a part of the test.
+No timeout, retry, breaker or drain is set.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from router.api.auth import hash_key
+from tests.chaos.workload import ADMIN_KEY, TENANTS, key_of
+from tests.support.router_server import LLAMA, MISTRAL
+
+EMBED: Final = "intfloat/e5-simulated"
+
+SERVED: Final = {"llama": LLAMA, "mistral": MISTRAL, "embed": EMBED}
+"""By the model's name, what its engines call it."""
+
+MODEL_OF: Final = {"llama-chat": "llama", "llama-code": "llama", "mistral": "mistral", "embed": "embed"}
+"""By the engine's name."""
+
+MAX_IN_FLIGHT: Final = {"llama-chat": 8, "llama-code": 8}
+
+
+def configuration(redis_url: str, engines: Mapping[str, str], *, workers: int) -> str:
+    """As TOML. `engines`: by name, the address."""
+    tables = [
+        f"[router]\nworkers = {workers}",
+        f'[cache]\nurl = "{redis_url}"',
+        f'[auth]\nmode = "keys"\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]',
+    ]
+    for name, tenant in TENANTS.items():
+        limits = "".join(f"{limit} = {amount}\n" for limit, amount in tenant.limits.items())
+        hashed = hash_key(key_of(name).encode())
+        tables.append(f'[[tenant]]\nname = "{name}"\nkeys = ["{hashed}"]\nttl = "{tenant.ttl}s"\n{limits}')
+    for model in SERVED:
+        auto = 'auto = ["chat", "code"]\n' if model == "llama" else ""
+        tables.append(f'[[model]]\nname = "{model}"\nrevision = "1"\n{auto}')
+    for name, url in engines.items():
+        model = MODEL_OF[name]
+        bound = f"max_in_flight = {MAX_IN_FLIGHT[name]}\n" if name in MAX_IN_FLIGHT else ""
+        tables.append(
+            f'[[engine]]\nname = "{name}"\nmodel = "{model}"\nurl = "{url}"\nserved_model = "{SERVED[model]}"\n{bound}'
+        )
+    return "\n\n".join(tables)

@@ -1,0 +1,223 @@
+"""What is asked in the chaos, by whom and how, and what the answer must be.
+
+Theory of operation. The tenants ask the same questions, word for word, so a question does not tell whose answer it is.
+But the text of each answer is full of the name that the engine gave to its generation (see docs/simulator.md), and the
+engine notes beside that name which request the generation is for: so every answer, wherever it is found, tells for
+which request it was generated, when, and whether all of it comes from one generation.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+
+from engines.simulator.generation_log import PLACEHOLDER
+from router.core.cache.key import Key, Markers
+from router.core.cache.key_derivation import derive, take_apart
+from router.core.endpoints.request import parse
+from router.core.types import Endpoint
+
+
+class Tenant(NamedTuple):
+    """`ttl`: seconds for which its answers live. `limits`: as in the configuration."""
+
+    ttl: int
+    limits: Mapping[str, int] = {}
+
+
+TENANTS: Final = {
+    "acme": Tenant(2),
+    "globex": Tenant(6),
+    "initech": Tenant(600),
+    "hooli": Tenant(60, {"requests_per_minute": 60}),
+    "umbrella": Tenant(60, {"tokens_per_minute": 6000, "concurrent_requests": 2}),
+}
+
+UNLIMITED: Final = tuple(name for name, tenant in TENANTS.items() if not tenant.limits)
+
+ADMIN_KEY: Final = "key-of-an-administrator"
+
+STALE: Final = 3600
+"""Seconds beyond its time for which an answer is kept by default, in case that no engine can give a new one."""
+
+MAX_TOKENS: Final = 200
+
+HOT: Final = 500_000
+"""From this number on, questions are asked by many at a time, and their answers take a second or two."""
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+EMBEDDINGS: Final = "/v1/embeddings"
+
+_PATHS: Final = {0: COMPLETIONS, 3: RESPONSES, 6: MESSAGES, 8: EMBEDDINGS}  # by a question's last digit; else CHAT
+_WORDS: Final = (
+    "the", "signal", "box", "turntable", "drops", "naïve", "Zürich", "🚂", "\n", "\n    indented", "\ttab", "\r\n",
+    "two  spaces", "e\u0301", "data:", "[DONE]", "\\n", '"quoted"', "{", "</s>", "line\n\nbreak",
+)  # fmt: skip
+_STRETCH: Final = 4  # words between two names of the generation
+
+
+class Wish(NamedTuple):
+    """What a client asks of the cache; `ttl` in seconds, for which its answer may be kept at most."""
+
+    name: str
+    headers: tuple[tuple[str, str], ...] = ()
+    ttl: int | None = None
+
+
+WISHES: Final = {
+    wish.name: wish
+    for wish in (
+        Wish("none"),
+        Wish("no-store", (("cache-control", "no-store"),), ttl=0),
+        Wish("no-cache", (("cache-control", "no-cache"),)),
+        Wish("only-if-cached", (("cache-control", "only-if-cached"),)),
+        Wish("max-stale", (("cache-control", "max-stale=5"),)),
+        Wish("max-age", (("cache-control", "max-age=1"),)),
+        Wish("ttl0", (("x-cache-ttl", "0"),), ttl=0),
+        Wish("ttl1", (("x-cache-ttl", "1"),), ttl=1),
+        Wish("ttl3", (("x-cache-ttl", "3"),), ttl=3),
+    )
+}
+
+
+class Question(NamedTuple):
+    """One of endlessly many, told apart by their number."""
+
+    number: int
+
+    @property
+    def path(self) -> str:
+        return _PATHS.get(self.number % 10, CHAT)
+
+    @property
+    def streams(self) -> bool:
+        """Whether its answer can be streamed."""
+        return self.path != EMBEDDINGS
+
+    @property
+    def template(self) -> str:
+        """What every engine answers, with PLACEHOLDER where the generation's name stands, first of all at the begin."""
+        return PLACEHOLDER if self.path == EMBEDDINGS else _template(self.number)
+
+    def text(self, generation: str) -> str:
+        """What this generation of its answer says; the name alone where the answer is a vector."""
+        return self.template.replace(PLACEHOLDER, generation)
+
+    @property
+    def model(self) -> str:
+        """The model whose answer it is."""
+        if self.path == EMBEDDINGS:
+            return "embed"
+        return "mistral" if self.number % 7 == 0 else "llama"
+
+    def body(self) -> dict[str, Any]:
+        """The request, as JSON; the marker in it makes the simulated engine say just the text."""
+        said = base64.b64encode(self.template.encode()).decode()
+        prompt = f"Question {self.number}. [[sim:say base64={said}]]"
+        if self.number % 4 == 3:  # of some, the answers take long enough for much to happen to them
+            prompt += " [[sim:tps rate=25]]"
+        elif self.number >= HOT:
+            prompt += " [[sim:tps rate=50]]"
+        asked = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
+        body = {"model": asked, "temperature": 0}
+        match self.path:
+            case "/v1/embeddings":
+                return {"model": asked, "input": prompt}
+            case "/v1/completions":
+                return {**body, "max_tokens": MAX_TOKENS, "prompt": prompt}
+            case "/v1/responses":
+                return {**body, "max_output_tokens": MAX_TOKENS, "input": prompt}
+        messages = [{"role": "user", "content": prompt}]
+        if self.number % 3 == 0 and self.path == CHAT:
+            messages.insert(0, {"role": "system", "content": "You help at a station."})
+        if self.number % 4 == 0:
+            messages[-1]["content"] += f" <context>Platform {self.number % 8}.</context>"
+        return {**body, "max_tokens": MAX_TOKENS, "messages": messages}
+
+
+@cache
+def _template(number: int) -> str:
+    dice = Random(number)
+    words = [f"Answer {number}:", *dice.choices(_WORDS, k=dice.randrange(3, 25)), "the end."]
+    stretches = [" ".join(words[at : at + _STRETCH]) for at in range(0, len(words), _STRETCH)]
+    return f"{PLACEHOLDER} " + f" {PLACEHOLDER} ".join(stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """For what request an answer was generated, as the engine has noted it."""
+
+    tenant: str
+    question: Question
+    wish: Wish
+    serial: int
+
+    def request_id(self) -> str:
+        return f"{self.tenant}.{self.question.number}.{self.wish.name}.{self.serial}"
+
+    @classmethod
+    def of(cls, request_id: str) -> Self:
+        """Raises ValueError, KeyError for an id that is none of ours."""
+        tenant, number, wish, serial = request_id.split(".")
+        return cls(tenant, Question(int(number)), WISHES[wish], int(serial))
+
+    @property
+    def lives(self) -> int:
+        """The seconds for which its answer may be kept, as fresh."""
+        ttl = TENANTS[self.tenant].ttl
+        return ttl if self.wish.ttl is None else min(ttl, self.wish.ttl)
+
+    @property
+    def beyond(self) -> int:
+        """The seconds beyond that for which it is kept; nothing where its client shortened its life."""
+        return STALE if self.lives == TENANTS[self.tenant].ttl else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One request of one client.
+
+    - `router`: the number of the router that is asked. `leaves`: the seconds after which the client does not wait any
+      longer, if it is so impatient.
+    """
+
+    origin: Origin
+    router: int
+    stream: bool
+    usage: bool
+    leaves: float | None
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether its stream has the event of usage that only those get who ask for it."""
+        return self.usage and self.origin.question.path in (CHAT, COMPLETIONS)
+
+    def body(self) -> dict[str, Any]:
+        form: dict[str, Any] = {"stream": True} if self.stream else {}
+        if self.stream and self.tells_usage:
+            form["stream_options"] = {"include_usage": True}
+        # No part of the key, and passed on to the engine, which notes it.
+        return {**self.origin.question.body(), **form, "safety_identifier": self.origin.request_id()}
+
+    def headers(self) -> dict[str, str]:
+        mine = {"authorization": f"Bearer {key_of(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
+        return {**mine, **dict(self.origin.wish.headers)}
+
+
+@cache
+def expected_key(tenant: str, question: Question) -> Key:
+    """Under which key the answer to a tenant's question is to be found."""
+    request = parse(Endpoint(question.path), msgspec.json.encode(question.body()))
+    return derive(take_apart(request, Markers()), tenant=tenant, model=question.model, revision="1")
+
+
+def key_of(tenant: str) -> str:
+    """The tenant's API key."""
+    return f"key-of-{tenant}"

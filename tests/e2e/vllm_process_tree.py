@@ -1,0 +1,104 @@
+"""The whole tree as a user starts it, seen from the outside."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.paths import ROOT
+
+CONFIGURATION = ROOT / "engines" / "tiny" / "roundhouse.toml"
+START = 900  # seconds; three engines on two cores take minutes
+
+
+class Tree:
+    """A running `roundhouse up`."""
+
+    def __init__(self, url: str, redis_socket: Path, ports: dict[str, int]) -> None:
+        self.url = url
+        self.redis_socket = redis_socket
+        self.ports = ports
+
+    def redis(self, *command: str) -> list[str]:
+        """What redis-cli prints, line by line."""
+        from engines.redis_server import find_program
+
+        argv = [find_program("redis-cli"), "-s", str(self.redis_socket), *command]
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+
+    def metric(self, engine: str, name: str) -> float:
+        """A metric of an engine's own page, summed over its labels; fails if the engine has none of that name."""
+        page = httpx.get(f"http://127.0.0.1:{self.ports[engine]}/metrics", timeout=30).text
+        samples = [s for f in text_string_to_metric_families(page) for s in f.samples if s.name == name]
+        assert samples, f"{engine} has no {name}"
+        return sum(sample.value for sample in samples)
+
+    def kill(self, engine: str) -> None:
+        """Ends an engine and its engine core as a crash of the machine would: SIGKILL for its whole process group."""
+        wanted = f"\0--port\0{self.ports[engine]}\0".encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    cmdline = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if wanted in cmdline and b"vllm" in cmdline:
+                    os.killpg(os.getpgid(int(entry.name)), signal.SIGKILL)
+                    return
+        pytest.fail(f"no process of engine {engine} was found")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def started(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Tree]:
+    """`roundhouse up` with real engines on a configuration, which has no [router] yet, until it is left."""
+    router = free_port()
+    config = folder / "roundhouse.toml"
+    # Tests ask for the best engine, and not now and then for another.
+    config.write_text(f'[router]\nport = {router}\nexplore = 0\nstate = "{folder}/state"\n\n{text}')
+    argv = [sys.executable, "-m", "router", "up", "--config", str(config), "--engines", "vllm"]
+    argv += ["--vllm-python", os.environ["ROUNDHOUSE_VLLM_PYTHON"]]
+    log = folder / "up.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        yield ready(process, log, router, ports, folder)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def ready(process: "subprocess.Popen[bytes]", log: Path, router: int, ports: dict[str, int], folder: Path) -> Tree:
+    """The tree, once its banner is out."""
+    url = f"http://127.0.0.1:{router}"
+    for _ in range(START):
+        said = log.read_text()
+        if "stop: Ctrl-C" in said:
+            socket_path = re.search(r"redis-cli -s (\S+)", said)
+            assert socket_path is not None
+            return Tree(url, Path(socket_path[1]), ports)
+        try:
+            process.wait(1)
+        except subprocess.TimeoutExpired:
+            continue
+        break
+    pytest.fail(f"`roundhouse up` did not come up:\n{log.read_text()}\n{logs_of(folder)}")
+
+
+def logs_of(folder: Path) -> str:
+    return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in folder.glob("state/logs/*.log"))

@@ -1,0 +1,263 @@
+"""The pages of administrators: who may see them, what they say, and what they refuse."""
+
+import json
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.core.cache.redis_keys import claim_of
+from tests.support.entry_factory import entry, key, store
+from tests.support.purge_log import NO_REPLICAS, recorded
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.sse_answers import DONE, said
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADMIN = {"authorization": "Bearer admin-key"}
+REST = (
+    f'[auth]\nmode = "keys"\nadmin_keys = ["{hash_key(b"another")}", "{hash_key(b"admin-key")}"]\n'
+    f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"acme-key")}"]\n'
+)
+PAGES = [
+    ("GET", "/admin/cache/stats"), ("GET", "/admin/cache/entries"), ("GET", f"/admin/cache/entries/{key()}"),
+    ("DELETE", f"/admin/cache/entries/{key()}"), ("POST", "/admin/cache/purge"), ("POST", "/admin/cache/explain"),
+    ("GET", "/admin"), ("GET", "/admin/nothing/here"), ("POST", "/admin/cache/stats"),
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def guarded(redis_server: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
+    """A router with tenants' keys and administrators' keys."""
+    return await make_router(configuration(redis_server.url, engines.table(), rest=REST))
+
+
+async def get(router: RouterServer, path: str, **query: Any) -> Any:
+    answer = await router.http.get(f"/admin/cache/{path}", params=query, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def post(router: RouterServer, path: str, body: Any) -> Any:
+    answer = await router.http.post(f"/admin/cache/{path}", json=body, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# -- the door ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path"), PAGES)
+async def test_without_an_admin_key_in_the_configuration_everything_is_closed(
+    router: RouterServer, method: str, path: str
+) -> None:
+    for headers in ({}, ADMIN, {"authorization": "Bearer"}):
+        answer = await router.http.request(method, path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "admin_closed")
+        assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(("method", "path"), PAGES)
+async def test_nobody_comes_in_without_an_administrators_key(
+    guarded: RouterServer, client: Any, method: str, path: str
+) -> None:
+    await store(client, key())
+    for headers in ({}, {"authorization": "Bearer acme-key"}, {"authorization": f"Bearer {hash_key(b'admin-key')}"}):
+        answer = await guarded.http.request(method, path, headers=headers, content=b'{"all": true}')
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert await client.exists(key())
+
+
+async def test_any_of_the_keys_opens_and_no_tenant_is_asked_for(guarded: RouterServer) -> None:
+    for one in ("admin-key", "another"):
+        answer = await guarded.http.get("/admin/cache/stats", headers={"authorization": f"Bearer {one}"})
+        assert answer.status_code == 200
+
+
+async def test_an_administrators_key_is_no_tenants_key(guarded: RouterServer) -> None:
+    assert (await guarded.chat("Hi", headers=ADMIN)).status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), PAGES[-3:])
+async def test_what_is_not_there_is_404_with_a_key(guarded: RouterServer, method: str, path: str) -> None:
+    answer = await guarded.http.request(method, path, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(guarded: RouterServer) -> None:
+    sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
+    at = sent.headers["x-cache-key"]
+    amount = (await get(guarded, "stats"))["tenants"]["acme"]["llama"]
+    assert (amount["entries"], amount["tokens"]) == (1, sent.json()["usage"]["completion_tokens"])
+    assert amount["bytes_per_token"] == pytest.approx(amount["bytes"] / amount["tokens"], abs=0.01)
+    (listed,) = (await get(guarded, "entries", tenant="acme"))["entries"]
+    assert (listed["key"], listed["engine"]) == (at, sent.headers["x-engine"])
+    shown = await get(guarded, f"entries/{at}")
+    assert (shown["entry"]["key"], shown["problem"]) == (at, None)
+    assert json.loads(shown["fields"]["body"]) == sent.json()
+    assert shown["text"] == sent.json()["choices"][0]["message"]["content"]
+
+
+async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(guarded: RouterServer) -> None:
+    sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
+    shown = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
+    assert (shown["text"], shown["problem"]) == (said(sent), None)
+    assert shown["stream"]["bytes"] == len(shown["fields"]["stream"])
+    assert shown["stream"]["lossless"]
+    usage_event = shown["stream"]["events"] - len(sent.content.removesuffix(DONE))
+    assert 0 < usage_event < 500, "the client did not ask for it"
+
+
+async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client: Any) -> None:
+    wanted = [await store(client, key(number)) for number in range(5)]
+    first = await get(guarded, "entries", limit=3)
+    second = await get(guarded, "entries", limit=3, cursor=first["cursor"])
+    assert [e["key"] for e in first["entries"] + second["entries"]] == wanted
+    assert second["cursor"] is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"limit": "²"}, {"limit": "9" * 5000}, {"tenant": "*"},
+        {"system": "abc"}, {"color": "red"}, {"all": "true"},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_listing_that_cannot_be_meant_is_refused(guarded: RouterServer, query: dict[str, str]) -> None:
+    answer = await guarded.http.get("/admin/cache/entries", params=query, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")
+
+
+async def test_a_bad_entry_can_be_found_shown_and_deleted_by_itself(guarded: RouterServer, client: Any) -> None:
+    await store(client, key(1))
+    await client.hset(key(2), mapping={"body": b"\xff", "created": "x"})
+    assert len((await get(guarded, "entries"))["entries"]) == 2
+    assert (await get(guarded, f"entries/{key(2)}"))["problem"] is not None
+    answer = await guarded.http.delete(f"/admin/cache/entries/{key(2)}", headers=ADMIN)
+    assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
+    assert await client.exists(key(1))
+    assert not await client.exists(key(2))
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_an_entry_that_is_not_there_is_404_and_a_key_that_is_none_400(guarded: RouterServer, method: str) -> None:
+    answer = await guarded.http.request(method, f"/admin/cache/entries/{key()}", headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_entry")
+    for wrong in ("foreign", "rh:1:purge", key() + "%0A", "*"):
+        answer = await guarded.http.request(method, f"/admin/cache/entries/{wrong}", headers=ADMIN)
+        assert answer.status_code == 400, wrong
+
+
+# -- forgetting -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
+    acme = {"authorization": "Bearer acme-key"}
+    first = await guarded.chat("Tell me about the sea.", headers=acme)
+    assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "HIT"
+    assert await post(guarded, "purge", {"tenant": "acme"}) == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
+    again = await guarded.chat("Tell me about the sea.", headers=acme)
+    assert (first.headers["x-cache"], again.headers["x-cache"]) == ("MISS", "MISS")
+
+
+async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterServer, client: Any) -> None:
+    await store(client, key(rag="b" * 16), entry(documents=("handbook",)))
+    await client.set(claim_of(key()), "flight")
+    assert await post(guarded, "purge", {"document": "handbook"}) == {
+        "entries": 1,
+        "claims": 0,
+        "replicas": NO_REPLICAS,
+    }
+    assert await post(guarded, "purge", {"all": True}) == {"entries": 0, "claims": 1, "replicas": NO_REPLICAS}
+    assert [(scope.document, scope.all) for scope in await recorded(client)] == [("handbook", False), (None, True)]
+
+
+async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
+    guarded: RouterServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "roundhouse.admin"):
+        await post(guarded, "purge", {"tenant": "acme", "document": "my secret text"})
+    assert 'purged {"tenant":"acme","document":"' in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"nonsense", b'{"tenant": "*"}', b'{"all": true, "key": "x"}'])
+async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
+    guarded: RouterServer, client: Any, body: bytes
+) -> None:
+    await store(client, key())
+    answer = await guarded.http.post("/admin/cache/purge", content=body, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_purge")
+    assert await client.exists(key())
+    assert not await recorded(client)
+
+
+@pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("explain", (4 << 20) + 4096)])
+async def test_bodies_have_a_bound(guarded: RouterServer, path: str, size: int) -> None:
+    answer = await guarded.http.post(f"/admin/cache/{path}", content=b" " * (size + 1), headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+# -- explaining -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_explained_before_and_after_it_was_answered(guarded: RouterServer) -> None:
+    body = chat_body("Tell me about the sea.")
+    before = await post(guarded, "explain", {"tenant": "acme", "body": body})
+    assert (before["result"], before["reason"]) == ("MISS", "new")
+    sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
+    after = await post(guarded, "explain", {"tenant": "acme", "path": "/v1/chat/completions", "body": body})
+    assert (after["result"], after["key"]) == ("HIT", sent.headers["x-cache-key"])
+    other = await post(guarded, "explain", {"tenant": "acme", "body": {**body, "model": "mistral"}})
+    assert other["result"] == "MISS"
+    assert other["nearest"]["key"] == after["key"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {}, {"body": {}}, {"tenant": "acme"}, {"body": chat_body("Hi")}, {"tenant": "acme", "body": "text"},
+        {"tenant": "acme", "body": chat_body("Hi"), "path": "/metrics"}, {"tenant": 1, "body": {}}, [], "x",
+        {"tenant": "acme", "body": chat_body("Hi"), "more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_a_question_that_cannot_be_answered_is_refused(guarded: RouterServer, question: Any) -> None:
+    answer = await guarded.http.post("/admin/cache/explain", json=question, headers=ADMIN)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+async def test_a_model_that_there_is_not_is_404_as_it_would_be(guarded: RouterServer) -> None:
+    question = {"tenant": "acme", "body": chat_body("Hi", model="nope")}
+    answer = await guarded.http.post("/admin/cache/explain", json=question, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+# -- Redis away -------------------------------------------------------------------------------------------------------
+
+
+async def test_without_redis_it_is_503_with_retry_after(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    router = await make_router(configuration(own_redis.url, engines.table(), rest=REST))
+    own_redis.kill()
+    explained = {"tenant": "acme", "body": chat_body("Hi")}
+    for method, path, body in (
+        ("GET", "stats", None), ("GET", "entries", None), ("GET", f"entries/{key()}", None),
+        ("DELETE", f"entries/{key()}", None), ("POST", "purge", {"all": True}), ("POST", "explain", explained),
+    ):  # fmt: skip
+        answer = await router.http.request(method, f"/admin/cache/{path}", json=body, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+        assert answer.headers["retry-after"]
+        assert str(own_redis.socket) not in answer.text
+    await own_redis.start()
+    assert (await get(router, "stats"))["total"]["entries"] == 0

@@ -1,0 +1,342 @@
+"""Engines take no more than their bound; what comes beyond it waits its turn, for a while, and not without end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from router.app import build_catalog
+from router.flow.admission import room_to_wait
+from router.settings import parse
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, MISTRAL, MakeRouter, RouterServer, configuration, with_fallback
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, said
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+TENANTS = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "beta"\n'
+ACME, BETA = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
+QUEUED = 'llm_requests_queued{model="llama"}'
+
+Asked = asyncio.Future[httpx.Response]
+
+
+def bounded(text: str, places: int) -> str:
+    return text.replace("served_model", f"max_in_flight = {places}\nserved_model")
+
+
+class Setting:
+    """A router whose only engine takes so many, and goes on with an answer when it is told."""
+
+    def __init__(self, router: RouterServer, engine: ScriptedEngine) -> None:
+        self.router = router
+        self.engine = engine
+
+    def ask(self, prompt: str, **fields: Any) -> Asked:
+        return asyncio.ensure_future(self.router.chat(prompt, stream=True, **fields))
+
+    async def begun(self, count: int) -> list[str]:
+        """What the engine has been asked, once it is so much."""
+        await eventually(lambda: len(self.engine.bodies) >= count)
+        assert len(self.engine.bodies) == count
+        return [prompt_of(body) for body in self.engine.bodies]
+
+    async def queued(self, count: int) -> None:
+        async def are() -> bool:
+            return (await self.router.metrics()).get(QUEUED, 0) == count
+
+        await eventually(are)
+
+    def finish(self, answers: int = 1) -> None:
+        for _ in range(answers):
+            self.engine.go.release()
+
+
+def prompt_of(body: bytes) -> str:
+    return body.partition(b'"content":"')[2].partition(b'"')[0].decode()
+
+
+MakeSetting = Callable[..., Awaitable[Setting]]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[MakeSetting]:
+    async with AsyncExitStack() as stack:
+
+        async def make(places: int = 1, *, rest: str = "", cache: str = "") -> Setting:
+            engine = ScriptedEngine(*ANSWER, paced=True)
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+            table = {"scripted": ("llama", "any", engine.url)}
+            text = bounded(configuration(redis_server.url, table, rest=rest, cache=cache), places)
+            return Setting(await make_router(text), engine)
+
+        yield make
+
+
+# -- places and turns -------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_in_their_order(
+    setting: MakeSetting,
+) -> None:
+    here = await setting(places=2)
+    asked = []
+    for number in range(6):
+        asked.append(here.ask(f"{number}?"))
+        await (here.begun(number + 1) if number < 2 else here.queued(number - 1))
+    for done in range(1, 7):
+        assert await here.begun(min(6, done + 1)) == [f"{number}?" for number in range(min(6, done + 1))]
+        here.finish()
+    assert [said(await answer) for answer in asked] == ["one two"] * 6
+    await here.queued(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_json_and_streams_wait_alike(redis_server: RedisServer, make_router: MakeRouter, stream: bool) -> None:
+    async with SimulatedEngine(LLAMA, tokens_per_second=400) as engine:
+        text = configuration(redis_server.url, {"one": ("llama", "any", engine.url)})
+        router = await make_router(bounded(text, 3))
+        answers = await asyncio.gather(*(router.chat(f"{n}?", stream=stream) for n in range(12)))
+        assert [answer.status_code for answer in answers] == [200] * 12
+        assert (await engine.metrics())['vllm:num_requests_running{engine="0",model_name="' + LLAMA + '"}'] == 0
+        assert (await router.metrics())[QUEUED] == 0
+
+
+async def test_an_engine_with_room_is_asked_before_anybody_waits(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
+        table = {"llama-chat": ("llama", "chat", chat.url), "llama-code": ("llama", "code", code.url)}
+        router = await make_router(bounded(configuration(redis_server.url, table), 1))
+        await chat.faults({"fault": "stall", "after": 3})
+        async with streaming(router, "The sea?") as first:
+            assert first.headers["x-engine"] == "llama-chat"
+            answer = await router.chat("The land?")
+            assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
+
+
+async def test_whoever_waits_takes_over_at_whichever_engine_has_room_first(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
+        table = {"llama-chat": ("llama", "chat", chat.url), "llama-code": ("llama", "code", code.url)}
+        router = await make_router(bounded(configuration(redis_server.url, table), 1))
+        for engine in (chat, code):
+            await engine.faults({"fault": "stall", "after": 3, "match": "hold"})
+
+        async def one_waits() -> bool:
+            return (await router.metrics())[QUEUED] == 1
+
+        async with streaming(router, "hold 1"):
+            async with streaming(router, "hold 2") as second:
+                assert second.headers["x-engine"] == "llama-code"
+                waiting = asyncio.ensure_future(router.chat("The sea?"))
+                await eventually(one_waits)
+            answer = await waiting
+            assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
+
+
+async def test_a_tenant_with_one_request_has_its_turn_before_another_that_filled_the_queue(
+    setting: MakeSetting,
+) -> None:
+    here = await setting(rest=TENANTS)
+    asked = [here.ask("a0?", headers=ACME)]
+    await here.begun(1)
+    for number in range(1, 6):
+        asked.append(here.ask(f"a{number}?", headers=ACME))
+        await here.queued(number)
+    asked.append(here.ask("b?", headers=BETA))
+    await here.queued(6)
+    here.finish(7)
+    await asyncio.gather(*asked)
+    assert await here.begun(7) == ["a0?", "b?", "a1?", "a2?", "a3?", "a4?", "a5?"]
+
+
+async def test_an_engine_that_fails_leaves_its_place_to_the_next(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA, ttft_ms=50) as engine:
+        text = configuration(redis_server.url, {"one": ("llama", "any", engine.url)})
+        router = await make_router(bounded(text, 1))
+        await engine.faults({"fault": "status", "code": 500, "times": 2}, {"fault": "drop", "after": 2, "times": 1})
+        asked = [router.chat(f"{n}?", stream=n % 2 == 0) for n in range(8)]
+        answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers} <= {200, 502}
+        assert [answer.status_code for answer in answers].count(200) >= 5
+        health = (await router.http.get("/healthz")).json()
+        assert health["engines"]["one"]["in_flight"] == 0
+
+
+async def test_where_a_model_has_no_room_in_time_the_one_that_stands_in_for_it_answers(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as llama, SimulatedEngine(MISTRAL) as mistral:
+        table = {"one": ("llama", "any", llama.url), "other": ("mistral", "any", mistral.url)}
+        text = bounded(configuration(redis_server.url, table, rest='[timeouts]\nqueue = "100ms"'), 1)
+        router = await make_router(with_fallback(text))
+        await llama.faults({"fault": "stall", "after": 3})
+        async with streaming(router, "first"):
+            answer = await router.chat("second")
+            assert (answer.status_code, answer.headers["x-fallback"]) == (200, "mistral")
+        assert (await router.metrics())[QUEUED] == 0
+
+
+async def test_nobody_waits_for_an_engine_whose_breaker_is_open(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as engine:
+        table = {"one": ("llama", "any", engine.url)}
+        rest = '[breaker]\nfailures = 1\ncooldown = "1h"'
+        router = await make_router(bounded(configuration(redis_server.url, table, rest=rest), 1))
+        await engine.faults({"fault": "stall", "after": 3, "match": "hold"}, {"fault": "status", "code": 500})
+        assert (await router.chat("fails")).status_code >= 500
+        for stream in (False, True):
+            answer = await router.chat("comes too late", stream=stream)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "circuit_open")
+        assert (await router.http.get("/healthz")).json()["engines"]["one"]["in_flight"] == 0
+
+
+# -- who need not wait ------------------------------------------------------------------------------------------------
+
+
+async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
+    here = await setting()
+    first = here.ask("known")
+    await here.begun(1)
+    here.finish()
+    assert (await first).headers["x-cache"] == "MISS"
+    leading = here.ask("in flight")
+    await here.begun(2)
+    waiting = here.ask("waits")
+    await here.queued(1)
+    for stream in (False, True):
+        assert (await here.router.chat("known", stream=stream)).headers["x-cache"] == "HIT"
+    async with streaming(here.router, "in flight") as follower:
+        assert follower.headers["x-cache"] == "COALESCED"
+        await follower.until("one")
+        followers = [here.ask("waits") for _ in range(5)]
+        await here.queued(1)  # one flight, however many it is for
+        here.finish(2)
+        await follower.to_the_end()
+    assert {(await answer).status_code for answer in (leading, waiting, *followers)} == {200}
+    assert await here.begun(3) == ["known", "in flight", "waits"]
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_waits_for_too_long_is_told_so(setting: MakeSetting, stream: bool) -> None:
+    here = await setting(rest='[timeouts]\nqueue = "200ms"')
+    first = here.ask("first")
+    await here.begun(1)
+    answer = await here.router.chat("second", stream=stream)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
+    assert answer.json()["error"]["type"] == "service_unavailable_error"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert answer.headers["x-cache"] == "MISS"
+    assert "x-engine" not in answer.headers
+    await here.queued(0)
+    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_timeout"}'] == 1
+    here.finish()
+    assert said(await first) == "one two"
+    assert len(here.engine.bodies) == 1, "the engine was never asked"
+
+
+async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> None:
+    here = await setting()
+    asked = [here.ask("first")]
+    await here.begun(1)
+    asked += [here.ask(f"{number}?") for number in range(room_to_wait(1))]
+    await here.queued(room_to_wait(1))
+    for stream in (False, True):
+        answer = await here.router.chat("one too many", stream=stream)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_full"}'] == 2
+    here.finish(len(asked))
+    assert {(await answer).status_code for answer in asked} == {200}
+    await here.queued(0)
+    again = here.ask("one too many")
+    here.finish()
+    assert (await again).status_code == 200
+
+
+async def test_a_tenant_that_fills_the_queue_gives_way_to_another(setting: MakeSetting) -> None:
+    here = await setting(rest=TENANTS)
+    asked = [here.ask("first", headers=ACME)]
+    await here.begun(1)
+    for number in range(room_to_wait(1)):
+        asked.append(here.ask(f"a{number}?", headers=ACME))
+        await here.queued(number + 1)
+    waiting = here.ask("b?", headers=BETA)
+    newest = await asked.pop()
+    assert (newest.status_code, newest.json()["error"]["code"]) == (429, "tenant_queue_full")
+    assert newest.json()["error"]["type"] == "rate_limit_error"
+    assert int(newest.headers["retry-after"]) >= 1
+    refused = await here.router.chat("one too many", headers=ACME)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
+    here.finish(len(asked) + 1)
+    assert {(await answer).status_code for answer in (*asked, waiting)} == {200}
+    assert (await here.begun(len(asked) + 1))[1] == "b?"
+
+
+@pytest.mark.parametrize("on_abandon", ["cancel", "finish"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_leaves_while_it_waits_has_left_the_queue_and_costs_no_engine_anything(
+    setting: MakeSetting, stream: bool, on_abandon: str
+) -> None:
+    here = await setting(cache=f'on_abandon = "{on_abandon}"')
+    first = here.ask("first")
+    await here.begun(1)
+    leaving = asyncio.ensure_future(here.router.chat("leaves", stream=stream))
+    await here.queued(1)
+    after = here.ask("stays")
+    await here.queued(2)
+    leaving.cancel()
+    await here.queued(1)
+    here.finish(2)
+    assert [said(await answer) for answer in (first, after)] == ["one two"] * 2
+    assert await here.begun(2) == ["first", "stays"]
+
+
+async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setting: MakeSetting) -> None:
+    here = await setting()
+    first = here.ask("first")
+    await here.begun(1)
+    leads = here.ask("wanted by two")
+    await here.queued(1)
+    follows = here.ask("wanted by two")
+    another = here.ask("another")
+    await here.queued(2)  # by then, the one before is there too
+    leads.cancel()
+    here.finish(3)
+    assert [said(await answer) for answer in (first, follows, another)] == ["one two"] * 3
+    assert await here.begun(3) == ["first", "wanted by two", "another"]
+
+
+# -- the configuration ------------------------------------------------------------------------------------------------
+
+
+async def test_the_bound_is_shared_out_among_the_workers_and_each_may_do_something() -> None:
+    text = configuration("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
+    for places, each in ((16, 4), (7, 1), (2, 1)):
+        (engine,) = build_catalog(parse(bounded(text, places), {})).engines.values()
+        assert engine.max_in_flight == each
+    (free,) = build_catalog(parse(text, {})).engines.values()
+    assert free.max_in_flight is None
+    assert free.has_room
+
+
+async def test_the_queue_is_as_long_as_there_are_places_within_reason() -> None:
+    assert [room_to_wait(places) for places in (1, 8, 64, 10_000)] == [16, 32, 256, 1024]

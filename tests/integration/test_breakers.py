@@ -1,0 +1,251 @@
+"""Engines that are left alone for a while: by all routers, for good reasons only, and not for longer than needed."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.probe_helpers import has_measured
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FAILS = {"fault": "status", "code": 500}
+PATIENT = '[breaker]\nfailures = 3\ncooldown = "1h"'
+HASTY = '[breaker]\nfailures = 3\ncooldown = "200ms"'
+
+
+def two_llamas(redis_url: str, engines: Engines, rest: str) -> str:
+    """`first` is asked first, as long as it may be."""
+    first, second = ("llama", "chat", engines.chat.url), ("llama", "any", engines.code.url)
+    return configuration(redis_url, {"first": first, "second": second}, rest=rest)
+
+
+def one_llama(redis_url: str, engines: Engines, rest: str) -> str:
+    return configuration(redis_url, {"first": ("llama", "chat", engines.chat.url)}, rest=rest)
+
+
+async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
+    """A request that looks at no cache."""
+    return await router.chat(prompt, headers={"cache-control": "no-store"}, **fields)
+
+
+async def state(router: RouterServer, engine: str = "first") -> str:
+    """As /healthz and /metrics have it; while it changes, they are asked again."""
+    while True:
+        before, metrics, after = await shown(router), await router.metrics(), await shown(router)
+        if before == after:
+            number = {"closed": 0, "half-open": 1, "open": 2}[before[engine]]
+            assert metrics[f'roundhouse_breaker_state{{engine="{engine}"}}'] == number
+            return before[engine]
+
+
+async def shown(router: RouterServer) -> dict[str, str]:
+    page = (await router.http.get("/healthz")).json()
+    found = {name: str(about["breaker"]) for name, about in page["engines"].items()}
+    assert page["circuit_breaker_open"] is ("open" in found.values())
+    return found
+
+
+async def becomes(wanted: str, *routers: RouterServer) -> None:
+    async def are_all() -> bool:
+        return [await state(router) for router in routers] == [wanted] * len(routers)
+
+    await eventually(are_all)
+
+
+async def received(engines: Engines) -> int:
+    return int((await engines.chat.stats())["received"])
+
+
+# -- failures, over two routers ---------------------------------------------------------------------------------------
+
+
+async def test_what_one_router_finds_out_keeps_all_from_asking_that_engine(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    text = two_llamas(redis_server.url, engines, PATIENT)
+    one, other = await make_router(text), await make_router(text)
+    await engines.chat.faults(FAILS)
+    for _ in range(3):
+        assert (await ask(one)).headers["x-engine"] == "second"
+    await becomes("open", one, other)
+    before = await received(engines)
+    for router in (one, other):
+        assert (await ask(router)).headers["x-engine"] == "second"
+        assert (await router.http.get("/healthz")).json()["status"] == "degraded"
+        assert (await router.http.get("/readyz")).status_code == 200
+    assert await received(engines) == before
+
+
+async def test_of_a_half_open_breaker_one_request_of_all_routers_is_the_probe_and_closes_it_for_all(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    text = two_llamas(redis_server.url, engines, HASTY)
+    one, other = await make_router(text), await make_router(text)
+    await engines.chat.faults({**FAILS, "times": 3})
+    for _ in range(3):
+        await ask(one)
+    await becomes("half-open", one, other)
+    await engines.chat.faults({"fault": "ttft", "ms": 500, "times": 1})
+    before = await received(engines)
+    answers = await asyncio.gather(*(ask(router, f"{n}?") for router in (one, other) for n in range(10)))
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert sorted(answer.headers["x-engine"] for answer in answers) == ["first"] + ["second"] * 19
+    assert await received(engines) == before + 1
+    await becomes("closed", one, other)
+    assert [(await ask(router)).headers["x-engine"] for router in (one, other)] == ["first", "first"]
+
+
+async def test_a_probe_that_fails_opens_it_again_and_nobody_notices(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(two_llamas(redis_server.url, engines, HASTY))
+    await engines.chat.faults(FAILS)
+    before = await received(engines)
+    for count in range(3):
+        assert (await ask(router)).headers["x-engine"] == "second"
+        assert await received(engines) == before + count + 1
+    await becomes("half-open", router)
+    assert (await ask(router)).headers["x-engine"] == "second"
+    assert await received(engines) == before + 4
+    await becomes("half-open", router)
+
+
+async def test_while_redis_is_away_each_router_has_its_own(
+    own_redis: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    text = two_llamas(own_redis.url, engines, HASTY)
+    one, other = await make_router(text), await make_router(text)
+    await engines.chat.faults({**FAILS, "times": 3})
+    for _ in range(3):
+        assert (await ask(one)).headers["x-engine"] == "second"
+    assert await state(other) == "closed"
+    await becomes("half-open", one)
+    assert (await ask(one)).headers["x-engine"] == "first"
+    assert await state(one) == "closed"
+
+
+# -- what is no reason ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [401, 404, 408, 429])
+async def test_4xx_opens_no_breaker(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, code: int
+) -> None:
+    router = await make_router(one_llama(redis_server.url, engines, PATIENT))
+    await engines.chat.faults({"fault": "status", "code": code})
+    for _ in range(4):
+        assert (await ask(router)).status_code == {404: 404, 429: 503}.get(code, 502)
+    assert await state(router) == "closed"
+
+
+async def test_a_client_whose_requests_are_refused_opens_no_breaker(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(one_llama(redis_server.url, engines, PATIENT))
+    for stream in (False, True) * 3:
+        assert (await ask(router, "far too long " * 5000, stream=stream)).status_code == 400
+    assert await state(router) == "closed"
+
+
+async def test_an_engine_that_says_when_to_come_back_is_busy_and_not_broken(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
+    await engines.chat.faults({"fault": "status", "code": 503, "retry_after": "30", "times": 1})
+    before = await received(engines)
+    for _ in range(4):
+        assert (await ask(router)).headers["x-engine"] == "second"
+    assert await received(engines) == before + 1, "it was asked once, and then not before the time that it named"
+    assert await state(router) == "closed"
+
+
+async def test_the_time_that_engines_ask_for_is_told_to_the_client(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(one_llama(redis_server.url, engines, PATIENT))
+    await engines.chat.faults({"fault": "status", "code": 429, "retry_after": "7"})
+    before = await received(engines)
+    answer = await ask(router)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
+    assert await received(engines) == before + 1
+
+
+async def test_clients_that_leave_open_no_breaker(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(one_llama(redis_server.url, engines, PATIENT))
+    for n in range(4):
+        before = await engines.chat.stats(in_flight=0)
+        body = json.dumps(chat_body(f"{n}? [[sim:stall after=0]]", stream=True)).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await engines.chat.stats(started=before["started"] + 1, in_flight=1)
+        writer.close()
+    await engines.chat.stats(in_flight=0)
+    assert await state(router) == "closed"
+
+
+async def test_streams_that_break_after_their_first_token_open_it(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
+    await engines.chat.faults({"fault": "drop", "after": 3})
+    for _ in range(3):
+        assert (await ask(router, stream=True)).headers["x-engine"] == "first"
+    assert await state(router) == "open"
+
+
+# -- nobody left ------------------------------------------------------------------------------------------------------
+
+
+async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_first_is_half_open(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    rest = PATIENT.replace("1h", "40s")
+    router = await make_router(one_llama(redis_server.url, engines, rest))
+    await engines.chat.faults(FAILS)
+    assert (await ask(router)).status_code == 502, "three attempts, which open it"
+    before = await received(engines)
+    answer = await ask(router)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "circuit_open")
+    assert 30 <= int(answer.headers["retry-after"]) <= 40
+    assert await received(engines) == before
+    ready = await router.http.get("/readyz")
+    assert (ready.status_code, "retry-after" in ready.headers) == (503, True)
+
+
+# -- pressure ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_kv_cache_shuts_an_engine_until_it_has_emptied_below_the_lower_mark(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(two_llamas(redis_server.url, engines, ""))
+    assert (await ask(router)).headers["x-engine"] == "first"
+    await engines.chat.faults({"fault": "kv", "usage": 0.88})
+    await becomes("open", router)
+    assert (await ask(router)).headers["x-engine"] == "second"
+    await engines.chat.faults({"fault": "kv", "usage": 0.79})
+    await has_measured(router, 0.79, "first")
+    assert await state(router) == "open"
+    await engines.chat.faults({"fault": "kv", "usage": 0.78})
+    await becomes("closed", router)
+    await engines.chat.faults({"fault": "kv", "usage": 0.87})
+    await has_measured(router, 0.87, "first")
+    assert await state(router) == "closed"
+    assert (await ask(router)).headers["x-engine"] == "first"
+
+
+async def test_a_metric_that_is_not_there_opens_no_breaker(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    await engines.chat.faults({"fault": "kv", "metric": "missing"})
+    router = await make_router(one_llama(redis_server.url, engines, ""))
+    assert await state(router) == "closed"
+    assert (await ask(router)).status_code == 200

@@ -1,0 +1,74 @@
+"""What is given up as the engines of a model fill up: the table of docs/resilience.md."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.probe_helpers import has_measured
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration, with_fallback
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.time_travel import A_DAY, aged
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def four_llamas(redis_url: str, engines: Engines) -> str:
+    """`one` and `two` are the same engine, and so are `three` and `four`."""
+    chat, code = engines.chat.url, engines.code.url
+    urls = {"one": chat, "two": chat, "three": code, "four": code}
+    table = {name: ("llama", "any", url) for name, url in urls.items()}
+    return with_fallback(configuration(redis_url, {**table, "mistral": ("mistral", "any", engines.mistral.url)}))
+
+
+async def fills(router: RouterServer, simulated: SimulatedEngine, usage: float, *names: str) -> None:
+    await simulated.faults({"fault": "kv", "usage": usage})
+    await has_measured(router, usage, *names)
+
+
+async def outlived(router: RouterServer, redis: Any) -> None:
+    """There is an answer that has outlived its time."""
+    first = await router.chat("The sea?")
+    assert first.headers["x-cache"] == "MISS"
+    await aged(redis, first.headers["x-cache-key"], A_DAY + 10)
+
+
+def given(answer: httpx.Response) -> tuple[str, str | None]:
+    return answer.headers["x-cache"], answer.headers.get("x-fallback")
+
+
+async def test_new_work_goes_to_the_fallback_first_then_old_answers_are_given_then_nothing(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+) -> None:
+    router = await make_router(four_llamas(redis_server.url, engines))
+    await outlived(router, redis)
+    await fills(router, engines.chat, 0.9, "one", "two")
+    assert given(await router.chat("The sea?")) == ("MISS", "mistral")
+    await fills(router, engines.code, 0.9, "three", "four")
+    assert given(await router.chat("The sea?")) == ("STALE", None)
+    assert given(await router.chat("The land?")) == ("MISS", "mistral")
+    await fills(router, engines.mistral, 0.9, "mistral")
+    refused = await router.chat("The land?")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "circuit_open")
+    assert int(refused.headers["retry-after"]) >= 1
+    await fills(router, engines.mistral, 0.1, "mistral")
+    await fills(router, engines.code, 0.1, "three", "four")
+    assert given(await router.chat("The sea?")) == ("STALE", None), "half of it is still shut"
+    await fills(router, engines.chat, 0.1, "one", "two")
+    assert given(await router.chat("The land?")) == ("MISS", None)
+
+
+async def test_an_engine_that_is_broken_is_no_pressure_on_the_others(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    text = configuration(
+        redis_server.url,
+        {**engines.table(), "llama-code": ("llama", "code", engines.code.url)},
+        rest='[breaker]\nfailures = 1\ncooldown = "1h"',
+    )
+    router = await make_router(with_fallback(text))
+    await engines.chat.faults({"fault": "status", "code": 500})
+    for n in range(3):
+        answer = await router.chat(f"The sea {n}?")
+        assert (answer.headers["x-engine"], "x-fallback" in answer.headers) == ("llama-code", False)

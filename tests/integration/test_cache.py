@@ -1,0 +1,282 @@
+"""What is kept and served again: both forms, both ways, in Redis as people read it there."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from router.core.cache.entry_filter import text_name
+from router.core.endpoints.stream_encoding import decode_stream
+from tests.support.purge_log import other_keys
+from tests.support.router_server import LLAMA_ALIAS, Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body
+from tests.support.sse_answers import DONE, ROLE, chunk, events, said
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+TEXT = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
+
+
+async def entry_of(redis: Any, key: str) -> dict[str, str]:
+    entry: dict[str, str] = await eventually(lambda: redis.hgetall(key))
+    return entry
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
+    router: RouterServer, engines: Engines, first: bool, second: bool
+) -> None:
+    before = (await engines.chat.stats())["received"]
+    miss, hit = await router.chat("The sea?", stream=first), await router.chat("The sea?", stream=second)
+    assert (miss.headers["x-cache"], hit.headers["x-cache"]) == ("MISS", "HIT")
+    assert said(miss) == said(hit) != ""
+    if first == second:
+        assert miss.content == hit.content
+    if second:
+        assert hit.content.endswith(DONE)
+        assert [e["choices"][0]["finish_reason"] for e in events(hit.content)][-1] == "stop"
+    assert (await engines.chat.stats())["received"] == before + 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_text_survives_byte_for_byte(router: RouterServer, engines: Engines, first: bool) -> None:
+    await engines.chat.faults({"fault": "say", "text": TEXT})
+    answers = [await router.chat("Say it", stream=stream) for stream in (first, not first)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+    assert [said(answer) for answer in answers] == [TEXT, TEXT]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True, "top_logprobs": 2},
+        {"n": 3},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"return_token_ids": True},
+        {
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
+        },
+    ],
+    ids=["logprobs", "choices", "reasoning", "token-ids", "tools"],
+)
+async def test_a_kept_stream_gives_the_json_that_the_engine_would_have_given(
+    router: RouterServer, fields: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+    assert (await router.chat("The sea?", **options, **fields)).headers["x-cache"] == "MISS"
+    hit = await router.chat("The sea?", **fields)
+    assert hit.headers["x-cache"] == "HIT"
+    direct = await router.chat("The sea?", **fields, unused_by_the_engine=1)
+    assert direct.headers["x-cache"] == "MISS"
+    names = ("id", "created")
+    got, expected = ({k: v for k, v in a.json().items() if k not in names} for a in (hit, direct))
+    assert _said_fields(got["usage"]) == _said_fields(expected["usage"])
+    for one, other in zip(got["choices"], expected["choices"], strict=True):
+        calls = [choice["message"].pop("tool_calls", None) or [] for choice in (one, other)]
+        assert [c["function"] for c in calls[0]] == [c["function"] for c in calls[1]]
+        assert _said_fields(one) == _said_fields(other)
+
+
+def _said_fields(value: Any) -> Any:
+    """Without the nulls and empty lists that only one of the two forms spells out."""
+    if isinstance(value, dict):
+        return {k: _said_fields(v) for k, v in value.items() if v not in (None, [], {})}
+    return [_said_fields(item) for item in value] if isinstance(value, list) else value
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+async def test_equal_json_in_other_spelling_hits(router: RouterServer) -> None:
+    one = b'{"model":"llama","messages":[{"role":"user","content":"\xc3\xa9"}],"temperature":0,"x":{"a":1,"b":1.0}}'
+    other = rb'{ "x": {"b":1, "a":1e0}, "temperature":0.0, "messages":[{"content":"\u00e9", "role":"user"}],'
+    other += rb' "model":"llama" }'
+    first, second = [await router.post("/v1/chat/completions", body) for body in (one, other)]
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 0.5}, {"seed": 1}, {"max_tokens": 7}, {"top_p": 0.5}, {"n": 2}, {"stop": ["x"]},
+        {"nobody_knows_this_field": 1}, {"documents": [{"text": "a"}]}, {"model": "mistral"},
+        {"messages": [{"role": "user", "content": "the sea?"}]},
+        {"messages": [{"role": "user", "content": "The sea?\n"}]},
+        {"messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "The sea?"}]},
+    ],
+    ids=lambda change: json.dumps(change)[:40],
+)  # fmt: skip
+async def test_what_can_change_the_answer_is_another_answer(router: RouterServer, change: dict[str, Any]) -> None:
+    first = await router.chat("The sea?")
+    second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
+    assert second.status_code == 200
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "MISS")
+    assert first.headers["x-cache-key"] != second.headers["x-cache-key"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"user": "u"}, {"metadata": {"a": "b"}}, {"stream": True}, {"store": True}, {"model": LLAMA_ALIAS}]
+)
+async def test_what_cannot_change_the_answer_shares_it(router: RouterServer, change: dict[str, Any]) -> None:
+    await router.chat("The sea?")
+    second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
+    assert second.headers["x-cache"] == "HIT"
+
+
+async def test_system_and_context_have_their_own_parts_of_the_key(router: RouterServer) -> None:
+    async def parts(system: str, context: str, query: str) -> list[str]:
+        user = f"<context>{context}</context>{query}"
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        answer = await router.post("/v1/chat/completions", {"model": "llama", "messages": messages})
+        key: str = answer.headers["x-cache-key"]
+        assert key.startswith("rh:1:default:llama:")
+        return key.split(":")[4:]
+
+    base = await parts("s", "c", "q")
+    changed = [await parts("S", "c", "q"), await parts("s", "C", "q"), await parts("s", "c", "Q")]
+    assert [[a == b for a, b in zip(base, other, strict=True)] for other in changed] == [
+        [False, True, True],
+        [True, False, True],
+        [True, True, False],
+    ]
+
+
+async def test_another_revision_of_a_model_has_its_own_answers(make_router: MakeRouter, config: str) -> None:
+    old = await make_router(config)
+    new = await make_router(config.replace('revision = "1"', 'revision = "2"'))
+    assert (await old.chat("The sea?")).headers["x-cache"] == "MISS"
+    assert (await new.chat("The sea?")).headers["x-cache"] == "MISS"
+    assert (await old.chat("The sea?")).headers["x-cache"] == "HIT"
+
+
+async def test_two_routers_share_their_answers(make_router: MakeRouter, config: str, redis: Any) -> None:
+    one, other = await make_router(config), await make_router(config)
+    key = (await one.chat("The sea?")).headers["x-cache-key"]
+    await eventually(lambda: redis.exists(key))
+    assert (await other.chat("The sea?")).headers["x-cache"] == "HIT"
+
+
+async def test_answers_that_may_differ_are_left_alone_where_only_sure_ones_are_stored(
+    make_router: MakeRouter, config: str
+) -> None:
+    router = await make_router(config.replace("[cache]", '[cache]\nstore = "deterministic"'))
+    for _ in range(2):
+        answer = await router.chat("The sea?")
+        assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "policy")
+        assert "x-cache-key" not in answer.headers
+    first, second = await router.chat("The sea?", temperature=0), await router.chat("The sea?", temperature=0)
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
+
+
+# -- the entry --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_entry_can_be_read_at_the_key_of_the_header(router: RouterServer, redis: Any, stream: bool) -> None:
+    answer = await router.chat("The sea?", stream=stream)
+    key = answer.headers["x-cache-key"]
+    entry = await entry_of(redis, key)
+    assert len(entry["digest"]) == 64
+    assert json.loads(entry["body"])["choices"][0]["message"]["content"] == said(answer)
+    assert ("stream" in entry, entry["format"]) == (stream, "2")
+    if stream:
+        events = decode_stream(entry["stream"].encode("ascii"), entry["body"].encode(), include_usage=False, end=DONE)
+        assert events == answer.content
+    else:
+        assert entry["body"] == answer.text
+    assert said(await router.chat("The sea?", stream=not stream)) == said(answer), "it is a hit in either form"
+    assert (entry["model"], entry["engine"], entry["task"]) == ("llama", "llama-chat", "chat")
+    assert abs(float(entry["created"]) - time.time()) < 60
+    assert int(entry["prompt_tokens"]) > 0
+    assert int(entry["completion_tokens"]) > 0
+    assert int(entry["generation_ms"]) >= 0
+    assert 86_400_000 < await redis.pttl(key) <= 90_000_000, "a day, and an hour in which it may serve as stale"
+
+
+async def test_an_entry_expires_after_its_time_to_live(make_router: MakeRouter, config: str, redis: Any) -> None:
+    router = await make_router(config.replace("[cache]", '[cache]\nttl = "90s"\nstale_if_error = 0'))
+    key = (await router.chat("The sea?")).headers["x-cache-key"]
+    await entry_of(redis, key)
+    assert 80_000 < await redis.pttl(key) <= 90_000
+    await redis.pexpire(key, 1)
+    await eventually(lambda: _gone(redis, key))
+    assert (await router.chat("The sea?")).headers["x-cache"] == "MISS"
+
+
+async def _gone(redis: Any, key: str) -> bool:
+    return not await redis.exists(key)
+
+
+async def test_a_forced_collision_is_a_miss(router: RouterServer, redis: Any) -> None:
+    key = (await router.chat("The sea?")).headers["x-cache-key"]
+    entry = await entry_of(redis, key)
+    await redis.hset(key, "digest", "0" * 64)
+    assert (await router.chat("The sea?")).headers["x-cache"] == "MISS"
+    await eventually(lambda: _has_digest(redis, key, entry["digest"]))
+    assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+
+
+async def _has_digest(redis: Any, key: str, digest: str) -> bool:
+    return bool(await redis.hget(key, "digest") == digest)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        ("DEL", "KEY"), ("HDEL", "KEY", "digest"), ("HDEL", "KEY", "body"), ("HSET", "KEY", "created", "yesterday"),
+        ("HSET", "KEY", "ttl", ""), ("HSET", "KEY", "task", "poem"), ("HSET", "KEY", "prompt_tokens", "many"),
+        ("HSET", "KEY", "digest", "ü"), ("SET", "KEY", "a string"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+async def test_what_is_no_entry_is_a_miss_and_is_written_over(
+    router: RouterServer, redis: Any, break_it: tuple[str, ...]
+) -> None:
+    key = (await router.chat("The sea?")).headers["x-cache-key"]
+    entry = await entry_of(redis, key)
+    await redis.execute_command(*(key if word == "KEY" else word for word in break_it))
+    assert (await router.chat("The sea?")).headers["x-cache"] == "MISS"
+    assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+    assert (await entry_of(redis, key))["digest"] == entry["digest"]
+    assert await redis.pttl(key) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_over_the_limit_is_given_whole_and_counted_and_not_kept(
+    make_router: MakeRouter, config: str, redis: Any, stream: bool
+) -> None:
+    router = await make_router(config.replace("[cache]", '[cache]\nmax_entry = "5KiB"'))
+    for _ in range(2):
+        answer = await router.chat("[[sim:tokens n=2000]]", stream=stream)
+        assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+        assert len(answer.content) > 5 << 10
+        assert answer.content.endswith(DONE) is stream
+    assert (await router.metrics())['llm_cache_writes_total{result="too-large"}'] == 2
+    assert not await other_keys(redis)
+
+
+async def test_a_stream_that_cannot_be_said_in_json_still_serves_streams(scripted: ScriptedRouter) -> None:
+    odd = chunk(content="a", vendor="one") + chunk(content="b", vendor="two", finish="stop")
+    router, engine = await scripted(ROLE, odd, DONE)
+    first, second = await router.chat("x", stream=True), await router.chat("x", stream=True)
+    assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
+    assert first.content == second.content == ROLE + odd + DONE
+    engine.pieces = (b'{"choices":[{"index":0,"message":{"content":"ab"},"finish_reason":"stop"}]}',)
+    assert (await router.chat("x")).headers["x-cache"] == "MISS"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_entry_names_the_documents_that_it_was_made_with(
+    router: RouterServer, redis: Any, stream: bool
+) -> None:
+    documents = [{"doc_id": "kb-7", "text": "The sea is salt."}, {"text": "It is deep."}]
+    answer = await router.chat("The <context>It is wide.</context> sea?", documents=documents, stream=stream)
+    key = answer.headers["x-cache-key"]
+    known = json.loads(await eventually(lambda: redis.hget(key, "documents")))
+    assert known == ["kb-7", text_name("It is deep."), text_name("It is wide.")]
+    plain = (await router.chat("The sea?", stream=stream)).headers["x-cache-key"]
+    await eventually(lambda: redis.exists(plain))
+    assert not await redis.hexists(plain, "documents")

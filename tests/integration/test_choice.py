@@ -1,0 +1,260 @@
+"""Which engine gets a request, seen from outside: sessions and prompts that stay together, contexts, drafts."""
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CODE = "Write a Python function that sorts a list"
+CHAT = "Tell me a story about the sea"
+
+
+@asynccontextmanager
+async def simulated(**engines: dict[str, Any]) -> AsyncIterator[dict[str, SimulatedEngine]]:
+    async with AsyncExitStack() as stack:
+        yield {
+            name: await stack.enter_async_context(SimulatedEngine(LLAMA, **options))
+            for name, options in engines.items()
+        }
+
+
+def table(engines: dict[str, SimulatedEngine], task: str = "any") -> dict[str, tuple[str, str, str]]:
+    return {name: ("llama", task, engine.url) for name, engine in engines.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair() -> AsyncIterator[dict[str, SimulatedEngine]]:
+    """Two engines of one model without drafts."""
+    async with simulated(a={"max_model_len": 4096}, b={"max_model_len": 4096}) as engines:
+        yield engines
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def router(redis_server: RedisServer, pair: dict[str, SimulatedEngine], make_router: MakeRouter) -> RouterServer:
+    return await make_router(configuration(redis_server.url, table(pair)))
+
+
+async def engine_of(router: RouterServer, system: str, question: str, **headers: str) -> str:
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    answer = await router.chat("", messages=messages, headers=headers, max_tokens=4)
+    assert answer.headers["x-cache"] == "MISS"
+    return answer.headers["x-engine"]
+
+
+async def test_requests_with_one_system_prompt_go_to_one_replica_and_prompts_spread(router: RouterServer) -> None:
+    found = {
+        system: {await engine_of(router, f"You are assistant {system}.", f"Question {number}") for number in range(3)}
+        for system in range(12)
+    }
+    assert all(len(engines) == 1 for engines in found.values())
+    assert {name for engines in found.values() for name in engines} == {"a", "b"}
+
+
+async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_are(router: RouterServer) -> None:
+    for session in ("s1", "s2", "s3"):
+        headers = {"x-session-id": session}
+        found = {await engine_of(router, f"Prompt {n}", f"{session} {n}", **headers) for n in range(6)}
+        assert len(found) == 1
+
+
+async def test_a_session_that_is_none_is_passed_over(router: RouterServer) -> None:
+    found = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
+    assert found == {"a"}  # with nothing else to go by, and nothing to do, the first has it
+
+
+async def test_requests_that_come_at_once_are_spread_although_the_engines_have_not_been_asked_since(
+    router: RouterServer, pair: dict[str, SimulatedEngine]
+) -> None:
+    for engine in pair.values():
+        await engine.faults({"fault": "ttft", "ms": 500, "times": 20})
+    answers = await asyncio.gather(*(router.chat(f"Burst {number}?", max_tokens=4) for number in range(20)))
+    assert sorted(Counter(answer.headers["x-engine"] for answer in answers).values())[0] >= 7
+    for engine in pair.values():
+        await engine.clear()
+
+
+async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
+    router: RouterServer, pair: dict[str, SimulatedEngine]
+) -> None:
+    for engine in pair.values():
+        await engine.faults({"fault": "ttft", "ms": 500, "times": 40})
+    found = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
+    assert sorted(Counter(found).values())[0] >= 12
+    for engine in pair.values():
+        await engine.clear()
+
+
+async def test_the_prefix_cache_hits_more_often_than_where_requests_just_take_turns(
+    router: RouterServer, pair: dict[str, SimulatedEngine]
+) -> None:
+    from benchmarks.affinity import compare
+
+    shares = await compare(router.url, [engine.url for engine in pair.values()], model="llama", served=LLAMA)
+    assert shares.routed > shares.in_turn + 0.1
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_router_learns_contexts_from_the_engines_and_sends_long_prompts_to_those_that_take_them(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with simulated(a={"max_model_len": 1024}, b={"max_model_len": 16384}) as engines:
+        router = await make_router(configuration(redis_server.url, table(engines)))
+        listed = (await router.http.get("/v1/models/llama")).json()
+        assert listed["max_model_len"] == 16384
+        assert (await router.chat("Short?")).headers["x-engine"] == "a"
+        long = await router.chat("A long story. " * 400)
+        assert (long.status_code, long.headers["x-engine"]) == (200, "b")
+        many = await router.chat("Short again?", max_tokens=2000)
+        assert (many.status_code, many.headers["x-engine"]) == (200, "b")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", chat_body("Hi", max_tokens=4097), "messages"),
+        ("/v1/chat/completions", chat_body("Hi", max_completion_tokens=5000, stream=True), "messages"),
+        ("/v1/completions", {"model": "llama", "prompt": [5] * 4097}, "prompt"),
+    ],
+)
+async def test_what_no_engine_could_take_is_refused_without_asking_one(
+    router: RouterServer, pair: dict[str, SimulatedEngine], path: str, body: dict[str, Any], param: str
+) -> None:
+    before = [(await engine.stats())["received"] for engine in pair.values()]
+    answer = await router.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "maximum context length is 4096 tokens" in error["message"]
+    assert [(await engine.stats())["received"] for engine in pair.values()] == before
+
+
+async def test_a_prompt_that_may_fit_is_the_engines_to_refuse(router: RouterServer) -> None:
+    answer = await router.chat("word " * 5000)
+    assert answer.status_code == 400
+    assert "maximum context length" in answer.json()["error"]["message"]
+    assert answer.headers["x-engine"] in ("a", "b")
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+BIASED: dict[str, Any] = {"logit_bias": {"42": -100.0}}
+
+
+async def test_what_speculation_cannot_serve_goes_to_an_engine_without(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with simulated(a={"draft": "d"}, b={}) as engines:
+        router = await make_router(configuration(redis_server.url, table(engines)))
+        assert (await router.chat("Why?")).headers["x-engine"] == "a"
+        wishes: list[dict[str, Any]] = [BIASED, {"min_p": 0.1}]
+        for wish in wishes:
+            answer = await router.chat("Why?", **wish)
+            assert (answer.status_code, answer.headers["x-engine"]) == (200, "b")
+            assert "x-adjusted" not in answer.headers
+            assert (await router.chat("Why?", **wish)).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_every_engine_speculates_it_is_left_out_and_said_and_not_stored(
+    redis_server: RedisServer, make_router: MakeRouter, stream: bool
+) -> None:
+    async with simulated(a={"draft": "d"}) as engines:
+        router = await make_router(configuration(redis_server.url, table(engines)))
+        async with httpx.AsyncClient() as http:
+            body = {**chat_body("Hi"), **BIASED, "model": LLAMA}
+            refused = await http.post(f"{engines['a'].url}/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert "not yet supported with speculative decoding" in refused.json()["error"]["message"]
+        for _ in range(2):
+            answer = await router.chat("Why?", **BIASED, min_p=0.2, stream=stream, top_p=0.9)
+            assert answer.status_code == 200
+            assert answer.headers["x-adjusted"] == "min_p, logit_bias"
+            assert answer.headers["x-cache"] == "MISS"
+        sent = json.loads((await engines["a"].stats())["requests"][-1]["body"])
+        assert sent["top_p"] == 0.9
+        assert not {"logit_bias", "min_p"} & sent.keys()
+
+
+class Dice:
+    """Randomness that falls as it is told."""
+
+    def __init__(self) -> None:
+        self.explore = False
+
+    def __call__(self) -> float:
+        return 0.0 if self.explore else 1.0
+
+
+async def ask_many(router: RouterServer, prompt: str, numbers: range) -> Counter[str]:
+    """Asks something else each time, as a stream; returns which engines answered how often."""
+    few = asyncio.Semaphore(3)
+
+    async def ask(number: int) -> str:
+        async with few:
+            answer = await router.chat(f"{prompt}, number {number}.", stream=True, max_tokens=40, min_tokens=40)
+        assert answer.status_code == 200
+        return answer.headers["x-engine"]
+
+    return Counter(await asyncio.gather(*map(ask, numbers)))
+
+
+async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_one_has_stopped_paying(
+    redis_server: RedisServer, redis: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    pace = {"tokens_per_second": 150, "num_speculative_tokens": 4, "draft": "d"}
+    good_at = {
+        "chatty": {**pace, "acceptance": 0.9, "code_acceptance": 0.02},
+        "coder": {**pace, "acceptance": 0.02, "code_acceptance": 0.9},
+    }
+    dice = Dice()
+    async with simulated(**good_at) as engines:
+        # The labels are the wrong way round: what is learned counts, and not what somebody wrote.
+        wrong = {
+            "chatty": ("llama", "code", engines["chatty"].url),
+            "coder": ("llama", "chat", engines["coder"].url),
+        }
+        async with RouterServer(configuration(redis_server.url, wrong, router="explore = 0.5"), random=dice) as router:
+            assert await ask_many(router, CODE, range(15)) == {"chatty": 15}
+            assert await ask_many(router, CHAT, range(15)) == {"coder": 15}
+            dice.explore = True
+            assert await ask_many(router, CODE, range(15, 30)) == {"coder": 15}
+            assert await ask_many(router, CHAT, range(15, 30)) == {"chatty": 15}
+            dice.explore = False
+            assert await ask_many(router, CODE, range(30, 34)) == {"coder": 4}
+            assert await ask_many(router, CHAT, range(30, 34)) == {"chatty": 4}
+
+            with caplog.at_level(logging.INFO, "roundhouse.engines"):
+                drafts = await eventually(lambda: judged(router))
+            assert drafts["coder"]["code"]["pays"] is drafts["chatty"]["chat"]["pays"] is True
+            assert drafts["coder"]["code"]["tokens_per_second"] > 1.5 * drafts["chatty"]["code"]["tokens_per_second"]
+            metrics = await router.metrics()
+            assert metrics['roundhouse_draft_pays{engine="chatty",task="code"}'] == 0
+            assert metrics['roundhouse_draft_pays{engine="coder",task="code"}'] == 1
+            assert metrics['roundhouse_engine_tokens_per_second{engine="coder",task="code"}'] > 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([text for text in warnings if re.match("engine chatty: its draft does not pay for code: ", text)]) == 1
+
+
+async def judged(router: RouterServer) -> dict[str, dict[str, dict[str, Any]]] | None:
+    """What /healthz says of the drafts, once two have been found not to pay."""
+    engines = (await router.http.get("/healthz")).json()["engines"]
+    drafts = {name: engine["drafts"] for name, engine in engines.items()}
+    unpaid = [name for name, tasks in drafts.items() for task in tasks.values() if task["pays"] is False]
+    return drafts if len(unpaid) == 2 else None

@@ -1,0 +1,205 @@
+"""What a client did wrong costs that client alone: no breaker counts it, and no engine is asked again for it."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, Engines, MakeRouter, RouterServer, ScriptedRouter, configuration
+from tests.support.sse_answers import DONE, events
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NERVOUS = '[breaker]\nfailures = 1\ncooldown = "1h"'
+LONG = 100_000
+TOO_LONG_EVENT = 9 << 20
+STATUS: list[dict[str, Any]] = [
+    {"code": 400},
+    {"code": 400, "bytes": LONG},
+    {"code": 400, "bytes": LONG, "shape": "detail"},
+    {"code": 400, "bytes": LONG, "shape": "text"},
+    {"code": 400, "shape": "vllm-0.9"},
+    {"code": 400, "shape": "detail"},
+    {"code": 400, "shape": "text"},
+    {"code": 400, "shape": "html"},
+    {"code": 422, "shape": "details"},
+    {"code": 413},
+    {"code": 409},
+    {"code": 404},
+    {"code": 404, "shape": "detail", "message": "Not Found"},
+    {"code": 405},
+    {"code": 501},
+    {"code": 501, "bytes": LONG},
+]
+
+
+def named(value: Any) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else "stream" if value else "json"
+
+
+@pytest.fixture
+def two(redis_server: RedisServer, engines: Engines) -> str:
+    """Two engines of llama whose breakers open at the first failure; `first` is asked first."""
+    table = {"first": ("llama", "chat", engines.chat.url), "second": ("llama", "any", engines.code.url)}
+    return configuration(redis_server.url, table, rest=NERVOUS)
+
+
+async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
+    """A request that looks at no cache."""
+    return await router.chat("The sea?", headers={"cache-control": "no-store"}, **fields)
+
+
+async def received(engines: Engines) -> int:
+    return int((await engines.chat.stats())["received"])
+
+
+async def shown(router: RouterServer) -> dict[str, str]:
+    """The engines' breakers, as /healthz has them."""
+    page = (await router.http.get("/healthz")).json()
+    return {name: str(about["breaker"]) for name, about in page["engines"].items()}
+
+
+async def is_unharmed(router: RouterServer, engines: Engines) -> None:
+    """Whether both engines are asked as before."""
+    assert await shown(router) == {"first": "closed", "second": "closed"}
+    await engines.chat.clear()
+    await engines.code.clear()
+    assert (await ask(router)).headers["x-engine"] == "first"
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"].isprintable()
+    assert len(error["message"]) <= 64 << 10
+    assert "127.0.0.1" not in answer.text
+    return error
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=named)
+@pytest.mark.parametrize("status", STATUS, ids=named)
+async def test_a_refusal_is_the_clients_own_whatever_its_length_and_shape(
+    make_router: MakeRouter, two: str, engines: Engines, status: dict[str, Any], stream: bool
+) -> None:
+    router = await make_router(two)
+    for engine in engines.chat, engines.code:
+        await engine.faults({"fault": "status", **status})
+    before = await received(engines)
+    answer = await ask(router, stream=stream)
+    assert answer.status_code == {405: 404, 501: 400}.get(status["code"], status["code"])
+    error_of(answer)
+    assert await received(engines) == before + 1, "nobody asks the same engine again"
+    await is_unharmed(router, engines)
+
+
+@pytest.mark.parametrize("shape", ["vllm", "vllm-0.9", "detail", "details", "text"])
+async def test_the_engines_message_reaches_the_client_in_any_shape(
+    make_router: MakeRouter, two: str, engines: Engines, shape: str
+) -> None:
+    router = await make_router(two)
+    message = "logit_bias has a token that is not in the vocabulary"
+    await engines.chat.faults({"fault": "status", "code": 400, "shape": shape, "message": message})
+    assert message in error_of(await ask(router))["message"]
+
+
+@pytest.mark.parametrize("code", [404, 405, 501])
+async def test_what_one_engine_lacks_another_engine_of_the_model_may_have(
+    make_router: MakeRouter, two: str, engines: Engines, code: int
+) -> None:
+    router = await make_router(two)
+    await engines.chat.faults({"fault": "status", "code": code})
+    assert (await ask(router)).headers["x-engine"] == "second"
+    await is_unharmed(router, engines)
+
+
+async def test_a_model_that_no_engine_has_is_404_and_the_engines_name_of_it_stays_here(
+    make_router: MakeRouter, two: str
+) -> None:
+    router = await make_router(two.replace(f'served_model = "{LLAMA}"', 'served_model = "inner/name"'))
+    answer = await ask(router)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
+    assert "inner/name" not in answer.text
+    assert await shown(router) == {"first": "closed", "second": "closed"}
+
+
+async def test_embeddings_of_a_model_that_chats_are_404(make_router: MakeRouter, two: str, engines: Engines) -> None:
+    router = await make_router(two)
+    answer = await router.post("/v1/embeddings", {"model": "llama", "input": "The sea?"}, cache_control="no-store")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unsupported_endpoint")
+    await is_unharmed(router, engines)
+
+
+async def test_engines_that_lack_it_hide_no_failure_of_one_that_has_it(
+    make_router: MakeRouter, two: str, engines: Engines
+) -> None:
+    router = await make_router(two)
+    await engines.chat.faults({"fault": "status", "code": 503})
+    await engines.code.faults({"fault": "status", "code": 404})
+    assert (await ask(router)).status_code == 503
+
+
+async def test_what_an_engine_says_of_the_routers_credentials_stays_between_them(
+    make_router: MakeRouter, two: str, engines: Engines
+) -> None:
+    router = await make_router(two)
+    for engine in engines.chat, engines.code:
+        await engine.faults({"fault": "status", "code": 401, "message": "Unauthorized: sk-secret"})
+    answer = await ask(router)
+    assert (answer.status_code, error_of(answer)["code"]) == (502, "engine_failed")
+    assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("after", [0, 3])
+async def test_an_engine_that_refuses_in_a_stream_that_it_has_opened_refuses_the_client(
+    make_router: MakeRouter, two: str, engines: Engines, path: str, after: int
+) -> None:
+    router = await make_router(two)
+    await engines.chat.faults({"fault": "error", "after": after, "code": 400, "message": "Grammar error: at 1"})
+    messages = [{"role": "user", "content": "The sea?"}]
+    body = {"model": "llama", "prompt": "The sea?", "messages": messages, "max_tokens": 50, "stream": True}
+    answer = await router.post(path, body, cache_control="no-store")
+    if after == 0:
+        assert answer.status_code == 400
+        assert ("Grammar error" in error_of(answer)["message"]) is (path != "/v1/messages")
+    else:
+        assert b'"error"' in answer.content
+        assert not answer.content.endswith(DONE)
+    await is_unharmed(router, engines)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_an_event_over_our_own_limit_is_an_error_that_names_the_limit(
+    make_router: MakeRouter, two: str, engines: Engines, after: int
+) -> None:
+    router = await make_router(two)
+    await engines.chat.faults({"fault": "event", "bytes": TOO_LONG_EVENT, "after": after})
+    before = await received(engines)
+    answer = await ask(router, stream=True)
+    if after == 0:
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")
+        assert "8 MiB" in error_of(answer)["message"]
+    else:
+        assert "8 MiB" in events(answer.content)[-1]["error"]["message"]
+        assert DONE not in answer.content
+    assert await received(engines) == before + 1
+    await is_unharmed(router, engines)
+
+
+async def test_an_error_of_the_client_within_a_200_is_the_clients_own(scripted: ScriptedRouter) -> None:
+    error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
+    router, engine = await scripted(error, rest=NERVOUS, content_type="application/json")
+    answer = await ask(router)
+    assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
+    assert len(engine.bodies) == 1
+    assert await shown(router) == {"scripted": "closed"}
+
+
+async def test_a_json_answer_over_our_own_limit_is_an_error_that_names_the_limit(scripted: ScriptedRouter) -> None:
+    router, engine = await scripted(*[b"." * (1 << 20)] * 257, rest=NERVOUS, content_type="application/json")
+    answer = await ask(router)
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")
+    assert "256 MiB" in error_of(answer)["message"]
+    assert len(engine.bodies) == 1
+    assert await shown(router) == {"scripted": "closed"}

@@ -1,0 +1,141 @@
+"""A router process that leads a flight is killed or frozen: those that follow it at another one never hang."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, events, said
+from tests.support.streaming_client import LiveAnswer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ANSWER = (ROLE + chunk(content="one "), chunk(content="two"), chunk(content="", finish="stop") + DONE)
+
+FRESH = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fresh"},"finish_reason":"stop"}]}'
+
+
+class Setting:
+    """A router of its own process that leads, one here that follows, and their engine."""
+
+    def __init__(self, leader: Served, follower: RouterServer, engine: ScriptedEngine) -> None:
+        self.leader = leader
+        self.follower = follower
+        self.engine = engine
+
+    async def lead(self, http: httpx.AsyncClient) -> Any:
+        """The leader's own client, once the engine is at work for it."""
+        leading = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("x", stream=True)))
+        await eventually(lambda: self.engine.bodies)
+        return leading
+
+    def follow(self, *, stream: bool) -> "asyncio.Future[httpx.Response]":
+        return asyncio.ensure_future(self.follower.chat("x", stream=stream))
+
+    async def somebody_follows(self) -> None:
+        """Returns once the follower has had the first words, so that whoever asked it before is there too."""
+        body = chat_body("x", stream=True)
+        async with self.follower.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.headers["x-cache"] == "COALESCED"
+            await LiveAnswer(answer).until("one ")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)})
+    leader = Served(tmp_path, text)
+    leader.start()
+    try:
+        await leader.ready()
+        yield Setting(leader, await make_router(text), engine)
+    finally:
+        leader.kill()
+        await engine.stop()
+
+
+async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_within_seconds(setting: Setting) -> None:
+    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
+        leading = await setting.lead(http)
+        streams, whole = setting.follow(stream=True), setting.follow(stream=False)
+        await setting.somebody_follows()
+        assert len(setting.engine.bodies) == 1
+        setting.engine.pieces = (FRESH,)
+        setting.leader.kill()
+        async with asyncio.timeout(6):
+            broken = await streams
+            assert events(broken.content)[-1]["error"]["code"] == "engine_failed"
+            assert not broken.content.endswith(DONE)
+            answer = await whole
+            assert (answer.status_code, said(answer)) == (200, "fresh")
+        with pytest.raises(httpx.TransportError):
+            await leading
+        assert len(setting.engine.bodies) == 2
+
+
+async def test_a_follower_of_a_frozen_leader_makes_a_fresh_attempt_when_its_claim_has_lapsed(
+    setting: Setting,
+) -> None:
+    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
+        leading = await setting.lead(http)
+        setting.leader.send(signal.SIGSTOP)
+        try:
+            asked = setting.follow(stream=True)
+            async with asyncio.timeout(6):
+                await eventually(lambda: len(setting.engine.bodies) == 2)
+            for _ in range(4):
+                setting.engine.go.release()
+            assert said(await asked) == "one two"
+        finally:
+            setting.leader.send(signal.SIGCONT)
+        assert (await leading).content.endswith(DONE)
+
+
+async def test_a_client_that_comes_back_after_its_router_died_is_served_by_another(setting: Setting) -> None:
+    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
+        leading = await setting.lead(http)
+        setting.leader.kill()
+        with pytest.raises(httpx.TransportError):
+            await leading
+    asked = setting.follow(stream=True)
+    async with asyncio.timeout(6):
+        await eventually(lambda: len(setting.engine.bodies) == 2)
+    for _ in range(2):
+        setting.engine.go.release()
+    assert said(await asked) == "one two"
+
+
+async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Setting) -> None:
+    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
+        leading = await setting.lead(http)
+        following = setting.follow(stream=True)
+        await setting.somebody_follows()
+        leading.cancel()
+    setting.leader.send(signal.SIGTERM)
+    await eventually(lambda: not accepts(setting.leader))
+    await asyncio.sleep(1)  # how long the engine takes
+    setting.engine.go.release()
+    setting.engine.go.release()
+    answer = await following
+    assert answer.content.endswith(DONE)
+    assert said(answer) == "one two"
+    assert len(setting.engine.bodies) == 1
+    await eventually(lambda: not setting.leader.runs)
+
+
+def accepts(router: Served) -> bool:
+    """Whether a process listens at its port."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", router.port)) == 0

@@ -1,0 +1,249 @@
+"""One generation for all, while Redis stands still, connections to it are lost, and leaders cannot be reached.
+
+All of it at the default timeouts.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.core.cache.redis_keys import claim_of, flight_of
+from router.shared.claim import Claim
+from tests.support.redis_process import RedisServer
+from tests.support.router_pair import ANSWER, Pair, text
+from tests.support.router_server import MakeRouter, chat_body
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, said
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_before(
+    redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    for word in ("first", "second"):  # each with processes of its own, as after a restart
+        engine = ScriptedEngine(ROLE + chunk(content=word), chunk(content="", finish="stop") + DONE, paced=True)
+        await engine.start()
+        leader, follower = [await make_router(text(redis_server.url, engine)) for _ in range(2)]
+        async with streaming(leader, "x") as leading:
+            await leading.until(word)
+            async with streaming(follower, "x") as following:
+                await following.until(word)
+                engine.go.release()
+                assert (await following.to_the_end()).endswith(DONE)
+                assert (following.text, following.headers["x-cache"]) == (word, "COALESCED")
+            await leading.to_the_end()
+            await eventually(lambda: redis.exists(leading.headers["x-cache-key"]))
+        await redis.delete(leading.headers["x-cache-key"])
+        await engine.stop()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.65])
+async def test_a_redis_that_stands_still_for_a_moment_breaks_no_follower(
+    pair: Pair, own_redis: RedisServer, seconds: float
+) -> None:
+    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
+        await leading.until("one ")
+        await following.until("one ")
+        own_redis.freeze()
+        pair.go(2)
+        await leading.to_the_end()
+        await asyncio.sleep(seconds)  # how long it stands still
+        own_redis.thaw()
+        assert (await following.to_the_end()).endswith(DONE)
+        assert following.text == "one two"
+    assert pair.generations == 1
+
+
+async def test_whoever_comes_after_redis_stood_still_follows_too(pair: Pair, own_redis: RedisServer) -> None:
+    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
+        await following.until("one ")
+        own_redis.freeze()
+        pair.go()
+        await leading.until("one two")
+        await asyncio.sleep(0.1)  # how long it stands still
+        own_redis.thaw()
+        await following.until("one two")
+        async with streaming(pair.follower, "x") as late:
+            await late.until("one two")
+            pair.go()
+            assert (await late.to_the_end()).endswith(DONE)
+    assert pair.generations == 1
+
+
+async def test_a_record_whose_reply_was_lost_is_written_once(pair: Pair, own_redis: RedisServer) -> None:
+    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
+        await following.until("one ")
+        await pair.proxy.drop_replies("commands")
+        pair.go(2)
+        await leading.to_the_end()
+        await asyncio.sleep(0.1)  # how long replies are lost
+        await pair.proxy.release()
+        assert (await following.to_the_end()).count(b'"two"') == 1
+        assert following.text == "one two"
+
+
+@pytest.mark.parametrize("purged", [True, False], ids=["purged", "not purged"])
+async def test_an_engine_that_pauses_for_longer_than_a_lease_breaks_no_follower(pair: Pair, purged: bool) -> None:
+    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
+        await following.until("one ")
+        if purged:
+            await pair.purge_everything()
+        await asyncio.sleep(3)  # how long the engine pauses
+        pair.go(2)
+        assert (await following.to_the_end()).endswith(DONE)
+        assert following.text == "one two"
+        await leading.to_the_end()
+    assert pair.generations == 1
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hold"])
+async def test_a_leader_that_cannot_be_reached_is_lost_within_a_lease(pair: Pair, fault: str) -> None:
+    async with streaming(pair.leader, "x") as leading:
+        await leading.until("one ")
+        await getattr(pair.proxy, fault)("listening")
+        async with asyncio.timeout(3), streaming(pair.follower, "x") as following:
+            await following.until("one ")
+            assert following.headers["x-cache"] == "MISS"
+        assert pair.generations == 2
+
+
+async def test_followers_of_a_leader_that_cannot_be_reached_share_one_generation(pair: Pair) -> None:
+    async with streaming(pair.leader, "x") as leading:
+        await leading.until("one ")
+        await pair.proxy.refuse("listening")
+        pair.engine.paced = False
+        answers = await asyncio.gather(*(pair.follower.chat("x", stream=n % 2 == 0) for n in range(10)))
+    assert {said(answer) for answer in answers} == {"one two"}
+    assert pair.generations == 2
+
+
+async def test_what_was_purged_while_a_router_could_not_know_is_not_joined_there(pair: Pair) -> None:
+    async with streaming(pair.leader, "x") as leading:
+        await leading.until("one ")
+        await pair.proxy.refuse("listening")
+        await pair.purge_everything()
+        await asyncio.sleep(1.1)  # for so long, a router may not know of a purge
+        async with streaming(pair.leader, "x") as after:
+            await after.until("one ")
+            assert after.headers["x-cache"] == "MISS"
+    assert pair.generations == 2
+
+
+async def test_many_who_ask_a_router_without_redis_are_one_generation(pair: Pair, own_redis: RedisServer) -> None:
+    own_redis.kill()
+    pair.engine.paced = False
+    answers = await asyncio.gather(*(pair.leader.chat("x", stream=n % 2 == 0) for n in range(20)))
+    assert {said(answer) for answer in answers} == {"one two"}
+    assert pair.generations == 1
+
+
+async def test_whoever_joins_a_follower_gets_what_has_been_stored_meanwhile(
+    redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    engine = ScriptedEngine(*ANSWER)
+    await engine.start()
+    router = await make_router(text(redis_server.url, engine, 'local = "0B"'))
+    key = (await router.chat("x", stream=True)).headers["x-cache-key"]
+    await eventually(lambda: redis.exists(key))
+    claim = Claim("0123456789ab", "of.1", await redis.hget(key, "digest"))
+    await redis.rename(key, "away")
+    await redis.set(claim_of(key), claim.text())
+    await redis.xadd(flight_of(key, claim.flight), {"engine": "scripted", "frames": ANSWER[0]}, id="1-0")
+    async with streaming(router, "x") as following:  # what a process generates that is about to die
+        await following.until("one ")
+        await redis.rename("away", key)
+        async with asyncio.timeout(1):
+            assert (await router.chat("x")).headers["x-cache"] == "HIT"
+    await engine.stop()
+
+
+# -- clients that come back -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["leader", "follower"])
+async def test_a_client_that_comes_back_finds_its_generation(pair: Pair, at: str) -> None:
+    async with streaming(pair.leader, "x") as leaving:
+        await leaving.until("one ")
+    async with streaming(getattr(pair, at), "x") as back:
+        await back.until("one ")
+        assert back.headers["x-cache"] == "COALESCED"
+        pair.go(2)
+        assert (await back.to_the_end()).endswith(DONE)
+    assert pair.generations == 1
+    assert not pair.engine.left.is_set()
+
+
+async def test_a_json_client_that_comes_back_finds_its_generation(pair: Pair) -> None:
+    pair.engine.pieces = (
+        b'{"choices":[{"index":0,"message":{"role":"assistant","content":"one',
+        b' two"},"finish_reason":"stop"}]}',
+    )
+    asking = asyncio.ensure_future(pair.leader.http.post("/v1/chat/completions", json=chat_body("x")))
+    await eventually(lambda: pair.generations == 1)
+    asking.cancel()
+    back = asyncio.ensure_future(pair.leader.chat("x"))
+    pair.go(1)
+    assert said(await back) == "one two"
+    assert pair.generations == 1
+
+
+async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: Pair) -> None:
+    async with streaming(pair.leader, "x") as leaving:
+        await leaving.until("one ")
+    pair.go(2)
+
+    async def is_hit() -> bool:
+        return (await pair.leader.chat("x")).headers["x-cache"] == "HIT"
+
+    await eventually(is_hit)
+    assert pair.generations == 1
+
+
+async def test_a_client_that_comes_back_twice_has_the_same_time_again(pair: Pair) -> None:
+    for _ in range(3):
+        async with streaming(pair.leader, "x") as leaving:
+            await leaving.until("one ")
+        await asyncio.sleep(0.9)  # less than `cache.abandon`, but twice is nearly as much
+    assert pair.generations == 1
+    assert not pair.engine.left.is_set()
+
+
+async def test_nobody_is_waited_for_where_the_configuration_says_so(
+    redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    router = await make_router(text(redis_server.url, engine, 'abandon = "0s"'))
+    async with streaming(router, "x") as leaving:
+        await leaving.until("one ")
+    async with asyncio.timeout(1.5):
+        await engine.left.wait()
+    await engine.stop()
+
+
+async def test_the_engine_is_freed_when_nobody_comes_back(pair: Pair) -> None:
+    async with streaming(pair.leader, "x") as leaving:
+        await leaving.until("one ")
+    await asyncio.wait_for(pair.engine.left.wait(), 10)
+
+
+async def test_a_generation_that_nobody_else_can_join_ends_with_its_client(pair: Pair) -> None:
+    async with streaming(pair.leader, "x", headers={"cache-control": "no-store"}) as leaving:
+        await leaving.until("one ")
+    async with asyncio.timeout(1.5):
+        await pair.engine.left.wait()
+
+
+async def test_an_event_of_many_megabytes_reaches_all_who_read(pair: Pair) -> None:
+    large = "y" * (6 << 20)
+    pair.engine.pieces = (ROLE, chunk(content=large), *ANSWER[1:])
+    asked = [asyncio.ensure_future(pair.leader.chat("x", stream=True)) for _ in range(2)]
+    await eventually(lambda: pair.generations == 1)
+    pair.go(3)
+    for answer in await asyncio.gather(*asked):
+        assert answer.content.endswith(DONE)
+        assert said(answer) == f"{large}two"

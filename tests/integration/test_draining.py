@@ -1,0 +1,301 @@
+"""Engines out of service and back: what they still do, who is told, and what holds while Redis is away."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.core.cache.redis_keys import DRAINS
+from tests.support.cli_helpers import Said, roundhouse
+from tests.support.gated_proxy import GatedProxy
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.waiting import eventually, free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADMIN = {"authorization": "Bearer admin-key"}
+REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+
+
+@pytest.fixture
+def text(redis_server: RedisServer, engines: Engines) -> str:
+    return configuration(redis_server.url, engines.table(), rest=REST)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def guarded(text: str, make_router: MakeRouter) -> RouterServer:
+    return await make_router(text)
+
+
+async def post(router: RouterServer, engine: str, what: str) -> Any:
+    answer = await router.http.post(f"/admin/engines/{engine}/{what}", headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def drained(router: RouterServer) -> set[str]:
+    answer = await router.http.get("/admin/engines", headers=ADMIN)
+    return {engine["name"] for engine in answer.json()["engines"] if engine["drained"]}
+
+
+async def engine_of(router: RouterServer, prompt: str) -> str:
+    answer = await router.chat(prompt)
+    return answer.headers["x-engine"] if answer.status_code == 200 else answer.json()["error"]["code"]
+
+
+async def test_the_listing_says_what_is_known_of_each_engine(guarded: RouterServer, engines: Engines) -> None:
+    async def looked_at() -> Any:
+        listed = (await guarded.http.get("/admin/engines", headers=ADMIN)).json()["engines"]
+        return listed[0]["running"] is not None and listed
+
+    listed = await eventually(looked_at)
+    assert [engine["name"] for engine in listed] == ["llama-chat", "llama-code", "mistral"]
+    assert listed[0] == {
+        "name": "llama-chat", "model": "llama", "task": "chat", "url": engines.chat.url, "up": True, "drained": False,
+        "in_flight": 0, "running": 0.0, "waiting": 0.0, "kv_cache_usage": listed[0]["kv_cache_usage"],
+    }  # fmt: skip
+
+
+async def test_a_drained_engine_gets_no_new_work_until_it_is_resumed(guarded: RouterServer) -> None:
+    assert await engine_of(guarded, "The sea?") == "llama-chat"
+    told = await post(guarded, "llama-chat", "drain")
+    assert (told["engine"]["drained"], told["everywhere"]) == (True, True)
+    assert await engine_of(guarded, "The moon?") == "llama-code"
+    told = await post(guarded, "llama-chat", "resume")
+    assert (told["engine"]["drained"], told["everywhere"]) == (False, True)
+    assert await engine_of(guarded, "The sun?") == "llama-chat"
+
+
+async def test_draining_twice_is_draining_once(guarded: RouterServer, redis: Any) -> None:
+    await post(guarded, "llama-chat", "drain")
+    since = await redis.hgetall(DRAINS)
+    await post(guarded, "llama-chat", "drain")
+    assert await redis.hgetall(DRAINS) == since
+    await post(guarded, "llama-chat", "resume")
+    await post(guarded, "llama-chat", "resume")
+    assert await drained(guarded) == set()
+
+
+async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: RouterServer, engines: Engines) -> None:
+    await engines.chat.faults({"fault": "tps", "rate": 60})
+    body = chat_body("The sea?", stream=True, max_tokens=20)
+    async with guarded.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        told = await post(guarded, "llama-chat", "drain")
+        assert told["engine"]["in_flight"] == 1
+        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+
+    async def idle() -> bool:
+        listed = (await guarded.http.get("/admin/engines", headers=ADMIN)).json()["engines"]
+        return bool(listed[0]["in_flight"] == 0)
+
+    await eventually(idle)
+
+
+async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_says_so(guarded: RouterServer) -> None:
+    assert (await guarded.http.get("/readyz")).status_code == 200
+    for engine in ("llama-chat", "llama-code"):
+        await post(guarded, engine, "drain")
+    assert (await guarded.http.get("/readyz")).status_code == 503
+    answer = await guarded.chat("The sea?")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+    assert (await guarded.chat("The sea?", model="mistral")).status_code == 200
+
+
+async def test_every_router_is_told_at_once_and_one_that_starts_later_knows(
+    guarded: RouterServer, text: str, make_router: MakeRouter
+) -> None:
+    other = await make_router(text)
+    await post(guarded, "llama-chat", "drain")
+    await eventually(lambda: drained(other), within=1)
+    assert await drained(await make_router(text)) == {"llama-chat"}
+    await post(other, "llama-chat", "resume")
+
+    async def resumed() -> bool:
+        return not await drained(guarded)
+
+    await eventually(resumed, within=1)
+
+
+async def test_an_engine_that_there_is_not_is_404(guarded: RouterServer, redis: Any) -> None:
+    for what in ("drain", "resume"):
+        answer = await guarded.http.post(f"/admin/engines/nobody/{what}", headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_engine")
+    assert not await redis.exists(DRAINS)
+
+
+async def test_emptying_redis_resumes_no_engine(guarded: RouterServer, redis: Any) -> None:
+    await post(guarded, "llama-chat", "drain")
+    told = await redis.hgetall(DRAINS)
+    await redis.flushall()
+    await eventually(lambda: redis.exists(DRAINS))
+    assert await redis.hgetall(DRAINS) == told
+    assert await drained(guarded) == {"llama-chat"}
+
+
+async def test_a_drain_that_redis_has_evicted_is_known_to_a_router_that_starts_later(
+    guarded: RouterServer, text: str, make_router: MakeRouter, redis: Any
+) -> None:
+    await post(guarded, "llama-chat", "drain")
+    await redis.delete(DRAINS)
+    await eventually(lambda: redis.exists(DRAINS))
+    assert await drained(await make_router(text)) == {"llama-chat"}
+
+
+async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis_was_emptied(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    async with GatedProxy(own_redis) as proxy:
+        away = await make_router(configuration(proxy.url, engines.table(), rest=REST))
+        there = await make_router(configuration(own_redis.url, engines.table(), rest=REST))
+        await post(there, "llama-chat", "drain")
+        await eventually(lambda: drained(away))
+        proxy.shut("listening", "commands")
+        await post(there, "llama-chat", "resume")
+        await own_redis.command("FLUSHALL")
+        await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+        assert await drained(away) == {"llama-chat"}
+        proxy.open("listening", "commands")
+
+        async def resumed() -> bool:
+            return not await drained(away)
+
+        await eventually(resumed)
+        assert await drained(there) == set()
+
+
+async def test_a_router_that_comes_back_reminds_an_emptied_redis_of_what_is_drained(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    text = configuration(own_redis.url, engines.table(), rest=REST)
+    one = await make_router(text)
+    await post(one, "llama-chat", "drain")
+    own_redis.kill()
+    await one.application.reload(one.application.settings)
+    await own_redis.start()
+    await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+    assert await drained(one) == await drained(await make_router(text)) == {"llama-chat"}
+
+
+async def test_each_change_is_later_than_the_one_before_although_the_clock_goes_back(
+    guarded: RouterServer, redis: Any
+) -> None:
+    await redis.hset(DRAINS, "llama-chat", "drained 9000000000000")
+    await eventually(lambda: drained(guarded))
+    await post(guarded, "llama-chat", "resume")
+    assert await redis.hget(DRAINS, "llama-chat") == "resumed 9000000000001"
+    await redis.flushall()
+    await eventually(lambda: redis.exists(DRAINS))
+    await post(guarded, "llama-chat", "drain")
+    assert await redis.hget(DRAINS, "llama-chat") == "drained 9000000000002"
+
+
+async def test_a_key_of_the_wrong_type_changes_nothing(guarded: RouterServer, redis: Any) -> None:
+    await redis.set(DRAINS, "nonsense")
+    told = await post(guarded, "llama-chat", "drain")
+    assert (told["engine"]["drained"], told["everywhere"]) == (True, False)
+    assert await engine_of(guarded, "The sea?") == "llama-code"
+
+
+async def test_while_redis_is_away_the_last_state_holds_and_what_is_changed_here_holds_here(
+    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    await own_redis.start()
+    text = configuration(own_redis.url, engines.table(), rest=REST)
+    one, other = await make_router(text), await make_router(text)
+    await post(one, "llama-chat", "drain")
+    await eventually(lambda: drained(other))
+    own_redis.freeze()
+    told = await post(one, "llama-code", "drain")
+    assert (told["engine"]["drained"], told["everywhere"]) == (True, False)
+    assert await drained(one) == {"llama-chat", "llama-code"}
+    told = await post(one, "llama-chat", "resume")
+    assert (told["engine"]["drained"], told["everywhere"]) == (False, False)
+    assert await engine_of(one, "The sea?") == "llama-chat"
+    assert await drained(other) == {"llama-chat"}
+    await one.application.reload(one.application.settings)
+    assert await drained(one) == {"llama-code"}, "another configuration does not forget it"
+    own_redis.thaw()
+
+    async def agreed() -> bool:
+        return await drained(one) == await drained(other) == {"llama-code"}
+
+    await eventually(agreed)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(text)
+    return path
+
+
+async def command(file: Path, *words: object) -> Said:
+    return await roundhouse("engines", *words, "--config", file)
+
+
+async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: RouterServer, file: Path) -> None:
+    said = await command(file, "drain", "llama-chat")
+    assert (said.code, said.out, said.err) == (0, "llama-chat is drained\n", "")
+    await eventually(lambda: drained(guarded))
+    rows = (await command(file, "list", "--json")).lines()
+    assert [(row["name"], row["up"], row["drained"]) for row in rows] == [
+        ("llama-chat", True, True), ("llama-code", True, False), ("mistral", True, False),
+    ]  # fmt: skip
+    listing = (await command(file, "list")).out.splitlines()
+    assert listing[0].split()[:4] == ["engine", "model", "task", "state"]
+    assert "up, drained" in listing[1]
+    said = await command(file, "resume", "llama-chat", "--json")
+    assert said.json() == {"engine": "llama-chat", "drained": False}
+
+    async def resumed() -> bool:
+        return not await drained(guarded)
+
+    await eventually(resumed)
+
+
+async def test_the_command_waits_until_the_engine_is_idle(guarded: RouterServer, file: Path, engines: Engines) -> None:
+    await engines.chat.faults({"fault": "stall", "after": 2})
+    body = chat_body("The sea?", stream=True)
+    async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
+        said = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
+        assert (said.code, said.json()["idle"]) == (1, False)
+        assert said.err.splitlines() == [
+            "llama-chat works on 1", "roundhouse: engine llama-chat was not idle within 1s; it stays drained",
+        ]  # fmt: skip
+        waiting = asyncio.ensure_future(command(file, "drain", "llama-chat", "--wait"))
+        await eventually(lambda: drained(guarded))
+    said = await waiting
+    assert (said.code, said.out) == (0, "llama-chat is drained and idle\n")
+
+
+async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: Any, tmp_path: Path) -> None:
+    path = tmp_path / "down.toml"
+    path.write_text(configuration(redis_server.url, {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}))
+    said = await command(path, "drain", "gone", "--wait")
+    assert (said.code, said.out) == (0, "gone is drained and idle\n")
+    assert "down, drained" in (await command(path, "list")).out
+
+
+async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) -> None:
+    said = await command(file, "drain", "llama")
+    assert said.code == 2
+    assert said.err == (f"roundhouse: {file}: there is no engine 'llama'; there are llama-chat, llama-code, mistral\n")
+    assert not await redis.exists(DRAINS)
+
+
+async def test_without_redis_the_command_is_one_clear_line(tmp_path: Path, engines: Engines) -> None:
+    path = tmp_path / "alone.toml"
+    path.write_text(configuration(f"unix://{tmp_path}/none.sock", engines.table()))
+    for words in (["list"], ["drain", "mistral"], ["resume", "mistral"]):
+        said = await command(path, *words)
+        assert (said.code, len(said.err.splitlines())) == (1, 1)
+        assert "Redis does not answer" in said.err

@@ -1,0 +1,338 @@
+"""Engines that fail: what the client sees of it, who takes over, and that nothing is kept."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.purge_log import other_keys
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import (
+    LLAMA,
+    Engines,
+    MakeRouter,
+    RouterServer,
+    ScriptedRouter,
+    chat_body,
+    configuration,
+)
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, events, said
+from tests.support.waiting import read_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+Fault = dict[str, Any]
+
+BEFORE_ANY_TOKEN: list[tuple[Fault, bool]] = [
+    ({"fault": "status", "code": 500}, False),
+    ({"fault": "status", "code": 500}, True),
+    ({"fault": "status", "code": 429, "retry_after": "7"}, False),
+    ({"fault": "status", "code": 404}, True),
+    ({"fault": "status", "code": 401}, False),
+    ({"fault": "error", "after": 3}, False),
+    ({"fault": "error", "after": 0}, True),
+    ({"fault": "drop"}, False),
+    ({"fault": "drop", "how": "close"}, True),
+    ({"fault": "drop", "after": 3}, False),
+    ({"fault": "drop", "after": 0}, True),
+    ({"fault": "malformed"}, False),
+    ({"fault": "malformed"}, True),
+    ({"fault": "stall", "after": 0}, True),
+]
+AFTER_SOME_TOKENS: list[Fault] = [
+    {"fault": "error", "after": 3},
+    {"fault": "drop", "after": 3},
+    {"fault": "drop", "after": 3, "how": "close"},
+    {"fault": "stall", "after": 3},
+    {"fault": "no_done"},
+]
+
+IMPATIENT = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
+
+
+def named(value: Any) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else "stream" if value else "json"
+
+
+@pytest.fixture
+def impatient(redis_server: RedisServer, engines: Engines) -> str:
+    return configuration(redis_server.url, engines.table(), rest=IMPATIENT)
+
+
+async def on_llamas(engines: Engines, fault: Fault) -> None:
+    await asyncio.gather(engines.chat.faults(fault), engines.code.faults(fault))
+
+
+async def nothing_was_kept(router: RouterServer, engines: Engines, redis: Any, *, stream: bool) -> None:
+    """Whatever an earlier request left would have been written by the time at which a later one is found."""
+    await asyncio.gather(engines.chat.clear(), engines.code.clear())
+    sentinel = (await router.chat("A well answered one", model="mistral")).headers["x-cache-key"]
+    assert (await router.chat("A well answered one", model="mistral")).headers["x-cache"] == "HIT"
+    assert await other_keys(redis) == {sentinel}
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "MISS"
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
+
+
+# -- before the first token -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
+async def test_another_engine_takes_over_before_the_first_token(
+    make_router: MakeRouter, impatient: str, engines: Engines, fault: Fault, stream: bool
+) -> None:
+    router = await make_router(impatient)
+    await engines.chat.faults(fault)
+    answer = await router.chat("The sea?", stream=stream)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+    assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
+    assert said(answer)
+    assert answer.content.endswith(DONE) is stream
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
+    retries = {name: value for name, value in (await router.metrics()).items() if "llm_retries_total" in name}
+    assert len(retries) == 1
+    assert 'engine="llama-chat"' in next(iter(retries))
+
+
+@pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
+async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
+    make_router: MakeRouter, impatient: str, engines: Engines, redis: Any, fault: Fault, stream: bool
+) -> None:
+    router = await make_router(impatient)
+    await on_llamas(engines, fault)
+    answer = await router.chat("The sea?", stream=stream, headers={"x-request-id": "mine"})
+    expected = {"stall": 504}.get(fault["fault"], {429: 503, 404: 404}.get(fault.get("code", 0), 502))
+    assert answer.status_code == expected
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (answer.headers["x-cache"], answer.headers["x-request-id"]) == ("MISS", "mine")
+    assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
+    assert ("retry-after" in answer.headers) is (expected == 503)
+    assert "127.0.0.1" not in answer.text, "a client is told nothing of the inner network"
+    await nothing_was_kept(router, engines, redis, stream=stream)
+
+
+async def test_an_engine_that_is_gone_is_passed_over_and_then_left_alone(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    async with SimulatedEngine(LLAMA) as doomed:
+        table = {**engines.table(), "llama-chat": ("llama", "chat", doomed.url)}
+        router = await make_router(configuration(redis_server.url, table))
+        assert (await router.chat("The sea?")).headers["x-engine"] == "llama-chat"
+        await doomed.kill()
+        for n in range(3):
+            assert (await router.chat(f"The sea {n}?")).headers["x-engine"] == "llama-code"
+        failed = {k: v for k, v in (await router.metrics()).items() if "llm_retries_total" in k}
+        assert sum(failed.values()) <= 2, "its kept connection, and one that was refused"
+        assert (await router.metrics())['roundhouse_engine_up{engine="llama-chat"}'] == 0
+
+
+async def test_with_every_engine_gone_the_answer_is_503_with_retry_after_and_hits_are_served(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as doomed:
+        router = await make_router(configuration(redis_server.url, {"one": ("llama", "any", doomed.url)}))
+        await router.chat("The sea?")
+        await doomed.kill()
+        await router.chat("Its kept connection breaks at this one")
+        answer = await router.chat("Is anybody there?")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+
+
+async def test_an_engine_that_dies_of_a_request_leaves_it_to_the_next(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    async with SimulatedEngine(LLAMA) as doomed:
+        table = {"llama-chat": ("llama", "chat", doomed.url), "llama-code": ("llama", "code", engines.code.url)}
+        router = await make_router(configuration(redis_server.url, table))
+        await doomed.faults({"fault": "exit", "after": 0, "code": 3})
+        answer = await router.chat("The sea?", stream=True)
+        assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
+        assert await doomed.exited() == 3
+
+
+async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stands(
+    router: RouterServer, engines: Engines, redis: Any
+) -> None:
+    before = (await engines.code.stats())["received"]
+    for stream in (False, True):
+        answer = await router.chat("far too long " * 5000, stream=stream)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert "maximum context length is 4096 tokens" in error["message"]
+        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        assert answer.headers["x-cache"] == "MISS"
+    assert (await engines.code.stats())["received"] == before, "no other engine is asked"
+    assert not [name for name in await router.metrics() if "llm_retries_total" in name]
+    await nothing_was_kept(router, engines, redis, stream=False)
+
+
+# -- after it ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
+async def test_a_stream_that_fails_ends_with_one_error_and_no_done_and_is_not_kept(
+    make_router: MakeRouter, impatient: str, engines: Engines, redis: Any, fault: Fault
+) -> None:
+    router = await make_router(impatient)
+    await on_llamas(engines, fault)
+    answer = await router.chat("The sea?", stream=True)
+    assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-chat")
+    assert b"[DONE]" not in answer.content
+    *well, last = events(answer.content)
+    assert set(last["error"]) == {"message", "type", "param", "code"}
+    assert not any("error" in event for event in well)
+    assert any(event["choices"][0]["delta"].get("content") for event in well)
+    metrics = await router.metrics()
+    assert sum(v for k, v in metrics.items() if re.match("llm_cache_writes_total.*(error|incomplete)", k)) == 1
+    assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="broken"' in k) == 1
+    await nothing_was_kept(router, engines, redis, stream=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_a_finish_reason_is_passed_on_and_not_kept(
+    router: RouterServer, engines: Engines, redis: Any, stream: bool
+) -> None:
+    await on_llamas(engines, {"fault": "no_finish"})
+    answer = await router.chat("The sea?", stream=stream)
+    assert (answer.status_code, answer.content.endswith(DONE)) == (200, stream)
+    assert said(answer)
+    assert (await router.metrics())['llm_cache_writes_total{result="incomplete"}'] == 1
+    await nothing_was_kept(router, engines, redis, stream=stream)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (ROLE, chunk(content="", finish="stop"), DONE),
+        (ROLE, chunk(content="a"), chunk(content="b", finish="abort"), DONE),
+        (ROLE, chunk(content="a", finish="stop"), b'data: {"error": {"message": "late"}}\n\n', DONE),
+        (ROLE, chunk(content="a"), b"data: {oops\n\n", chunk(content="b", finish="stop"), b'data: "usage"\n\n', DONE),
+        (ROLE, chunk(content="a"), b'data: [{"a":1}]\n\n', chunk(content="b", finish="stop"), DONE),
+    ],
+    ids=["empty", "abort", "late-error", "broken-json", "no-object"],
+)
+async def test_a_stream_that_is_not_well_is_not_kept(
+    scripted: ScriptedRouter, redis: Any, pieces: tuple[bytes, ...]
+) -> None:
+    router, engine = await scripted(*pieces)
+    assert (await router.chat("x", stream=True)).status_code == 200
+    engine.pieces = (ROLE, chunk(content="a", finish="stop"), DONE)
+    assert (await router.chat("x", stream=True)).headers["x-cache"] == "MISS"
+    assert (await router.chat("x", stream=True)).headers["x-cache"] == "HIT"
+
+
+async def test_an_answer_of_no_tokens_is_an_answer_however_it_is_cut(scripted: ScriptedRouter, redis: Any) -> None:
+    nothing = (ROLE, chunk(content="", finish="stop"), DONE)
+    router, engine = await scripted(b"".join(nothing))
+    at_once = await router.chat("x", stream=True)
+    engine.pieces = nothing
+    one_by_one = await router.chat("x", stream=True)
+    assert (at_once.status_code, at_once.content) == (200, b"".join(nothing))
+    assert (one_by_one.status_code, one_by_one.content) == (200, b"".join(nothing))
+    assert not await other_keys(redis)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"{}", b'{"choices": null}', b'{"error": {"message": "m"}, "choices": []}',
+        b'{"choices": [{"index": 0, "message": {"content": "x"}',
+    ],
+)  # fmt: skip
+async def test_a_json_answer_that_is_none_is_an_error(scripted: ScriptedRouter, redis: Any, body: bytes) -> None:
+    pieces = (body,) if body else ()
+    router, _ = await scripted(*pieces, content_type="application/json")
+    answer = await router.chat("x")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
+    assert not await other_keys(redis)
+
+
+# -- the timers -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_event_with_nothing_but_a_role_does_not_stop_the_timer_of_the_first_token(
+    scripted: ScriptedRouter,
+) -> None:
+    limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"'
+    router, engine = await scripted(ROLE, b": keep-alive\n\n", hold=True, rest=limits)
+    answer = await router.chat("x", stream=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "engine_timeout")
+    await asyncio.wait_for(engine.left.wait(), 10)
+
+
+async def test_the_timer_between_tokens_runs_from_the_last_token(scripted: ScriptedRouter) -> None:
+    limits = '[timeouts]\nfirst_token = "60s"\nbetween_tokens = "200ms"'
+    router, engine = await scripted(ROLE, chunk(content="a"), hold=True, rest=limits)
+    answer = await router.chat("x", stream=True)
+    assert answer.content.startswith(ROLE + chunk(content="a"))
+    assert events(answer.content)[-1]["error"]["code"] == "engine_failed"
+    await asyncio.wait_for(engine.left.wait(), 10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, stream: bool
+) -> None:
+    limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"\nmin_tokens_per_second = 1000'
+    table = {"mistral": engines.table()["mistral"]}
+    router = await make_router(configuration(redis_server.url, table, rest=limits))
+    before = (await engines.mistral.stats())["aborted"]
+    await engines.mistral.faults({"fault": "tps", "rate": 20})
+    answer = await router.chat("The sea?", model="mistral", stream=stream, max_tokens=100)
+    if stream:
+        assert len(events(answer.content)) < 40
+        assert "error" in events(answer.content)[-1]
+    else:
+        assert answer.status_code == 504
+    await engines.mistral.stats(aborted=before + 1, in_flight=0)
+
+
+# -- clients that leave -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stream", "marker"),
+    [(False, "[[sim:stall after=3]]"), (True, "[[sim:stall after=0]]"), (True, "[[sim:stall after=3]]")],
+    ids=["json", "before-the-first-token", "mid-stream"],
+)
+async def test_a_client_that_leaves_frees_the_engine(
+    router: RouterServer, engines: Engines, redis: Any, stream: bool, marker: str
+) -> None:
+    before = await engines.chat.stats(in_flight=0)
+    body = json.dumps(chat_body(f"The sea? {marker}", stream=stream)).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await engines.chat.stats(started=before["started"] + 1, in_flight=1)
+    if stream and "after=3" in marker:
+        await reader.readuntil(b'"content":" ')
+    assert (await router.http.get("/healthz")).json()["engines"]["llama-chat"]["in_flight"] == 1
+    writer.close()
+    await engines.chat.stats(aborted=before["aborted"] + 1, in_flight=0)
+    metrics = await router.metrics()
+    assert metrics['llm_requests_in_flight{engine="llama-chat"}'] == 0
+    assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="499"' in k) == 1
+    assert not await other_keys(redis)
+
+
+async def test_the_count_of_requests_in_flight_comes_down_whatever_happens(
+    make_router: MakeRouter, impatient: str, engines: Engines
+) -> None:
+    router = await make_router(impatient)
+    markers = ["", "[[sim:status code=500]]", "[[sim:error after=2]]", "[[sim:drop after=2]]", "[[sim:stall after=2]]"]
+    markers += ["[[sim:stall after=0]]", "[[sim:malformed]]", "[[sim:no_done]]", "far too long " * 5000]
+    await asyncio.gather(
+        *(router.chat(f"{m}{s}", stream=s) for m in markers for s in (False, True) if s or "stall" not in m)
+    )
+    async with router.http.stream("POST", "/v1/chat/completions", json=chat_body(markers[4], stream=True)) as answer:
+        stream = answer.aiter_bytes()
+        await read_until(stream, bool)
+    await asyncio.gather(*(engine.stats(in_flight=0) for engine in engines))
+    health = (await router.http.get("/healthz")).json()
+    assert {name: engine["in_flight"] for name, engine in health["engines"].items()} == dict.fromkeys(
+        engines.table(), 0
+    )

@@ -1,0 +1,160 @@
+"""A model that cannot answer, and another one that does in its place: said to the client, and never stored."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MISTRAL, Engines, MakeRouter, configuration, with_fallback
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, said
+from tests.support.streaming_client import streaming
+from tests.support.time_travel import A_DAY, aged
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FAILS = {"fault": "status", "code": 500}
+
+
+@pytest.fixture
+def text(redis_server: RedisServer, engines: Engines) -> str:
+    table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", engines.mistral.url)}
+    return with_fallback(configuration(redis_server.url, table, rest='[breaker]\nfailures = 1000\ncooldown = "1h"'))
+
+
+def fell_back(answer: httpx.Response) -> bool:
+    found = answer.headers.get("x-fallback")
+    assert found in (None, "mistral")
+    assert answer.status_code == 200
+    assert answer.headers["x-engine"] == (found or "llama")
+    return found is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_fallback_answers_where_the_model_cannot_and_its_answer_is_not_stored(
+    make_router: MakeRouter, engines: Engines, redis: Any, text: str, stream: bool
+) -> None:
+    router = await make_router(text)
+    await engines.chat.faults(FAILS)
+    for _ in range(2):
+        answer = await router.chat("The sea?", stream=stream)
+        assert fell_back(answer)
+        assert (answer.headers["x-cache"], answer.content.endswith(DONE)) == ("MISS", stream)
+        assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
+        assert said(answer)
+    assert await redis.keys("rh:1:default:*") == []
+    metrics = await router.metrics()
+    assert metrics['llm_fallbacks_total{fallback="mistral",model="llama"}'] == 2
+    assert metrics['llm_cache_writes_total{result="fallback"}'] == 2
+    await engines.chat.clear()
+    assert not fell_back(await router.chat("The sea?", stream=stream))
+    hit = await router.chat("The sea?", stream=stream)
+    assert (hit.headers["x-cache"], fell_back(hit)) == ("HIT", False)
+
+
+async def test_the_fallbacks_engine_is_asked_for_its_own_model(
+    make_router: MakeRouter, engines: Engines, text: str
+) -> None:
+    router = await make_router(text)
+    await engines.chat.faults(FAILS)
+    answer = await router.chat("The sea?")
+    assert fell_back(answer)
+    assert answer.json()["model"] == MISTRAL
+    mistrals = await router.chat("The sea?", model="mistral")
+    assert (mistrals.headers["x-cache"], "x-fallback" in mistrals.headers) == ("MISS", False)
+
+
+async def test_an_engine_whose_breaker_is_open_is_passed_over_for_the_fallback(
+    make_router: MakeRouter, engines: Engines, text: str
+) -> None:
+    router = await make_router(text.replace("failures = 1000", "failures = 3"))
+    await engines.chat.faults(FAILS)
+    assert fell_back(await router.chat("The sea?"))
+    before = (await engines.chat.stats())["received"]
+    assert fell_back(await router.chat("The sea?"))
+    assert (await engines.chat.stats())["received"] == before
+    assert (await router.http.get("/readyz")).status_code == 200
+
+
+async def test_what_the_engine_says_of_the_request_itself_is_no_reason_to_fall_back(
+    make_router: MakeRouter, engines: Engines, text: str
+) -> None:
+    router = await make_router(text)
+    answer = await router.chat("far too long " * 5000)
+    assert (answer.status_code, "x-fallback" in answer.headers) == (400, False)
+
+
+async def test_once_the_first_token_is_out_nobody_falls_back(
+    make_router: MakeRouter, engines: Engines, text: str
+) -> None:
+    router = await make_router(text)
+    await engines.chat.faults({"fault": "drop", "after": 3})
+    answer = await router.chat("The sea?", stream=True)
+    assert not fell_back(answer)
+    assert DONE not in answer.content
+
+
+async def test_embeddings_have_no_fallback(make_router: MakeRouter, engines: Engines, text: str) -> None:
+    router = await make_router(text)
+    await engines.chat.faults(FAILS)
+    answer = await router.post("/v1/embeddings", {"model": "llama", "input": "x"})
+    assert answer.status_code >= 400
+    assert "x-fallback" not in answer.headers
+
+
+async def test_where_the_fallback_fails_too_a_stored_answer_is_better_than_none(
+    make_router: MakeRouter, engines: Engines, redis: Any, text: str
+) -> None:
+    router = await make_router(text)
+    first = await router.chat("The sea?")
+    await aged(redis, first.headers["x-cache-key"], A_DAY + 10)
+    for engine in engines:
+        await engine.faults(FAILS)
+    stale = await router.chat("The sea?")
+    assert (stale.headers["x-cache"], fell_back(stale), said(stale)) == ("STALE", False, said(first))
+    refused = await router.chat("The land?")
+    assert (refused.status_code, "x-fallback" in refused.headers) == (502, False)
+
+
+async def test_two_models_may_be_each_others_fallback(make_router: MakeRouter, engines: Engines, text: str) -> None:
+    router = await make_router(with_fallback(text, "mistral", "llama"))
+    await engines.mistral.faults(FAILS)
+    assert (await router.chat("The sea?", model="mistral")).headers["x-fallback"] == "llama"
+    await engines.chat.faults(FAILS)
+    assert (await router.chat("The sea?")).status_code == 502
+
+
+async def test_whoever_joins_is_told_that_it_is_another_models_answer_here_and_elsewhere(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+) -> None:
+    slow = ScriptedEngine(ROLE, chunk(content="one "), chunk(content="two", finish="stop"), DONE, paced=True)
+    await slow.start()
+    try:
+        table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", slow.url)}
+        text = with_fallback(configuration(redis_server.url, table))
+        here, elsewhere = await make_router(text), await make_router(text)
+        await engines.chat.faults(FAILS)
+        slow.go.release()
+        async with streaming(here, "The sea?") as leader:
+            await leader.until("one ")
+            assert leader.headers["x-fallback"] == "mistral"
+            joining = [
+                asyncio.create_task(router.chat("The sea?", stream=stream))
+                for router in (here, elsewhere)
+                for stream in (True, False)
+            ]
+            await eventually(lambda: redis.keys("rh:1:flight:*"))
+            for _ in slow.pieces:
+                slow.go.release()
+            await leader.to_the_end()
+            joined = await asyncio.gather(*joining)
+        assert [answer.headers["x-cache"] for answer in joined] == ["COALESCED"] * 4
+        assert [answer.headers.get("x-fallback") for answer in joined] == ["mistral"] * 4
+        assert [answer.headers["x-engine"] for answer in joined] == ["mistral"] * 4
+        assert {said(answer) for answer in joined} == {"one two"}
+        assert await redis.keys("rh:1:default:*") == []
+    finally:
+        await slow.stop()

@@ -1,0 +1,145 @@
+"""Every fault that an engine can have, and what the client sees of it: the table of docs/resilience.md, row by row."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, configuration
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.sse_answers import DONE, events, said
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually, free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PAGE = ROOT / "docs" / "resilience.md"
+IMPATIENT = '[timeouts]\nfirst_token = "700ms"\nbetween_tokens = "700ms"\nmin_tokens_per_second = 1e6'
+
+Fault = dict[str, Any]
+
+FAULTS: dict[str, Fault | None] = {
+    "connection refused": None,
+    "reset before the headers": {"fault": "drop"},
+    "reset before the first token": {"fault": "drop", "after": 0},
+    "reset after the first token": {"fault": "drop", "after": 3},
+    "closed after the first token": {"fault": "drop", "after": 3, "how": "close"},
+    "status 400": {"fault": "status", "code": 400},
+    "status 400 with 100 kB": {"fault": "status", "code": 400, "bytes": 100_000},
+    "status 404": {"fault": "status", "code": 404},
+    "status 501": {"fault": "status", "code": 501},
+    "status 429": {"fault": "status", "code": 429},
+    "status 429 with Retry-After: 7": {"fault": "status", "code": 429, "retry_after": "7"},
+    "status 500": {"fault": "status", "code": 500},
+    "status 503": {"fault": "status", "code": 503},
+    "error frame before any text": {"fault": "error", "after": 0},
+    "error frame after the first token": {"fault": "error", "after": 3},
+    "error frame with code 400 before any text": {"fault": "error", "after": 0, "code": 400},
+    "error frame with code 400 after the first token": {"fault": "error", "after": 3, "code": 400},
+    "event over 8 MiB before any text": {"fault": "event", "bytes": 9 << 20},
+    "event over 8 MiB after the first token": {"fault": "event", "bytes": 9 << 20, "after": 3},
+    "broken JSON": {"fault": "malformed"},
+    "stall before the first token": {"fault": "stall", "after": 0},
+    "stall after the first token": {"fault": "stall", "after": 3},
+    "first token too late": {"fault": "ttft", "ms": 60_000},
+    "process ends before the first token": {"fault": "exit", "after": 0},
+    "process ends after the first token": {"fault": "exit", "after": 3},
+    "KV cache full": {"fault": "kv", "usage": 0.95},
+}
+"""By the words of the table, what the simulator is told; nothing is for an engine that is not there."""
+
+
+def table() -> Iterator[tuple[str, str, bool, str]]:
+    """The cells of the table: the fault, where it is, whether it is a stream, and what the client sees."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| fault |"))
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            return
+        fault, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for number, cell in enumerate(cells):
+            yield fault, "one" if number < 2 else "all", number % 2 == 1, cell
+
+
+def seen(answer: httpx.Response) -> str:
+    """What the client sees, in the table's words."""
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "127.0.0.1" not in error["message"]
+        assert ("retry-after" in answer.headers) is (answer.status_code == 503)
+        return f"{answer.status_code} `{error['code']}`" if isinstance(error["code"], str) else f"{answer.status_code}"
+    if answer.headers["content-type"] != "application/json" and not answer.content.endswith(DONE):
+        *well, last = events(answer.content)
+        assert "error" in last
+        assert not any("error" in event for event in well)
+        assert b"[DONE]" not in answer.content
+        return "an error event"
+    assert said(answer)
+    return "another engine" if answer.headers["x-engine"] == "second" else "the engine itself"
+
+
+@asynccontextmanager
+async def two_engines(fault: Fault | None, where: str) -> AsyncIterator[dict[str, tuple[str, str, str]]]:
+    """Two engines of llama, of which one or all have the fault; as serving.configuration wants them."""
+    async with AsyncExitStack() as stack:
+        urls = []
+        for has_it in (True, where == "all"):
+            if has_it and fault is None:
+                urls.append(f"http://127.0.0.1:{free_port()}")
+                continue
+            engine = await stack.enter_async_context(SimulatedEngine(LLAMA, max_model_len=4096))
+            if has_it and fault is not None:
+                await engine.faults(fault)
+            urls.append(engine.url)
+        yield {"first": ("llama", "chat", urls[0]), "second": ("llama", "any", urls[1])}
+
+
+async def test_the_table_has_every_fault_once() -> None:
+    assert [fault for fault, where, stream, _ in table() if where == "one" and stream] == list(FAULTS)
+
+
+@pytest.mark.parametrize("where", ["one", "all"])
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_the_client_sees_what_the_table_says(
+    redis_server: RedisServer, make_router: MakeRouter, fault: str, where: str
+) -> None:
+    expected = {stream: cell for name, place, stream, cell in table() if (name, place) == (fault, where)}
+    found = {}
+    for stream in (False, True):
+        async with two_engines(FAULTS[fault], where) as engines:
+            router = await make_router(configuration(redis_server.url, engines, rest=IMPATIENT))
+            answer = await router.chat("The sea?", stream=stream, headers={"cache-control": "no-store"})
+            found[stream] = seen(answer)
+    assert found == expected
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+async def test_an_engine_that_is_ended_while_it_streams_ends_the_stream_with_an_error(
+    redis_server: RedisServer, make_router: MakeRouter, how: str
+) -> None:
+    async with SimulatedEngine(LLAMA) as doomed, SimulatedEngine(LLAMA) as other:
+        both = {"first": ("llama", "chat", doomed.url), "second": ("llama", "any", other.url)}
+        router = await make_router(configuration(redis_server.url, both))
+        await doomed.faults({"fault": "stall", "after": 3})
+        whole = asyncio.create_task(router.chat("The land?"))
+        async with streaming(router, "The sea?") as answer:
+            await answer.until(" ")
+            await doomed.stats(in_flight=2)
+            await (doomed.kill() if how == "SIGKILL" else doomed.stop())
+            assert "error" in events(await answer.to_the_end())[-1]
+            assert b"[DONE]" not in answer.got
+        assert seen(await whole) == "another engine"
+        after = await router.chat("The sea?", stream=True)
+        assert (seen(after), after.headers["x-cache"]) == ("another engine", "MISS")
+        await eventually(lambda: is_idle(router))
+
+
+async def is_idle(router: RouterServer) -> bool:
+    page = (await router.http.get("/healthz")).json()
+    return not any(engine["in_flight"] for engine in page["engines"].values())

@@ -1,0 +1,86 @@
+"""A router that was stopped for a moment, as a virtual machine is that is moved: what was purged meanwhile is gone."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.net.redis.liveness import SILENCE
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+KEY = "sk-admin"
+
+
+class Setting:
+    def __init__(self, frozen: Served, other: RouterServer, engine: ScriptedEngine, http: httpx.AsyncClient) -> None:
+        self.frozen = frozen
+        self.other = other
+        self.engine = engine
+        self.http = http
+
+    async def asked_of_a_frozen_router_after_a_purge(self, prompt: str) -> str:
+        """X-Cache of a request that a router finds when it goes on, beside the word of the purge."""
+        process = self.frozen.process
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(SILENCE + 0.3)  # how long it stands still
+        headers = {"authorization": f"Bearer {KEY}"}
+        purged = await self.other.http.post("/admin/cache/purge", json={"all": True}, headers=headers)
+        assert purged.status_code == 200
+        body = chat_body(prompt, stream=True)
+        # Over the connection that is there: it is in the process' hands before anything that is told later.
+        request = self.http.build_request("POST", "/v1/chat/completions", json=body)
+        sending = asyncio.ensure_future(self.http.send(request, stream=True))
+        await asyncio.sleep(0.1)  # until the kernel has it
+        process.send_signal(signal.SIGCONT)
+        answer = await sending
+        await answer.aclose()
+        return answer.headers["x-cache"]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
+    engine = ScriptedEngine(ROLE + chunk(content="one "), chunk(content="", finish="stop") + DONE, paced=True)
+    await engine.start()
+    rest = f'[auth]\nadmin_keys = ["{hash_key(KEY.encode())}"]'
+    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=rest)
+    frozen = Served(tmp_path, text)
+    frozen.start()
+    try:
+        await frozen.ready()
+        async with httpx.AsyncClient(base_url=frozen.url, trust_env=False, verify=False, timeout=15) as http:
+            yield Setting(frozen, await make_router(text), engine, http)
+    finally:
+        frozen.process.send_signal(signal.SIGCONT)
+        frozen.kill()
+        await engine.stop()
+
+
+async def test_it_gives_nothing_of_its_local_copy_that_was_purged_meanwhile(setting: Setting) -> None:
+    setting.engine.paced = False
+    body = chat_body("x", stream=True)
+
+    async def is_local() -> bool:
+        answer = await setting.http.post("/v1/chat/completions", json=body)
+        return answer.headers["cache-status"].endswith("detail=local")
+
+    await eventually(is_local)
+    assert await setting.asked_of_a_frozen_router_after_a_purge("x") == "MISS"
+
+
+async def test_it_lets_nobody_join_a_generation_that_was_purged_meanwhile(setting: Setting) -> None:
+    await setting.http.get("/healthz")
+    async with setting.http.stream("POST", "/v1/chat/completions", json=chat_body("x", stream=True)) as before:
+        assert before.headers["x-cache"] == "MISS"
+        assert await setting.asked_of_a_frozen_router_after_a_purge("x") == "MISS"

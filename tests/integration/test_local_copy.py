@@ -1,0 +1,233 @@
+"""The copy in the process, on the wire: hits that cost Redis nothing, and nothing that Redis no longer has.
+
+What has gone from Redis must be gone from every router within a second; `GONE_WITHIN` is that second.
+"""
+
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import redis.asyncio as aioredis
+
+from router.net.redis.liveness import SILENCE
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration
+from tests.support.sse_answers import said
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PROMPT = "The sea?"
+GONE_WITHIN = 1.0
+LOCAL = "; detail=local"
+
+
+async def stored(router: RouterServer, prompt: str = PROMPT, **headers: str) -> httpx.Response:
+    """What is stored, or 504: so asking changes nothing."""
+    return await router.chat(prompt, headers={"cache-control": "only-if-cached", **headers})
+
+
+async def is_held(router: RouterServer, **headers: str) -> httpx.Response | None:
+    """An answer from the process' own copy, if it has one."""
+    answer = await stored(router, **headers)
+    return answer if answer.headers["cache-status"].endswith(LOCAL) else None
+
+
+async def is_gone(router: RouterServer) -> bool:
+    return (await stored(router)).status_code == 504
+
+
+async def is_not_local(router: RouterServer) -> bool:
+    return await is_held(router) is None
+
+
+async def held(*routers: RouterServer) -> httpx.Response:
+    """Has every router hold an answer; the last one's."""
+    await routers[0].chat(PROMPT)
+    for router in routers:
+        answer: httpx.Response = await eventually(partial(is_held, router))
+    return answer
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair(config: str, make_router: MakeRouter) -> list[RouterServer]:
+    """Two routers over one Redis."""
+    return [await make_router(config), await make_router(config)]
+
+
+async def hash_reads(redis: Any) -> int:
+    """How often Redis was asked for an entry."""
+    stats = await redis.info("commandstats")
+    return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
+
+
+async def test_a_hit_from_the_copy_says_so_and_costs_redis_nothing(router: RouterServer, redis: Any) -> None:
+    first = await held(router)
+    before = await hash_reads(redis)
+    for stream in (False, True):
+        answer = await router.chat(PROMPT, stream=stream)
+        assert answer.headers["x-cache"] == "HIT"
+        assert answer.headers["cache-status"].startswith("roundhouse; hit; ttl=")
+        assert answer.headers["cache-status"].endswith(LOCAL)
+        assert answer.headers["x-cache-key"] == first.headers["x-cache-key"]
+        assert said(answer) == said(first)
+    assert await hash_reads(redis) == before
+
+
+async def test_the_first_hit_after_a_restart_comes_from_redis(make_router: MakeRouter, config: str) -> None:
+    await held(await make_router(config))
+    answer = await (await make_router(config)).chat(PROMPT)
+    assert answer.headers["x-cache"] == "HIT"
+    assert LOCAL not in answer.headers["cache-status"]
+
+
+# -- what is gone from Redis is gone from every router ----------------------------------------------------------------
+
+
+async def test_what_is_deleted_is_gone_everywhere(pair: list[RouterServer], redis: Any) -> None:
+    key = (await held(*pair)).headers["x-cache-key"]
+    await redis.delete(key)
+    for router in pair:
+        await eventually(partial(is_gone, router), within=GONE_WITHIN)
+
+
+@pytest.mark.parametrize("command", ["FLUSHALL", "FLUSHDB"])
+async def test_what_is_emptied_is_gone_everywhere(pair: list[RouterServer], redis: Any, command: str) -> None:
+    await held(*pair)
+    await redis.execute_command(command)
+    for router in pair:
+        await eventually(partial(is_gone, router), within=GONE_WITHIN)
+
+
+async def test_what_another_replica_replaces_is_replaced_everywhere(pair: list[RouterServer]) -> None:
+    old = (await held(*pair)).json()["id"]
+    one, other = pair
+    new = (await other.chat(PROMPT, headers={"cache-control": "no-cache"})).json()["id"]
+    assert new != old
+
+    async def is_new(router: RouterServer) -> bool:
+        return bool((await stored(router)).json()["id"] == new)
+
+    for router in (one, other):
+        await eventually(partial(is_new, router), within=GONE_WITHIN)
+
+
+async def test_what_a_router_has_replaced_itself_it_does_not_give_for_another_moment(router: RouterServer) -> None:
+    for _ in range(10):
+        await held(router)
+        new = (await router.chat(PROMPT, headers={"cache-control": "no-cache"})).json()["id"]
+        assert (await stored(router)).json()["id"] == new
+
+
+async def test_what_expires_is_gone_everywhere(pair: list[RouterServer]) -> None:
+    await pair[0].chat(PROMPT, headers={"x-cache-ttl": "1"})
+    for router in pair:
+        await eventually(partial(is_gone, router), within=1 + GONE_WITHIN)
+
+
+async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServer, redis: Any) -> None:
+    key = (await held(router)).headers["x-cache-key"]
+    await redis.hset(key, "engine", "another")
+
+    async def is_changed() -> bool:
+        return bool((await stored(router)).headers.get("x-engine") == "another")
+
+    await eventually(is_changed, within=GONE_WITHIN)
+
+
+# -- when nobody tells ------------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def alone(own_redis: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
+    """A router with a Redis of its own."""
+    await own_redis.start()
+    return await make_router(configuration(own_redis.url, engines.table()).replace('"2500ms"', '"100ms"'))
+
+
+async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_not_missed(
+    alone: RouterServer, own_redis: RedisServer
+) -> None:
+    key = (await held(alone)).headers["x-cache-key"]
+    client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
+    async with client, client.pipeline(transaction=True) as both:
+        for listening in await client.client_list():
+            if "B" in listening["flags"]:
+                both.client_kill_filter(_id=listening["id"])
+        both.delete(key)
+        killed, _ = await both.execute()
+    assert killed == 1
+    await eventually(partial(is_gone, alone), within=GONE_WITHIN)
+    await held(alone)
+
+
+async def test_with_the_connection_the_whole_copy_is_dropped_and_comes_back_by_itself(
+    alone: RouterServer, own_redis: RedisServer
+) -> None:
+    await held(alone)
+    client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
+    async with client:
+        (listening,) = [each for each in await client.client_list() if "B" in each["flags"]]
+        await client.client_kill_filter(_id=listening["id"])
+    await eventually(partial(is_not_local, alone), within=GONE_WITHIN)
+    await eventually(partial(is_held, alone))
+
+
+async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_it(
+    alone: RouterServer, own_redis: RedisServer
+) -> None:
+    await held(alone)
+    own_redis.kill()
+    await eventually(partial(is_not_local, alone), within=GONE_WITHIN)
+    answer = await alone.chat(PROMPT)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
+    await own_redis.start()
+    # It is empty. What is begun before the router has noticed that is not stored, since purges may be lost, too.
+    await eventually(lambda: _asked(alone, "HIT"))
+    await held(alone)
+
+
+async def test_of_a_frozen_redis_nothing_is_given_once_it_was_silent_for_too_long(
+    alone: RouterServer, own_redis: RedisServer
+) -> None:
+    await held(alone)
+    own_redis.freeze()
+    await eventually(partial(is_not_local, alone), within=SILENCE + GONE_WITHIN)
+    for _ in range(5):
+        assert (await alone.chat(PROMPT)).headers["x-cache"] == "BYPASS"
+    own_redis.thaw()
+    await eventually(lambda: _asked(alone, "HIT"))
+    await held(alone)
+
+
+async def _asked(router: RouterServer, *statuses: str) -> bool:
+    return (await router.chat(PROMPT)).headers["x-cache"] in statuses
+
+
+# -- who has none, and whose it is ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nothing", ['"0B"', "0"])
+async def test_a_copy_of_no_bytes_is_none(
+    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, nothing: str
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), cache=f"local = {nothing}"))
+    await router.chat(PROMPT)
+    for _ in range(20):
+        answer = await router.chat(PROMPT)
+        assert answer.headers["x-cache"] == "HIT"
+        assert LOCAL not in answer.headers["cache-status"]
+
+
+async def test_tenants_cannot_see_one_anothers_copies(make_router: MakeRouter, config: str) -> None:
+    rest = '\n[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "purger"\n'
+    router = await make_router(config + rest)
+    acme, other = {"x-tenant-id": "acme"}, {"x-tenant-id": "purger"}
+    await router.chat(PROMPT, headers=acme)
+    await eventually(lambda: is_held(router, **acme))
+    assert (await stored(router, **other)).status_code == 504
+    await router.chat(PROMPT, headers=other)
+    answer = await eventually(lambda: is_held(router, **other))
+    assert answer.headers["x-cache-key"].startswith("rh:1:purger:")

@@ -1,0 +1,120 @@
+"""/v1/messages through the router: what its key holds, what is not shared, and keys as Anthropic's clients send."""
+
+from typing import Any, Final
+
+import pytest
+
+from router.api.auth import hash_key
+from tests.support.purge_log import other_keys
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.typed_answers import MESSAGES, RESPONSES, ask, body_of, typed_events
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LOOK: Final = {
+    "name": "look",
+    "input_schema": {"type": "object", "properties": {"where": {"type": "string"}}},
+}
+KEY: Final = "sk-acme-secret"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "Be brief."},
+        {"system": [{"type": "text", "text": "Be brief."}]},
+        {"max_tokens": 5},
+        {"temperature": 0},
+        {"stop_sequences": ["sea"]},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"tools": [LOOK], "tool_choice": {"type": "any"}},
+        {"documents": [{"text": "The sea is salt."}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "The sea?"}]}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
+    assert (await ask(router, MESSAGES, "The sea?")).headers["x-cache"] == "MISS"
+    answers = [await ask(router, MESSAGES, "The sea?", **fields) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+
+
+async def test_who_asks_does_not_count(router: RouterServer) -> None:
+    assert (await ask(router, MESSAGES, "The sea?", metadata={"user_id": "a"})).headers["x-cache"] == "MISS"
+    assert (await ask(router, MESSAGES, "The sea?", metadata={"user_id": "b"})).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, {"container": "c"}],
+    ids=["mcp", "container"],
+)
+async def test_what_depends_on_more_than_the_request_is_not_shared(
+    router: RouterServer, redis: Any, fields: dict[str, Any]
+) -> None:
+    for stream in (False, True, False):
+        answer = await ask(router, MESSAGES, "The sea?", stream=stream, **fields)
+        assert answer.status_code == 200
+        assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "uncacheable")
+    assert await other_keys(redis) == set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking", "text"]),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "look"}}, ["tool_use"]),
+    ],
+    ids=["thinking", "tools"],
+)
+async def test_thinking_and_calls_survive_both_ways(
+    router: RouterServer, stream: bool, fields: dict[str, Any], kinds: list[str]
+) -> None:
+    miss = await ask(router, MESSAGES, "The sea?", stream=stream, **fields)
+    hit = await ask(router, MESSAGES, "The sea?", stream=not stream, **fields)
+    assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
+    streamed, whole = (miss, hit) if stream else (hit, miss)
+    body = whole.json()
+    assert [block["type"] for block in body["content"]] == kinds
+    events = typed_events(streamed.content)
+    pieces = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    for block in body["content"]:
+        for name in {"thinking", "text", "signature"} & block.keys():
+            assert "".join(piece.get(name, "") for piece in pieces) == block[name]
+    assert events[-2]["usage"] == body["usage"]
+    assert events[-2]["delta"]["stop_reason"] == body["stop_reason"]
+
+
+# Keys
+
+
+@pytest.fixture
+def by_key(redis_server: RedisServer, engines: Engines) -> str:
+    tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(KEY.encode())}"]'
+    return configuration(redis_server.url, engines.table(), rest=f'[auth]\nmode = "keys"\n{tenant}')
+
+
+async def test_a_key_may_come_as_anthropics_clients_send_it(make_router: MakeRouter, by_key: str) -> None:
+    router = await make_router(by_key)
+    body = body_of(MESSAGES, "The sea?")
+    first = await router.post(MESSAGES, body, x_api_key=KEY)
+    again = await router.post(MESSAGES, body, authorization=f"Bearer {KEY}")
+    both = await router.post(MESSAGES, body, authorization=f"Bearer {KEY}", x_api_key=KEY)
+    assert [answer.headers["x-cache"] for answer in (first, again, both)] == ["MISS", "HIT", "HIT"]
+    assert first.headers["x-cache-key"].startswith("rh:1:acme:")
+
+
+async def test_it_may_not_elsewhere_and_no_other_key_is_taken(make_router: MakeRouter, by_key: str) -> None:
+    router = await make_router(by_key)
+    body = body_of(MESSAGES, "The sea?")
+    refused = [
+        await router.post("/v1/chat/completions", chat_body("The sea?"), x_api_key=KEY),
+        await router.post(RESPONSES, body_of(RESPONSES, "The sea?"), x_api_key=KEY),
+        await router.post(MESSAGES, body),
+        await router.post(MESSAGES, body, x_api_key="sk-other"),
+        await router.post(MESSAGES, body, x_api_key=KEY, authorization="Bearer sk-other"),
+    ]
+    assert [answer.status_code for answer in refused] == [401] * 5
+    assert {answer.json()["error"]["code"] for answer in refused} == {"invalid_api_key"}

@@ -1,0 +1,172 @@
+"""What /metrics says after what has happened."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NAMES = {
+    "llm_requests": {"tenant", "model", "engine", "task", "status"},
+    "llm_request_duration_seconds": {"model", "cache"},
+    "llm_time_to_first_token_seconds": {"model", "cache"},
+    "llm_tokens_per_second": {"model"},
+    "llm_tokens": {"tenant", "model", "kind"},
+    "llm_cache_requests": {"tenant", "model", "result"},
+    "llm_cache_hit_ratio": {"model"},
+    "llm_cache_writes": {"result"},
+    "llm_requests_in_flight": {"engine"},
+    "llm_requests_rejected": {"reason"},
+    "llm_retries": {"engine", "reason"},
+    "llm_router_overhead_seconds": {"cache"},
+    "vllm_spec_acceptance_rate": {"engine"},
+    "vllm_spec_tokens_per_step": {"engine"},
+    "vllm_kv_cache_usage": {"engine"},
+    "vllm_prefix_cache_hit_rate": {"engine"},
+    "roundhouse_engine_up": {"engine"},
+    "roundhouse_redis_up": set(),
+}
+
+
+async def test_the_names_and_labels_are_those_that_dashboards_use(
+    router: RouterServer, make_router: MakeRouter, config: str, engines: Engines
+) -> None:
+    await engines.chat.faults({"fault": "status", "code": 500, "times": 1})
+    for n in range(3):
+        await router.chat(f"The sea {n}?", stream=True)
+    await router.chat("hello", model="nobody's")
+    later = await make_router(config)  # the engines have told more since the first one asked
+    page = ""
+    for one in (router, later):
+        answer = await one.http.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        page += answer.text
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
+    assert {name: found.get(name) for name in NAMES} == NAMES
+
+
+async def test_requests_are_counted_by_what_the_cache_did(router: RouterServer) -> None:
+    for prompt in ("a", "a", "a", "b"):
+        await router.chat(prompt)
+    await router.chat("c", model="mistral")
+
+    async def all_written() -> bool:
+        return (await router.metrics())['llm_cache_writes_total{result="stored"}'] == 3
+
+    await eventually(all_written)
+    metrics = await router.metrics()
+    labels = 'model="llama",result="{}",tenant="default"'
+    assert metrics[f"llm_cache_requests_total{{{labels.format('hit')}}}"] == 2
+    assert metrics[f"llm_cache_requests_total{{{labels.format('miss')}}}"] == 2
+    assert metrics['llm_cache_hit_ratio{model="llama"}'] == 0.5
+    assert metrics['llm_cache_hit_ratio{model="mistral"}'] == 0.0
+    by_status = 'llm_requests_total{engine="llama-chat",model="llama",status="200",task="chat",tenant="default"}'
+    assert metrics[by_status] == 4
+    assert metrics['llm_request_duration_seconds_count{cache="HIT",model="llama"}'] == 2
+    assert metrics['llm_router_overhead_seconds_count{cache="MISS"}'] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_generated_and_tokens_saved_are_two_numbers(router: RouterServer, stream: bool) -> None:
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = await router.chat("The sea?", stream=stream, **asked)
+    data = answer.content.removesuffix(b"data: [DONE]\n\n").split(b"data: ")[-1]
+    usage = json.loads(data)["usage"]
+    for _ in range(2):
+        assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+    metrics = await router.metrics()
+    tokens = {kind: f'llm_tokens_total{{kind="{kind}",model="llama",tenant="default"}}' for kind in ("prompt", "saved")}
+    completion = 'llm_tokens_total{kind="completion",model="llama",tenant="default"}'
+    assert metrics[completion] == usage["completion_tokens"]
+    assert metrics[tokens["prompt"]] == usage["prompt_tokens"]
+    assert metrics[tokens["saved"]] == 2 * usage["completion_tokens"]
+
+
+async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterServer, engines: Engines) -> None:
+    await engines.chat.faults({"fault": "ttft", "ms": 150})
+    await router.chat("The sea?", stream=True)
+    metrics = await router.metrics()
+    assert metrics['llm_time_to_first_token_seconds_sum{cache="MISS",model="llama"}'] > 0.14
+    assert metrics['llm_router_overhead_seconds_sum{cache="MISS"}'] < 0.14
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_had_no_token_has_no_time_to_its_first(
+    router: RouterServer, engines: Engines, stream: bool
+) -> None:
+    await asyncio.gather(*(engine.faults({"fault": "status", "code": 500}) for engine in engines))
+    assert (await router.chat("The sea?", stream=stream)).status_code == 502
+    metrics = await router.metrics()
+    assert metrics['llm_request_duration_seconds_count{cache="MISS",model="llama"}'] == 1
+    assert metrics.get('llm_time_to_first_token_seconds_count{cache="MISS",model="llama"}', 0) == 0
+
+
+async def test_what_engines_say_of_themselves_is_told_by_engine(
+    make_router: MakeRouter, config: str, engines: Engines
+) -> None:
+    await engines.code.faults({"fault": "kv", "usage": 0.25})
+    await engines.mistral.faults({"fault": "kv", "metric": "missing"})
+    first = await make_router(config)
+    await first.chat("The sea?")
+    router = await make_router(config)
+    metrics = await router.metrics()
+    assert metrics['vllm_kv_cache_usage{engine="llama-code"}'] == 0.25
+    assert 'vllm_kv_cache_usage{engine="mistral"}' not in metrics, "unknown is not 0"
+    assert 0 < metrics['vllm_spec_acceptance_rate{engine="llama-chat"}'] <= 1
+    assert 1 <= metrics['vllm_spec_tokens_per_step{engine="llama-chat"}'] <= 5
+    assert 'vllm_spec_acceptance_rate{engine="mistral"}' not in metrics, "it has no draft"
+    assert metrics['roundhouse_engine_up{engine="mistral"}'] == 1
+    assert metrics["roundhouse_redis_up"] == 1
+
+
+async def test_a_gauge_goes_when_its_value_is_no_longer_known(make_router: MakeRouter, config: str) -> None:
+    router = await make_router(config)
+    assert 'vllm_kv_cache_usage{engine="mistral"}' in await router.metrics()
+    body = chat_body("[[sim:kv metric=missing]]", model="mistral")
+    await router.http.post("/v1/chat/completions", json=body)
+
+    async def unknown() -> bool:
+        return 'vllm_kv_cache_usage{engine="mistral"}' not in await router.metrics()
+
+    await eventually(unknown)
+
+
+async def test_what_clients_send_makes_no_series(router: RouterServer) -> None:
+    async def strange(number: int) -> None:
+        headers = {"x-tenant-id": f"t{number}", "x-request-id": f"id{number}", "user-agent": f"agent{number}"}
+        for fields in ({"model": f"model-{number}"}, {"user": f"user{number}"}, {f"field{number}": number}):
+            await router.chat(f"prompt {number}", headers=headers, **fields)
+        await router.post("/v1/chat/completions", {"model": "llama", "messages": [], f"x{number}": 1})
+        await router.http.get(f"/path/{number}")
+
+    await strange(0)
+    before = await router.metrics()
+    for number in range(1, 5):
+        await strange(number)
+    assert (await router.metrics()).keys() == before.keys()
+
+
+async def test_every_request_has_one_line_in_the_log(router: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        for stream in (False, True):
+            await router.chat("The sea?", headers={"x-request-id": "mine"}, stream=stream)
+        await router.chat("hello", model="nobody's", headers={"x-request-id": "mine"})
+    lines = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
+    assert [_fact(line, "cache") for line in lines] == ["MISS", "HIT", "NONE"]
+    assert [_fact(line, "status") for line in lines] == ["200", "200", "404"]
+    assert {_fact(line, "request") for line in lines} == {"mine"}
+    assert "The sea?" not in caplog.text, "what people ask is not for the log"
+
+
+def _fact(line: str, name: str) -> Any:
+    return dict(word.split("=", 1) for word in line.split(" "))[name]

@@ -1,0 +1,148 @@
+"""A purge reaches every router, and covers answers that are still being generated."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.core.cache.entry_filter import Scope
+from tests.support.purge_log import recorded
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk, said
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+ADMIN = {"authorization": "Bearer admin"}
+RAG = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "<context>An old text.</context>Well?"},
+]
+
+
+class Setting:
+    """Two routers, and an engine that says the second half of its answer when it is told to."""
+
+    def __init__(self, routers: list[RouterServer], engine: ScriptedEngine) -> None:
+        self.one, self.other = routers
+        self.engine = engine
+
+    async def purge(self, **scope: Any) -> dict[str, Any]:
+        """At the other router."""
+        answer = await self.other.http.post("/admin/cache/purge", json=scope, headers=ADMIN)
+        told: dict[str, Any] = answer.raise_for_status().json()
+        return told
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
+    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
+    yield Setting([await make_router(text), await make_router(text)], engine)
+    await engine.stop()
+
+
+async def stored(redis: Any, key: str) -> bool:
+    return bool(await redis.exists(key))
+
+
+SCOPES = ["all", "tenant", "model", "key", "system", "document", "text"]
+
+
+def scope(kind: str, key: str) -> dict[str, Any]:
+    system = key.split(":")[4]
+    scopes: dict[str, dict[str, Any]] = {
+        "all": {"all": True}, "tenant": {"tenant": "default"}, "model": {"model": "llama"}, "key": {"key": key},
+        "system": {"system": system}, "document": {"document": "handbook"}, "text": {"document": "An old text."},
+    }  # fmt: skip
+    return scopes[kind]
+
+
+@pytest.mark.parametrize("kind", SCOPES)
+async def test_an_answer_that_was_begun_before_a_purge_is_given_and_not_stored(
+    setting: Setting, redis: Any, kind: str
+) -> None:
+    fields: dict[str, Any] = {"messages": RAG, "documents": [{"doc_id": "handbook", "text": "Old."}]}
+    async with streaming(setting.one, "", **fields) as answer:
+        key = answer.headers["x-cache-key"]
+        await answer.until("one ")
+        await setting.purge(**scope(kind, key))
+        setting.engine.go.release()
+        assert (await answer.to_the_end()).endswith(DONE)
+
+    async def told() -> bool:
+        metrics = await setting.one.metrics()
+        return metrics.get('llm_cache_writes_total{result="purged"}') == 1
+
+    await eventually(told)
+    assert not await stored(redis, key)
+
+
+async def test_a_purge_of_something_else_leaves_an_answer_alone(setting: Setting, redis: Any) -> None:
+    async with streaming(setting.one, "x") as answer:
+        await answer.until("one ")
+        await setting.purge(document="handbook")
+        await setting.purge(tenant="somebody")
+        setting.engine.go.release()
+        await answer.to_the_end()
+        await eventually(lambda: stored(redis, answer.headers["x-cache-key"]))
+
+
+@pytest.mark.parametrize("at", ["one", "other"])
+async def test_whoever_asks_after_a_purge_does_not_join_what_was_begun_before(
+    setting: Setting, redis: Any, at: str
+) -> None:
+    async with streaming(setting.one, "x") as before:
+        await before.until("one ")
+        await setting.purge(all=True)
+        asker = getattr(setting, at)
+
+        async def begun_anew() -> bool:
+            # Within a second of the purge, a router may not have heard of it.
+            async with streaming(asker, "x") as after:
+                await after.until("one ")
+                return after.headers["x-cache"] == "MISS"
+
+        await eventually(begun_anew, within=2)
+        setting.engine.go.release()
+        await before.to_the_end()
+
+
+async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setting: Setting, redis: Any) -> None:
+    setting.engine.paced = False
+    for router in (setting.one, setting.other, setting.one, setting.other):
+        await router.chat("x", stream=True)
+    for router in (setting.one, setting.other):
+        hit = await router.chat("x", stream=True)
+        assert hit.headers["cache-status"].endswith("detail=local")
+    told = await setting.purge(tenant="default")
+    assert told["entries"] == 1
+
+    async def missed() -> bool:
+        wish = {"cache-control": "only-if-cached"}
+        body = chat_body("x", stream=True)
+        asked = [router.http.post("/v1/chat/completions", json=body, headers=wish)
+                 for router in (setting.one, setting.other)]  # fmt: skip
+        return [answer.status_code for answer in await asyncio.gather(*asked)] == [504, 504]
+
+    await eventually(missed, within=1)
+
+
+async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_comes_back(
+    setting: Setting, redis: Any
+) -> None:
+    await setting.purge(all=True)
+    assert await recorded(redis) == [Scope(all=True)]
+    setting.engine.paced = False
+    assert (await setting.one.chat("x", stream=True)).headers["x-cache"] == "MISS"
+    again = await setting.other.chat("x", stream=True)
+    assert (again.headers["x-cache"], said(again)) == ("HIT", "one two")

@@ -1,0 +1,132 @@
+"""Purges and drains hold although a router's connections to Redis break, one or both, or Redis is emptied."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.core.cache.redis_keys import breaker_of
+from router.core.resilience.breaker import Breaker
+from tests.support.gated_proxy import GatedProxy
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MakeRouter, RouterServer, configuration
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+ADMIN = {"authorization": "Bearer admin"}
+
+
+class Setting:
+    """`near` reaches Redis by a proxy, `other` directly; the engine says the second half of its answer when told to."""
+
+    def __init__(self, near: RouterServer, other: RouterServer, proxy: GatedProxy, engine: ScriptedEngine) -> None:
+        self.near = near
+        self.other = other
+        self.proxy = proxy
+        self.engine = engine
+
+    async def admin(self, path: str, **fields: Any) -> None:
+        """At the other router."""
+        (await self.other.http.post(f"/admin/{path}", json=fields, headers=ADMIN)).raise_for_status()
+
+    async def drained(self) -> bool:
+        """Whether the near router knows that the engine is drained."""
+        answer = await self.near.http.get("/admin/engines", headers=ADMIN)
+        return any(engine["drained"] for engine in answer.json()["engines"])
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
+    async with GatedProxy(redis_server) as proxy:
+        texts = [
+            # The time that users have, since these faults depend on it.
+            configuration(url, {"scripted": ("llama", "any", engine.url)}, rest=keys).replace("2500ms", "50ms")
+            for url in (proxy.url, redis_server.url)
+        ]
+        yield Setting(await make_router(texts[0]), await make_router(texts[1]), proxy, engine)
+    await engine.stop()
+
+
+async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: Setting, redis: Any) -> None:
+    async with streaming(setting.near, "x") as answer:
+        await answer.until("one ")
+        setting.proxy.shut("listening")  # so that its router does not learn of the purge
+        await setting.admin("cache/purge", all=True)
+        setting.proxy.lose_reply_to = b"unpack(ARGV, 2)"
+        setting.engine.go.release()
+        await answer.to_the_end()
+        await setting.proxy.lost.wait()
+        assert await redis.exists(answer.headers["x-cache-key"])
+    setting.engine.paced = False
+    again = await setting.other.chat("x", stream=True)
+    assert again.headers["x-cache"] == "MISS"
+    assert (await setting.other.chat("x", stream=True)).headers["x-cache"] == "HIT"
+
+
+async def test_a_router_whose_listening_connection_is_back_first_reads_what_it_missed(setting: Setting) -> None:
+    setting.proxy.shut("listening", "commands")
+    await setting.admin("engines/scripted/drain")
+    setting.proxy.open("listening")
+    await eventually(lambda: setting.proxy.has("listening"))
+    assert not await setting.drained()
+    setting.proxy.open("commands")
+    await eventually(setting.drained)
+
+
+async def test_a_router_whose_listening_connection_is_back_first_knows_the_breakers_that_have_opened(
+    setting: Setting, redis: Any
+) -> None:
+    setting.proxy.shut("listening", "commands")
+    opened = msgspec.json.encode(Breaker(until=time.time() + 60))
+    await redis.set(breaker_of("scripted"), opened, px=60_000)
+    setting.proxy.open("listening")
+    await eventually(lambda: setting.proxy.has("listening"))
+    setting.proxy.open("commands")
+
+    async def knows() -> bool:
+        return (await setting.near.metrics()).get('roundhouse_breaker_state{engine="scripted"}', 0) > 0
+
+    await eventually(knows)
+
+
+async def test_what_is_told_while_it_cannot_be_read_is_read_later(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "roundhouse")
+    await eventually(lambda: setting.proxy.has("listening"))
+    setting.proxy.shut("commands")
+    await setting.admin("engines/scripted/drain")
+    await eventually(lambda: "drains that were missed will be read" in caplog.text)
+    setting.proxy.open("commands")
+    await eventually(setting.drained)
+
+
+async def test_an_answer_that_was_begun_before_redis_was_emptied_is_not_stored(setting: Setting, redis: Any) -> None:
+    async with streaming(setting.near, "x") as answer:
+        await answer.until("one ")
+        await redis.flushall()
+        setting.engine.go.release()
+        await answer.to_the_end()
+
+    async def told() -> bool:
+        return (await setting.near.metrics()).get('llm_cache_writes_total{result="purged"}') == 1
+
+    await eventually(told)
+    setting.engine.paced = False
+
+    async def stored_again() -> bool:
+        return (await setting.near.chat("y", stream=True)).headers["x-cache"] == "HIT"
+
+    await eventually(stored_again)

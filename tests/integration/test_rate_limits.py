@@ -1,0 +1,282 @@
+"""What a tenant may use, over the wire: refused with 429 and when to come back, counted over all routers together."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, RateLimitError
+
+from router.core.cache.redis_keys import limit_of
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served, http_client
+from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
+from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.streaming_client import streaming
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ACME = {"x-tenant-id": "acme"}
+FREE = {"x-tenant-id": "free"}
+KEY = limit_of("acme")
+
+
+def tenants(limits: str) -> str:
+    return f'[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n{limits}\n[[tenant]]\nname = "free"'
+
+
+@pytest.fixture
+def limited(redis_server: RedisServer, engines: Engines) -> Any:
+    """The usual configuration with limits for acme."""
+    return lambda limits, redis=redis_server: configuration(redis.url, engines.table(), rest=tenants(limits))
+
+
+async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
+    return await router.chat(prompt, headers=ACME, **fields)
+
+
+def told(answer: httpx.Response, what: str) -> tuple[int, int, str]:
+    """Limit, what is left, and when all of it is back."""
+    named = [answer.headers[f"x-ratelimit-{which}-{what}"] for which in ("limit", "remaining", "reset")]
+    return int(named[0]), int(named[1]), named[2]
+
+
+# -- requests per minute ----------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_of_a_tenant_with_limits_says_what_is_left(make_router: MakeRouter, limited: Any) -> None:
+    router = await make_router(limited("requests_per_minute = 6\ntokens_per_minute = 5000"))
+    kinds = []
+    for number, (prompt, stream) in enumerate([("The sea?", False), ("The sea?", True), ("The land?", True)]):
+        answer = await ask(router, prompt, stream=stream)
+        kinds.append(answer.headers["x-cache"])
+        assert told(answer, "requests")[:2] == (6, 5 - number)
+        assert told(answer, "requests")[2] in ("59s", "1m0s")
+        assert told(answer, "tokens")[0] == 5000
+    assert kinds == ["MISS", "HIT", "MISS"]
+    bad = await router.post("/v1/chat/completions", b"{}", **ACME)
+    assert (bad.status_code, told(bad, "requests")[1]) == (400, 2), "an error is an answer too"
+    assert not [name for name in (await router.chat("The sea?", headers=FREE)).headers if "ratelimit" in name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_beyond_the_limit_a_request_is_refused_and_told_when_to_come_back(
+    make_router: MakeRouter, limited: Any, engines: Engines, stream: bool
+) -> None:
+    router = await make_router(limited("requests_per_minute = 2"))
+    assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "HIT"], "a hit is a request"
+    before = (await engines.chat.stats())["received"]
+    answer = await ask(router, "another", stream=stream)
+    assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
+    assert 55 <= int(answer.headers["retry-after"]) <= 60, "openai-python waits no longer"
+    assert told(answer, "requests")[:2] == (2, 0)
+    assert "x-cache" not in answer.headers
+    assert (await ask(router)).status_code == 429, "nothing is looked up"
+    assert (await engines.chat.stats())["received"] == before
+    metrics = await router.metrics()
+    assert metrics['llm_requests_rejected_total{reason="requests_limit"}'] == 2
+    assert (await router.chat("The sea?", headers=FREE)).status_code == 200, "other tenants have their own"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_many_requests_at_two_routers_exactly_so_many_pass_as_may(
+    make_router: MakeRouter, limited: Any, stream: bool
+) -> None:
+    text = limited("requests_per_minute = 13")
+    routers = [await make_router(text), await make_router(text)]
+    answers = await asyncio.gather(*(ask(routers[n % 2], f"Sea {n % 5}?", stream=stream) for n in range(60)))
+    assert [answer.status_code for answer in answers].count(200) == 13
+    assert [answer.status_code for answer in answers].count(429) == 47
+
+
+# -- tokens per minute ------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_generated_is_paid_and_hits_and_followers_pay_nothing(
+    scripted: ScriptedRouter, redis: Any
+) -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":70}}\n\n'
+    pieces = (ROLE + chunk(content="one"), chunk(content="", finish="stop") + usage + DONE)
+    router, engine = await scripted(*pieces, paced=True, rest=tenants("tokens_per_minute = 150"))
+    leading = asyncio.ensure_future(ask(router, stream=True))
+    await eventually(lambda: engine.bodies)
+    following = [asyncio.ensure_future(ask(router, stream=True)) for _ in range(3)]
+    async with streaming(router, "The sea?", headers=ACME) as another:
+        await another.until("one")
+        assert another.headers["x-cache"] == "COALESCED"
+        engine.go.release()
+        await another.to_the_end()
+    caches = [(await answer).headers["x-cache"] for answer in (leading, *following)]
+    assert caches[0] == "MISS"
+    assert set(caches[1:]) <= {"COALESCED", "HIT"}
+    assert len(engine.bodies) == 1
+    hit = await ask(router, stream=True)
+    assert hit.headers["x-cache"] == "HIT"
+    assert told(hit, "tokens")[0] == 150
+    assert 50 <= told(hit, "tokens")[1] <= 60, "one generation of 100 has been paid, and some has come back"
+
+
+async def test_who_is_in_debt_waits_until_it_is_paid(make_router: MakeRouter, limited: Any) -> None:
+    router = await make_router(limited("tokens_per_minute = 40"))
+    assert (await ask(router)).status_code == 200
+    answer = await ask(router)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["type"] == "tokens"
+    assert told(answer, "tokens")[:2] == (40, 0)
+    assert int(answer.headers["retry-after"]) > 10
+    assert (await router.metrics())['llm_requests_rejected_total{reason="tokens_limit"}'] == 1
+
+
+async def test_who_leaves_before_the_end_pays_for_what_was_said(scripted: ScriptedRouter) -> None:
+    pieces = [chunk(content=f"word{n} ") for n in range(200)]
+    router, engine = await scripted(
+        ROLE, *pieces, hold=True, rest=tenants("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
+    )
+    async with streaming(router, "The sea?", headers=ACME) as answer:
+        await answer.until("word199")
+    await asyncio.wait_for(engine.left.wait(), 5)
+
+    async def is_refused() -> bool:
+        return (await router.http.post("/v1/chat/completions", content=b"{}", headers=ACME)).status_code == 429
+
+    await eventually(is_refused)
+
+
+# -- concurrent requests ----------------------------------------------------------------------------------------------
+
+
+async def test_so_many_as_may_are_at_work_at_both_routers_together(
+    make_router: MakeRouter, limited: Any, engines: Engines
+) -> None:
+    text = limited("concurrent_requests = 3")
+    routers = [await make_router(text), await make_router(text)]
+    await engines.chat.faults({"fault": "stall", "after": 3})
+    async with streaming(routers[0], "0?", headers=ACME), streaming(routers[1], "1?", headers=ACME):
+        async with streaming(routers[0], "2?", headers=ACME) as third:
+            assert third.status == 200
+            await engines.chat.clear()
+            refused = [await ask(router, stream=stream) for router in routers for stream in (False, True)]
+            assert [answer.status_code for answer in refused] == [429] * 4
+            error = refused[0].json()["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            assert refused[0].headers["retry-after"] == "1"
+            assert (await routers[1].chat("The sea?", headers=FREE)).status_code == 200
+
+        async def passes() -> bool:
+            return (await ask(routers[1])).status_code == 200
+
+        await eventually(passes)
+
+
+async def test_an_error_and_a_hit_give_their_place_back(
+    make_router: MakeRouter, limited: Any, engines: Engines
+) -> None:
+    router = await make_router(limited("concurrent_requests = 1"))
+    for _ in range(3):
+        assert (await router.post("/v1/chat/completions", b"{}", **ACME)).status_code == 400
+        assert (await ask(router)).status_code == 200
+        assert (await ask(router, stream=True)).status_code == 200
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[Served]:
+    """A router of its own process, where acme may have two requests at a time."""
+    served = Served(tmp_path, limited("concurrent_requests = 2"))
+    served.start()
+    try:
+        await served.ready()
+        yield served
+    finally:
+        served.kill()
+
+
+async def test_the_places_of_a_router_that_is_killed_come_back(
+    other_process: Served, make_router: MakeRouter, limited: Any, engines: Engines
+) -> None:
+    router = await make_router(limited("concurrent_requests = 2"))
+    await engines.chat.faults({"fault": "stall", "after": 3})
+    async with http_client(other_process.url) as http:
+        bodies = [chat_body(f"{n}?", stream=True) for n in range(2)]
+        asked = [asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=ACME)) for body in bodies]
+        await engines.chat.stats(in_flight=2)
+        await engines.chat.clear()
+        assert (await ask(router)).status_code == 429
+        began = time.monotonic()
+        other_process.send(signal.SIGKILL)
+        await asyncio.wait(asked)
+        assert all(isinstance(one.exception(), httpx.TransportError) for one in asked)
+
+    async def passes() -> bool:
+        return (await ask(router)).status_code == 200
+
+    await eventually(passes)
+    assert time.monotonic() - began < 6
+
+
+# -- Redis ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tenant_without_limits_costs_redis_nothing(make_router: MakeRouter, limited: Any, redis: Any) -> None:
+    router = await make_router(limited("requests_per_minute = 5"))
+    await router.chat("The sea?", headers=FREE)
+    assert await redis.keys("rh:1:limit:*") == []
+    await ask(router)
+    assert await redis.keys("rh:1:limit:*") == [KEY]
+
+
+async def test_with_a_frozen_redis_requests_go_on_and_limits_hold_in_each_router(
+    make_router: MakeRouter, limited: Any, own_redis: RedisServer
+) -> None:
+    await own_redis.start()
+    text = limited("requests_per_minute = 4", own_redis).replace('"500ms"', '"100ms"')
+    router = await make_router(text)
+    assert (await ask(router)).status_code == 200
+    own_redis.freeze()
+    began = time.monotonic()
+    answers = [await ask(router, f"{n}?") for n in range(6)]
+    assert [answer.status_code for answer in answers] == [200] * 4 + [429] * 2
+    assert time.monotonic() - began < 5
+    assert told(answers[0], "requests")[:2] == (4, 3), "all of the limit, since nobody knows what was used before"
+    own_redis.thaw()
+
+    async def passes() -> bool:
+        return (await ask(router)).status_code == 200
+
+    await eventually(passes)
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+async def test_openai_python_waits_as_it_is_told_and_then_has_its_answer(
+    make_router: MakeRouter, limited: Any, engines: Engines
+) -> None:
+    router = await make_router(limited("concurrent_requests = 1"))
+    for engine in (engines.chat, engines.code):
+        await engine.faults({"fault": "stall", "after": 3, "match": "another"})
+    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+    options: Any = {"base_url": f"{router.url}/v1", "api_key": "none", "http_client": http, "default_headers": ACME}
+    body: Any = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]}
+    async with AsyncOpenAI(max_retries=0, **options) as client:
+        async with streaming(router, "another", headers=ACME):
+            with pytest.raises(RateLimitError) as raised:
+                await client.chat.completions.create(**body)
+            assert raised.value.code == "rate_limit_exceeded"
+            began = time.monotonic()
+            patient = asyncio.ensure_future(client.with_options(max_retries=3).chat.completions.create(**body))
+
+            async def refused_again() -> bool:
+                name = 'llm_requests_rejected_total{reason="concurrent_requests_limit"}'
+                return (await router.metrics()).get(name, 0) >= 2
+
+            await eventually(refused_again)
+        assert (await patient).choices[0].message.content
+        assert time.monotonic() - began >= 0.9, "Retry-After is a second"

@@ -1,0 +1,158 @@
+"""A server that has become a read-only replica, behind an address that stays the same."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from router.api.auth import hash_key
+from router.check import check_all
+from router.net.redis.errors import LinkError
+from router.settings import parse
+from router.shared.redis import open_link
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, RouterServer, configuration
+from tests.support.slow_proxy import SlowProxy
+from tests.support.waiting import eventually, free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADMIN = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+PROMPT = "The sea?"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def servers() -> AsyncIterator[tuple[RedisServer, RedisServer]]:
+    """A primary and its replica."""
+    primary, replica = RedisServer(port=free_port()), RedisServer(port=free_port())
+    try:
+        await primary.start()
+        await replica.start()
+        await replica.command("REPLICAOF", "127.0.0.1", primary.port)
+        await eventually(lambda: is_linked(replica))
+        yield primary, replica
+    finally:
+        primary.remove()
+        replica.remove()
+
+
+async def is_linked(replica: RedisServer) -> bool:
+    told = await replica.command("INFO", "replication")
+    return bool(told["role"] == "slave" and told["master_link_status"] == "up")
+
+
+async def fail_over(primary: RedisServer, replica: RedisServer) -> None:
+    """Each takes the part of the other, and no connection is closed, as with a planned failover."""
+    await replica.command("REPLICAOF", "NO", "ONE")
+    await primary.command("REPLICAOF", "127.0.0.1", replica.port)
+    await eventually(lambda: is_linked(primary))
+
+
+def default_timeout(text: str) -> str:
+    return text.replace('"2500ms"', '"50ms"')
+
+
+async def cache_status(router: RouterServer, prompt: str = PROMPT) -> str:
+    answer = await router.chat(prompt)
+    assert answer.status_code == 200
+    return str(answer.headers["x-cache"])
+
+
+async def says(router: RouterServer, redis: str) -> bool:
+    return bool((await router.http.get("/healthz")).json()["redis"] == redis)
+
+
+async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[RedisServer, RedisServer]) -> None:
+    async with SlowProxy(servers[0]) as proxy, aclosing(open_link(proxy.url, timeout=1)) as link:
+        script = "return redis.call('SET', KEYS[1], ARGV[1])"
+        for write in (("SET", "k", "v"), ("EVAL", script, 1, "k", "v")):
+            primary, replica = servers if proxy.server is servers[0] else servers[::-1]
+            assert await link.execute([write], 1) == [b"OK"]
+            topology = link.topology
+            await fail_over(primary, replica)
+            proxy.server = replica
+            (refused,) = await link.execute([write], 1)
+            assert isinstance(refused, Exception)
+            assert link.topology != topology, "whoever listens there has to listen anew"
+            assert await link.execute([write], 1) == [b"OK"]
+
+
+async def test_a_replica_is_no_server_to_connect_to(servers: tuple[RedisServer, RedisServer]) -> None:
+    async with aclosing(open_link(f"redis://127.0.0.1:{servers[1].port}", timeout=1)) as link:
+        with pytest.raises(LinkError, match="read-only replica"):
+            await link.execute([("GET", "k")], 1)
+
+
+async def test_check_says_that_the_server_is_a_replica(
+    servers: tuple[RedisServer, RedisServer], engines: Engines
+) -> None:
+    text = configuration(f"redis://127.0.0.1:{servers[1].port}", engines.table())
+    (found, *_) = await check_all(parse(text, {}))
+    assert (found["what"], found["ok"]) == ("redis", False)
+    assert "read-only replica" in found["note"]
+
+
+async def test_who_may_not_ask_whether_it_takes_writes_uses_it_all_the_same(own_redis: RedisServer) -> None:
+    await own_redis.start()
+    await own_redis.command("ACL", "SETUSER", "default", "-del")
+    async with aclosing(open_link(own_redis.url, timeout=1)) as link:
+        assert await link.execute([("SET", "k", "v"), ("GET", "k")], 1) == [b"OK", b"v"]
+
+
+async def test_a_router_follows_the_address_to_the_new_primary(
+    servers: tuple[RedisServer, RedisServer], engines: Engines
+) -> None:
+    primary, replica = servers
+    async with SlowProxy(primary) as proxy:
+        text = default_timeout(configuration(proxy.url, engines.table(), rest=ADMIN))
+        async with RouterServer(text) as router:
+            await eventually(lambda: gives(router, "HIT"))
+            await fail_over(primary, replica)
+            proxy.server = replica
+            await eventually(lambda: gives_again(router, "Another?"))
+            assert await says(router, "up")
+            assert await cache_status(router) == "HIT", "the replica had it"
+            # The connection that listens has followed too: what is changed there reaches the local copy.
+            await eventually(lambda: is_given_by_the_process(router))
+            key = (await router.chat(PROMPT)).headers["x-cache-key"]
+            assert await replica.command("DEL", key) == 1
+            await eventually(lambda: gives(router, "MISS"))
+            # And so has the administrators' connection, whose first write finds out.
+            await eventually(lambda: purges(router))
+
+
+async def gives(router: RouterServer, status: str) -> bool:
+    return await cache_status(router) == status
+
+
+async def gives_again(router: RouterServer, prompt: str) -> bool:
+    return await cache_status(router, prompt) == "HIT"
+
+
+async def is_given_by_the_process(router: RouterServer) -> bool:
+    return "local" in (await router.chat(PROMPT)).headers["cache-status"]
+
+
+async def purges(router: RouterServer) -> bool:
+    headers: Any = {"authorization": "Bearer admin-key"}
+    answer = await router.http.post("/admin/cache/purge", json={"all": True}, headers=headers)
+    return bool(answer.status_code == 200)
+
+
+async def test_a_router_whose_redis_stays_read_only_says_that_it_is_down_and_serves_without_it(
+    servers: tuple[RedisServer, RedisServer], engines: Engines
+) -> None:
+    primary, replica = servers
+    text = default_timeout(configuration(f"redis://127.0.0.1:{primary.port}", engines.table()))
+    async with RouterServer(text) as router:
+        await eventually(lambda: gives(router, "HIT"))
+        await fail_over(primary, replica)
+        assert await cache_status(router, "Another?") == "MISS", "whose answer is to be written"
+        await eventually(lambda: says(router, "down"))
+        await eventually(lambda: gives(router, "BYPASS"))  # the local copy is dropped as soon as nobody listens
+        assert (await router.metrics())["roundhouse_redis_up"] == 0
+        await fail_over(replica, primary)
+        await eventually(lambda: gives(router, "HIT"))
+        assert await says(router, "up")

@@ -1,0 +1,216 @@
+"""Why a request was not answered from the cache, in X-Cache-Reason and in the log."""
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from router.core.cache.redis_keys import PURGES
+from tests.support.router_server import LLAMA_ALIAS, MakeRouter, RouterServer
+from tests.support.time_travel import A_DAY, aged
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SYSTEM, PROMPT = "Be brief.", "The sea?"
+ONLY_IF_CACHED = {"cache-control": "only-if-cached"}
+"""With it, asking changes nothing."""
+DOCUMENTS = [{"doc_id": "a", "text": "The sea is salt."}]
+
+
+async def asked(
+    router: RouterServer, prompt: str = PROMPT, *, system: str = SYSTEM, headers: dict[str, str] | None = None,
+    **fields: Any,
+) -> httpx.Response:  # fmt: skip
+    """Asks with a system prompt and a document."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+    body = {"model": "llama", "messages": messages, "documents": DOCUMENTS, **fields}
+    return await router.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+async def reason(router: RouterServer, *args: Any, **fields: Any) -> str | None:
+    answer = await asked(router, *args, **fields)
+    assert answer.headers["x-cache"] == "MISS"
+    assert answer.headers["cache-status"].startswith("roundhouse; fwd=")
+    word: str | None = answer.headers.get("x-cache-reason")
+    return word
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def known(router: RouterServer) -> RouterServer:
+    """A router that has answered the question once."""
+    assert await reason(router) == "new"
+    return router
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_first_question_is_new(router: RouterServer, stream: bool) -> None:
+    assert await reason(router, stream=stream) == "new"
+
+
+@pytest.mark.parametrize(
+    ("word", "changed"),
+    [
+        ("query", {"prompt": "The land?"}),
+        ("params", {"temperature": 0.5}),
+        ("params", {"a_field_nobody_knows": 1}),
+        ("system", {"system": "Be long."}),
+        ("system", {"system": SYSTEM + " "}),
+        ("rag", {"documents": [{"doc_id": "a", "text": "The sea is sweet."}]}),
+        ("rag", {"documents": [*DOCUMENTS, *DOCUMENTS]}),
+        ("model", {"model": "mistral"}),
+        ("model", {"model": "mistral-alias"}),
+    ],
+)
+async def test_the_word_is_the_part_that_differs(known: RouterServer, word: str, changed: dict[str, Any]) -> None:
+    assert await reason(known, **changed) == word
+
+
+async def test_where_much_differs_at_once_it_is_new(known: RouterServer) -> None:
+    assert await reason(known, "The land?", system="Be long.", model="mistral") == "new"
+
+
+async def test_a_hit_has_no_reason_and_an_alias_is_no_other_model(known: RouterServer) -> None:
+    for model in ("llama", LLAMA_ALIAS, "auto"):
+        answer = await asked(known, model=model)
+        assert answer.headers["x-cache"] == "HIT"
+        assert "x-cache-reason" not in answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_beyond_its_time_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
+    key = (await asked(known)).headers["x-cache-key"]
+    await aged(redis, key, A_DAY + 1)
+    await eventually(lambda: _is_missed(known, "expired"))
+
+
+async def _is_missed(router: RouterServer, word: str) -> bool:
+    answer = await asked(router, headers=ONLY_IF_CACHED)
+    return bool(answer.headers["x-cache"] == "MISS" and answer.headers["x-cache-reason"] == word)
+
+
+async def test_what_is_beyond_its_time_has_expired_for_a_router_that_never_heard_of_it(
+    make_router: MakeRouter, config: str, redis: Any
+) -> None:
+    key = (await asked(await make_router(config))).headers["x-cache-key"]
+    await aged(redis, key, A_DAY + 1)
+    assert await reason(await make_router(config)) == "expired"
+
+
+@pytest.mark.parametrize("age", [100, A_DAY + 7200], ids=["too-old-for-the-client", "too-old-for-anybody"])
+async def test_what_is_there_and_too_old_has_expired(
+    make_router: MakeRouter, config: str, redis: Any, age: float
+) -> None:
+    key = (await asked(await make_router(config))).headers["x-cache-key"]
+    await aged(redis, key, age)
+    assert await reason(await make_router(config), headers={"cache-control": "max-age=50"}) == "expired"
+
+
+async def test_what_was_there_and_is_gone_has_expired(known: RouterServer, redis: Any) -> None:
+    key = (await asked(known)).headers["x-cache-key"]
+    await redis.delete(key)
+    await eventually(lambda: _is_missed(known, "expired"))
+
+
+async def test_after_all_of_redis_was_emptied_everything_is_new(known: RouterServer, redis: Any) -> None:
+    async def emptied_and_new() -> bool:
+        # Redis tells of a write at the end of its turn and of this at once, so a write just before is heard after it.
+        await redis.flushall()
+        return await _is_missed(known, "new")
+
+    await eventually(emptied_and_new)
+
+
+async def test_after_a_purge_nothing_is_remembered(known: RouterServer, redis: Any) -> None:
+    await redis.xadd(PURGES, {"scope": '{"all":true}'})
+    await eventually(lambda: _is_new(known))
+
+
+async def _is_new(router: RouterServer) -> bool:
+    answer = await asked(router, system="Be long.", headers=ONLY_IF_CACHED)
+    return bool(answer.headers["x-cache-reason"] == "new")
+
+
+# -- of other replicas ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "changed"),
+    [
+        ("query", {"prompt": "The land?"}),
+        ("system", {"system": "Be long."}),
+        ("rag", {"documents": []}),
+        ("query", {"temperature": 0.5}),  # a key does not tell the question and the parameters apart
+    ],
+)
+async def test_a_router_knows_the_keys_of_what_another_one_stores(
+    make_router: MakeRouter, config: str, word: str, changed: dict[str, Any]
+) -> None:
+    one, other = await make_router(config), await make_router(config)
+    await eventually(lambda: _listens(other))
+    assert await reason(one) == "new"
+    await eventually(lambda: _is_known(other))
+    assert await reason(other, **changed) == word
+
+
+async def _listens(router: RouterServer) -> bool:
+    """Whether a router is told of changes: only then it keeps a copy of anything."""
+    return "detail=local" in (await router.chat("Anything")).headers["cache-status"]
+
+
+async def _is_known(router: RouterServer) -> bool:
+    """Whether a router has heard of the key: then another question differs from it."""
+    answer = await asked(router, "A question that nobody asks", headers=ONLY_IF_CACHED)
+    return bool(answer.headers["x-cache-reason"] == "query")
+
+
+async def test_another_revision_of_the_model_is_another_query(make_router: MakeRouter, config: str) -> None:
+    one = await make_router(config)
+    other = await make_router(config.replace('revision = "1"', 'revision = "2"'))
+    await eventually(lambda: _listens(other))
+    assert await reason(one) == "new"
+    await eventually(lambda: _is_known(other))
+    assert await reason(other) == "query"
+
+
+async def test_nothing_is_said_of_what_other_tenants_asked(make_router: MakeRouter, config: str) -> None:
+    rest = '\n[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "beta"\n'
+    router = await make_router(config + rest)
+    acme, beta = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
+    assert await reason(router, headers=acme) == "new"
+    assert await reason(router, headers=acme, system="Be long.") == "system"
+    assert await reason(router, headers=beta) == "new"
+
+
+# -- where else it is said --------------------------------------------------------------------------------------------
+
+
+async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        await asked(known, system="Be long.")
+        await asked(known)
+        await asked(known, headers={"cache-control": "no-store"})
+        await eventually(lambda: len(caplog.messages) == 3)
+    said = [dict(word.partition("=")[::2] for word in line.split()) for line in caplog.messages]
+    assert [(line["cache"], line.get("reason")) for line in said] == [
+        ("MISS", "system"), ("HIT", None), ("BYPASS", "no-store"),
+    ]  # fmt: skip
+
+
+async def test_a_request_that_was_refused_for_want_of_an_entry_has_its_reason_too(known: RouterServer) -> None:
+    answer = await asked(known, system="Be long.", headers=ONLY_IF_CACHED)
+    assert (answer.status_code, answer.headers["x-cache-reason"]) == (504, "system")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_could_not_be_written_is_new_the_next_time(router: RouterServer, redis: Any, stream: bool) -> None:
+    await redis.config_set("maxmemory", 1)
+    assert await reason(router, stream=stream) == "new"
+    await eventually(lambda: _has_failed(router))
+    assert await reason(router, stream=stream) == "new"
+
+
+async def _has_failed(router: RouterServer) -> bool:
+    return (await router.metrics()).get('llm_cache_writes_total{result="failed"}', 0) > 0

@@ -1,0 +1,173 @@
+"""A real router over every way in which people run Redis: what is stored is found, told, and outlives a failover."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from router.api.auth import hash_key
+from router.check import check_all
+from router.settings import parse
+from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, RouterServer, configuration
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ADMIN = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+PROMPTS = [f"What of the sea, number {number}?" for number in range(12)]
+
+
+async def cached(router: RouterServer, prompt: str) -> str:
+    answer = await router.chat(prompt)
+    assert answer.status_code == 200, answer.text
+    return str(answer.headers["x-cache"])
+
+
+async def are_all(router: RouterServer, wanted: str, prompts: list[str] = PROMPTS) -> bool:
+    return {await cached(router, prompt) for prompt in prompts} == {wanted}
+
+
+async def admin(router: RouterServer, method: str, page: str, **fields: Any) -> Any:
+    sent: dict[str, Any] = {"params": fields} if method == "GET" else {"json": fields}
+    headers = {"authorization": "Bearer admin-key"}
+    answer = await router.http.request(method, f"/admin/cache/{page}", headers=headers, **sent)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def key_of(router: RouterServer, prompt: str) -> str:
+    return str((await router.chat(prompt)).headers["x-cache-key"])
+
+
+async def test_what_one_router_has_stored_another_gives_and_forgets_once_it_is_deleted(
+    deployment: Deployment, engines: Engines
+) -> None:
+    text = configuration(deployment.url, engines.table())
+    async with RouterServer(text) as first, RouterServer(text) as second:
+        prompt = f"The sea at {deployment.url}?"
+        assert await cached(first, prompt) == "MISS"
+        await eventually(lambda: _gives(second, prompt))
+        await eventually(lambda: _gives_without_redis(second, deployment, prompt))
+        key = await key_of(second, prompt)
+        assert await (await deployment.holder(key)).command("DEL", key) == 1
+        await eventually(lambda: _is_missed(second, prompt))
+
+
+async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_forgets_it(
+    deployment: Deployment, engines: Engines
+) -> None:
+    text = configuration(deployment.url, engines.table(), rest=ADMIN)
+    async with RouterServer(text) as first, RouterServer(text) as second:
+        await eventually(lambda: are_all(first, "HIT"))
+        await eventually(lambda: are_all(second, "HIT"))
+        listed = await admin(first, "GET", "entries", limit=100)
+        keys = {await key_of(first, prompt) for prompt in PROMPTS}
+        assert keys <= {entry["key"] for entry in listed["entries"]}
+        assert (await admin(first, "GET", "stats"))["total"]["entries"] >= len(keys)
+        assert (await admin(first, "POST", "purge", tenant="default"))["entries"] >= len(keys)
+        assert await cached(first, PROMPTS[0]) == "MISS"
+        await eventually(lambda: _is_missed(second, PROMPTS[1]), within=2)
+
+
+async def test_check_says_that_redis_answers(deployment: Deployment, engines: Engines) -> None:
+    (found, *_) = await check_all(parse(configuration(deployment.url, engines.table()), {}))
+    assert (found["what"], found["ok"]) == ("redis", True)
+    assert found["note"].startswith("version ")
+    assert found["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
+
+
+async def test_no_request_fails_while_sentinel_makes_another_server_the_master(
+    start_own: StartDeployment, engines: Engines
+) -> None:
+    group: SentinelGroup = await start_own("sentinel")
+    async with RouterServer(configuration(group.url, engines.table())) as router, Requests(router) as requests:
+        await eventually(lambda: are_all(router, "HIT"))
+        old = await group.holder("")
+        old.kill()
+        await eventually(lambda: _replaced(group, old))
+        await eventually(lambda: are_all(router, "HIT"), within=5)
+    assert requests.failures == []
+    assert requests.slowest < 3
+
+
+async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
+    start_own: StartDeployment, engines: Engines
+) -> None:
+    cluster: Cluster = await start_own("cluster")
+    async with RouterServer(configuration(cluster.url, engines.table())) as router, Requests(router) as requests:
+        await eventually(lambda: are_all(router, "HIT"))
+        keys = [await key_of(router, prompt) for prompt in PROMPTS]
+        source = await cluster.holder(keys[0])
+        target = next(server for server in [await cluster.holder(key) for key in keys] if server is not source)
+        for slot in {cluster.slot(key) for key in keys if await cluster.holder(key) is source}:
+            await cluster.move_slot(slot, source, target)
+        assert await are_all(router, "HIT"), "what has been moved is found where it is now"
+        assert requests.failures == []
+        target.kill()
+        await eventually(lambda: _is_held_by_another(cluster, keys[0], target))
+        await eventually(lambda: are_all(router, "HIT"), within=5)
+    assert requests.failures == []
+    assert requests.slowest < 3
+
+
+class Requests:
+    """Asks the same few questions again and again, and new ones among them."""
+
+    def __init__(self, router: RouterServer) -> None:
+        self._router = router
+        self._stack = AsyncExitStack()
+        self._going = True
+        self.failures: list[str] = []
+        self.slowest = 0.0
+
+    async def __aenter__(self) -> "Requests":
+        self._task = asyncio.ensure_future(self._ask())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._going = False
+        await self._task
+
+    async def _ask(self) -> None:
+        clock = asyncio.get_running_loop().time
+        number = 0
+        while self._going:
+            number += 1
+            began = clock()
+            answers = await asyncio.gather(
+                *(self._router.chat(prompt) for prompt in PROMPTS), self._router.chat(f"And number {number} of all?")
+            )
+            self.slowest = max(self.slowest, clock() - began)
+            self.failures += [answer.text for answer in answers if answer.status_code != 200]
+
+
+async def _gives(router: RouterServer, prompt: str) -> bool:
+    return await cached(router, prompt) == "HIT"
+
+
+async def _gives_without_redis(router: RouterServer, deployment: Deployment, prompt: str) -> bool:
+    """Whether the router has it in its local copy, so that it does not ask Redis for it."""
+    key = await key_of(router, prompt)
+    holder = await deployment.holder(key)
+    before = await _hits(holder)
+    return await cached(router, prompt) == "HIT" and await _hits(holder) == before
+
+
+async def _hits(server: RedisServer) -> int:
+    stats: dict[str, Any] = await server.command("INFO", "commandstats")
+    return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
+
+
+async def _is_missed(router: RouterServer, prompt: str) -> bool:
+    return await cached(router, prompt) == "MISS"
+
+
+async def _replaced(group: SentinelGroup, old: RedisServer) -> bool:
+    return await group.holder("") is not old
+
+
+async def _is_held_by_another(cluster: Cluster, key: str, old: RedisServer) -> bool:
+    return await cluster.holder(key) is not old

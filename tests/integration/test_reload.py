@@ -1,0 +1,251 @@
+"""Another configuration in the place of one that serves: what changes, what lives on, and that nobody notices."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.api.auth import hash_key
+from router.settings import parse
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served, http_client
+from tests.support.router_server import Engines, RouterServer, chat_body, configuration
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def reload(router: RouterServer, text: str) -> None:
+    await router.application.reload(parse(text, {}))
+
+
+def without_code(redis_server: RedisServer, engines: Engines, **options: str) -> str:
+    """A configuration without the engine llama-code."""
+    table = engines.table()
+    del table["llama-code"]
+    return configuration(redis_server.url, table, **options)
+
+
+# -- the application --------------------------------------------------------------------------------------------------
+
+
+async def test_models_engines_keys_and_limits_are_those_of_the_new_configuration(
+    router: RouterServer, redis_server: RedisServer, engines: Engines
+) -> None:
+    rest = f'[auth]\nmode = "keys"\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"k")}"]\n'
+    text = without_code(redis_server, engines, rest=rest, router='max_body = "1KiB"')
+    await reload(router, text.replace('"llama-alias"', '"other-alias"'))
+    assert (await router.chat("The sea?")).status_code == 401
+    headers = {"authorization": "Bearer k"}
+    answer = await router.chat("The sea?", headers=headers, model="other-alias")
+    assert answer.headers["x-cache-key"].startswith("rh:1:acme:llama:")
+    assert (await router.chat("The sea?", headers=headers, model="llama-alias")).status_code == 404
+    assert (await router.chat("x" * 2000, headers=headers)).status_code == 413
+    assert set((await router.http.get("/healthz")).json()["engines"]) == {"llama-chat", "mistral"}
+
+
+async def test_what_was_stored_and_counted_before_is_there_after(router: RouterServer, config: str) -> None:
+    await router.chat("The sea?")
+    await reload(router, config)
+    assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+    counted = {name: value for name, value in (await router.metrics()).items() if name.startswith("llm_requests_total")}
+    assert sum(counted.values()) == 2
+
+
+async def test_a_tenant_that_is_new_hears_of_changes_too(
+    router: RouterServer, redis_server: RedisServer, engines: Engines, redis: Any
+) -> None:
+    rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
+    await reload(router, configuration(redis_server.url, engines.table(), rest=rest))
+    headers = {"x-tenant-id": "acme"}
+    key = (await router.chat("The sea?", headers=headers)).headers["x-cache-key"]
+
+    async def is_local() -> bool:
+        return "detail=local" in (await router.chat("The sea?", headers=headers)).headers["cache-status"]
+
+    await eventually(is_local)
+    await redis.delete(key)
+
+    async def is_gone() -> bool:
+        return (await router.chat("The sea?", headers=headers)).headers["x-cache"] == "MISS"
+
+    await eventually(is_gone)
+
+
+async def test_a_stream_under_way_ends_as_it_began(
+    router: RouterServer, redis_server: RedisServer, engines: Engines
+) -> None:
+    await engines.code.faults({"fault": "tps", "rate": 60})
+    body = chat_body("Write a Python function that reverses a list.", stream=True, max_tokens=30)
+    async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert answer.headers["x-engine"] == "llama-code"
+        await reload(router, without_code(redis_server, engines))
+        assert set((await router.http.get("/healthz")).json()["engines"]) == {"llama-chat", "mistral"}
+        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+    again = await router.http.post("/v1/chat/completions", json=body)
+    assert again.headers["x-cache"] == "HIT"
+
+
+async def test_an_equal_request_joins_a_generation_that_began_before(
+    router: RouterServer, config: str, engines: Engines
+) -> None:
+    await engines.chat.faults({"fault": "tps", "rate": 60})
+    before = (await engines.chat.stats())["received"]
+    body = chat_body("The sea?", stream=True, max_tokens=40)
+    async with router.http.stream("POST", "/v1/chat/completions", json=body) as first:
+        await reload(router, config)
+        async with router.http.stream("POST", "/v1/chat/completions", json=body) as second:
+            assert second.headers["x-cache"] == "COALESCED"
+            assert await second.aread() == await first.aread()
+    assert (await engines.chat.stats())["received"] == before + 1
+
+
+async def test_an_engine_that_stays_is_known_to_be_busy(
+    router: RouterServer, redis_server: RedisServer, engines: Engines
+) -> None:
+    await engines.chat.faults({"fault": "stall", "after": 2})
+    async with router.http.stream("POST", "/v1/chat/completions", json=chat_body("The sea?", stream=True)) as answer:
+        assert answer.headers["x-engine"] == "llama-chat"
+        await reload(router, without_code(redis_server, engines))
+        assert (await router.metrics())['llm_requests_in_flight{engine="llama-chat"}'] == 1
+    await engines.chat.clear()
+    await engines.chat.stats(in_flight=0)
+
+    async def idle() -> bool:
+        return (await router.metrics())['llm_requests_in_flight{engine="llama-chat"}'] == 0
+
+    await eventually(idle)
+
+
+async def test_an_engine_that_is_gone_has_no_gauges_any_more(
+    router: RouterServer, redis_server: RedisServer, engines: Engines
+) -> None:
+    up = 'roundhouse_engine_up{engine="llama-code"}'
+    assert (await router.metrics())[up] == 1
+    await reload(router, without_code(redis_server, engines))
+    assert up not in await router.metrics()
+
+
+async def test_the_old_configuration_is_put_away_once_nothing_is_under_way_in_it(
+    router: RouterServer, config: str, redis: Any
+) -> None:
+    async def connections() -> int:
+        return len([c for c in await redis.client_list() if c["name"] == "roundhouse"])
+
+    await router.chat("The sea?")
+    # A line, a listener, and what administrators ask with, which opens when they do.
+    await eventually(connections)
+    before = 3
+    for _ in range(3):
+        await reload(router, config)
+
+    async def as_before() -> bool:
+        return await connections() <= before
+
+    await eventually(as_before)
+
+
+async def test_a_configuration_that_fails_to_start_changes_nothing(
+    router: RouterServer, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise OSError("no more files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("router.application.Site.start", fail)
+        with pytest.raises(OSError, match="no more files"):
+            await reload(router, config)
+    assert (await router.chat("The sea?")).status_code == 200
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
+    started: list[Served] = []
+
+    async def start(text: str) -> Served:
+        started.append(Served(tmp_path, text))
+        started[-1].start()
+        await started[-1].ready()
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.kill()
+
+
+async def models(served: Served) -> list[str]:
+    async with http_client(served.url) as http:
+        return [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, config: str, workers: int) -> None:
+    served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
+    lost: list[object] = []
+    asked = 0
+    stop = asyncio.Event()
+
+    async def ask(number: int) -> None:
+        nonlocal asked
+        async with http_client(served.url) as http:
+            while not stop.is_set():
+                asked += 1
+                try:
+                    answer = await http.post("/v1/chat/completions", json=chat_body(f"{number} {asked % 50}?"))
+                    if answer.status_code != 200:
+                        lost.append(answer.text)
+                except httpx.HTTPError as error:
+                    lost.append(error)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(ask(number))
+        for name in ("one", "two", "three"):
+            served.write(config.replace("[router]", f"[router]\nworkers = {workers}").replace("llama-alias", name))
+            served.process.send_signal(signal.SIGHUP)
+
+            async def everywhere(name: str = name) -> bool:
+                return all([name in await models(served) for _ in range(6)])
+
+            await eventually(everywhere)
+        stop.set()
+    assert lost == []
+    assert asked > 10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("bad", "said"), [("[router", "not valid TOML"), ("[routr]", "routr"), (None, "No such file")])
+async def test_a_bad_file_is_refused_in_one_line_and_the_old_one_stays(
+    serve: Any, config: str, workers: int, bad: str | None, said: str
+) -> None:
+    served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
+    served.write(bad)
+    served.process.send_signal(signal.SIGHUP)
+    refused = "the configuration is refused, and the one before it stays"
+    await eventually(lambda: refused in served.log.read_text())
+    (line,) = [line for line in served.log.read_text().splitlines() if refused in line]
+    assert said in line
+    assert "llama-alias" in await models(served)
+    if workers == 2:  # nor does a worker that has to be replaced now need the file
+        before = served.workers()
+        served.kill_one(before.copy().pop())
+        await eventually(lambda: len(now := served.workers()) == 2 and now != before)
+        await served.ready()
+
+
+async def test_what_needs_a_restart_is_said_and_stays(serve: Any, config: str) -> None:
+    served = await serve(config)
+    served.write(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
+    served.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: "another configuration is in effect" in served.log.read_text())
+    for name in ("workers", "log_format", "host"):
+        assert f"router.{name}: needs a restart to change" in served.log.read_text()
+    assert "router.port" not in served.log.read_text()
+    assert served.workers() == set()

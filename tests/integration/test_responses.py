@@ -1,0 +1,161 @@
+"""/v1/responses through the router: what its key holds, what is not shared, and OpenAI's own client."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from tests.support.purge_log import other_keys
+from tests.support.router_server import Engines, RouterServer
+from tests.support.typed_answers import RESPONSES, ask, typed_events
+from tests.support.waiting import collect
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LOOK: Final[Any] = {
+    "type": "function",
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"where": {"type": "string"}}},
+    "strict": False,
+}
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
+    # Its own client would read the machine's certificates each time.
+    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+    async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instructions": "Be brief."},
+        {"max_output_tokens": 5},
+        {"temperature": 0},
+        {"metadata": {"topic": "sea"}},
+        {"user": "u"},
+        {"service_tier": "flex"},
+        {"store": False},
+        {"request_id": "resp_mine"},
+        {"reasoning": {"effort": "low"}},
+        {"tools": [LOOK], "tool_choice": "required"},
+        {"text": {"format": {"type": "json_object"}}},
+        {"documents": [{"text": "The sea is salt."}]},
+        {"input": [{"role": "user", "content": "The sea?"}]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
+    assert (await ask(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
+    answers = [await ask(router, RESPONSES, "The sea?", **fields) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+
+
+async def test_an_answer_repeats_the_metadata_of_its_own_request(router: RouterServer) -> None:
+    for topic in ("sea", "sky", "sea"):
+        answer = await ask(router, RESPONSES, "The sea?", metadata={"topic": topic})
+        assert answer.json()["metadata"] == {"topic": topic}
+    assert answer.headers["x-cache"] == "HIT"
+
+
+async def test_a_hint_for_the_engines_own_cache_does_not_count(router: RouterServer) -> None:
+    assert (await ask(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
+    assert (await ask(router, RESPONSES, "The sea?", prompt_cache_key="k")).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://x"}], "stream": True},
+        {"conversation": "conv_1"},
+        {"input": [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "Go on"}]},
+    ],
+    ids=["web-search", "mcp", "conversation", "reference"],
+)
+async def test_what_depends_on_more_than_the_request_is_not_shared(
+    router: RouterServer, engines: Engines, redis: Any, fields: dict[str, Any]
+) -> None:
+    before = (await engines.chat.stats())["received"]
+    for _ in range(2):
+        answer = await ask(router, RESPONSES, "The sea?", **fields)
+        assert answer.status_code == 200
+        assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "uncacheable")
+        assert "x-cache-key" not in answer.headers
+        assert "detail=uncacheable" in answer.headers["cache-status"]
+    assert (await engines.chat.stats())["received"] == before + 2
+    assert await other_keys(redis) == set()
+
+
+async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> None:
+    answer = await ask(router, RESPONSES, "The sea?", background=True)
+    assert (answer.status_code, answer.headers["x-cache-reason"]) == (400, "uncacheable")
+    assert answer.json()["error"]["param"] == "background"
+    answer = await ask(router, RESPONSES, "The sea?", previous_response_id="resp_1", stream=True)
+    assert (answer.status_code, answer.headers["x-cache-reason"]) == (404, "uncacheable")
+    assert answer.json()["error"]["message"] == "Response with id 'resp_1' not found."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, stream: bool) -> None:
+    fields: dict[str, Any] = {"reasoning": {"effort": "low"}, "tools": [LOOK], "tool_choice": "required"}
+    miss = await ask(router, RESPONSES, "The sea?", stream=stream, **fields)
+    hit = await ask(router, RESPONSES, "The sea?", stream=not stream, **fields)
+    assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
+    streamed, whole = (miss, hit) if stream else (hit, miss)
+    events, body = typed_events(streamed.content), whole.json()
+    assert events[-1]["response"] == body
+    assert [item["type"] for item in body["output"]] == ["reasoning", "function_call"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == body["output"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+# OpenAI's client
+
+
+async def test_openais_client_is_answered_and_answered_again(client: AsyncOpenAI) -> None:
+    texts = []
+    for cache in ("MISS", "HIT"):
+        raw = await client.responses.with_raw_response.create(model="llama", input="The sea?", instructions="Be brief.")
+        assert raw.headers["x-cache"] == cache
+        response = raw.parse()
+        assert response.status == "completed"
+        assert response.usage is not None
+        texts.append(response.output_text)
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
+async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, first: bool) -> None:
+    calls = []
+    for stream in (first, not first, first):
+        if stream:
+            async with client.responses.stream(
+                model="llama", input="The sea?", tools=[LOOK], tool_choice="required"
+            ) as events:
+                response: Any = await events.get_final_response()
+        else:
+            response = await client.responses.create(
+                model="llama", input="The sea?", tools=[LOOK], tool_choice="required"
+            )
+        calls.append([(item.call_id, item.name, item.arguments) for item in response.output])
+    assert calls[0] == calls[1] == calls[2]
+    assert calls[0][0][1] == "look"
+
+
+async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: Engines) -> None:
+    # At a pace at which the client has the first token before the engine fails.
+    await engines.chat.faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
+    stream = await client.responses.create(model="llama", input="The sea?", stream=True)
+    seen: list[Any] = []
+    with pytest.raises(openai.APIError, match="broke off"):
+        await collect(stream, seen)
+    kinds = [event.type for event in seen]
+    assert "response.output_text.delta" in kinds
+    assert "response.completed" not in kinds

@@ -1,0 +1,76 @@
+"""Attempts that fail before the first token: who is asked next, when, and when nobody is any more."""
+
+import asyncio
+import time
+
+import pytest
+
+from router.core.resilience.retry import Budget
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration
+from tests.support.sse_answers import said
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NEVER_OPENS = "[breaker]\nfailures = 1000000"
+
+
+@pytest.fixture
+def one_engine(redis_server: RedisServer, engines: Engines) -> str:
+    return configuration(redis_server.url, {"one": ("llama", "any", engines.chat.url)}, rest=NEVER_OPENS)
+
+
+async def attempts(router: RouterServer) -> float:
+    return sum(value for name, value in (await router.metrics()).items() if "llm_retries_total" in name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+async def test_where_there_is_no_other_engine_the_same_one_is_asked_again(
+    make_router: MakeRouter, engines: Engines, one_engine: str, stream: bool, times: int
+) -> None:
+    router = await make_router(one_engine)
+    await engines.chat.faults({"fault": "status", "code": 500, "times": times})
+    answer = await router.chat("The sea?", stream=stream)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+    assert said(answer)
+    assert await attempts(router) == times
+
+
+async def test_a_request_waits_for_as_long_as_its_only_engine_asks_for(
+    make_router: MakeRouter, engines: Engines, one_engine: str
+) -> None:
+    router = await make_router(one_engine)
+    await engines.chat.faults({"fault": "status", "code": 503, "retry_after": "1", "times": 1})
+    began = time.perf_counter()
+    assert (await router.chat("The sea?")).status_code == 200
+    assert time.perf_counter() - began >= 1
+
+
+async def test_after_the_first_token_nobody_is_asked_again(
+    make_router: MakeRouter, engines: Engines, one_engine: str
+) -> None:
+    router = await make_router(one_engine)
+    await engines.chat.faults({"fault": "drop", "after": 3})
+    before = (await engines.chat.stats())["received"]
+    assert b'"error"' in (await router.chat("The sea?", stream=True)).content
+    assert (await engines.chat.stats())["received"] == before + 1
+
+
+async def test_when_everything_fails_retries_come_to_an_end_for_all_together(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    table = {"one": ("llama", "any", engines.chat.url), "two": ("llama", "any", engines.code.url)}
+    router = await make_router(configuration(redis_server.url, table, rest=NEVER_OPENS))
+    for engine in (engines.chat, engines.code):
+        await engine.faults({"fault": "status", "code": 500})
+    requests, began = 400, time.perf_counter()
+
+    async def ask(numbers: range) -> None:
+        for number in numbers:
+            assert (await router.chat(f"{number}?")).status_code == 502
+
+    await asyncio.gather(*(ask(range(first, requests, 20)) for first in range(20)))
+    took = time.perf_counter() - began
+    most = Budget.PER_SECOND * (Budget.WINDOW + took) + Budget.SHARE * requests
+    assert requests < await attempts(router) <= requests + most < 2.5 * requests

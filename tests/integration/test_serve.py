@@ -1,0 +1,253 @@
+"""The commands `serve`, `check` and `classify`, as a user runs them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.net.server.request_parser import MAX_HEAD
+from router.server import forget_dead_workers
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import ROUNDHOUSE, Served, http_client
+from tests.support.router_server import Engines, chat_body, configuration
+from tests.support.waiting import eventually, free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
+    started: list[Served] = []
+
+    def start(text: str) -> Served:
+        started.append(Served(tmp_path, text))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.kill()
+
+
+def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    argv = [*ROUNDHOUSE, *arguments]
+    return subprocess.run(
+        argv, input=stdin, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}
+    )
+
+
+async def command(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> Any:
+    """A command's result; this process goes on meanwhile."""
+    return await asyncio.to_thread(run, *arguments, stdin=stdin, env=env)
+
+
+# -- serve ------------------------------------------------------------------------------------------------------------
+
+
+async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -> None:
+    served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
+    await served.ready()
+    async with http_client(served.url) as http:
+        answers = [await http.post("/v1/chat/completions", json=chat_body("The sea?")) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+    served.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
+    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+    assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
+
+
+async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answered(serve: Any, config: str) -> None:
+    served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
+    await served.ready()
+    port = int(served.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    # One byte too many: were there more, the server would reset the connection over what it has not read.
+    writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD + 1, b"y"))
+    assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+    async with http_client(served.url) as http:
+        assert (await http.get("/health", headers={"x-filler": "y" * 16384})).status_code == 200
+
+
+async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: Engines) -> None:
+    served = serve(config)
+    await served.ready()
+    await engines.chat.faults({"fault": "tps", "rate": 60})
+    body = chat_body("The sea?", stream=True)
+    async with (
+        http_client(served.url) as http,
+        http.stream("POST", "/v1/chat/completions", json=body) as answer,
+    ):
+        served.process.send_signal(signal.SIGTERM)
+        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+    assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
+
+
+async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, config: str) -> None:
+    served = serve(config.replace("[router]", "[router]\nworkers = 2"))
+    await served.ready()
+    await eventually(lambda: served.log.read_text().count("engine mistral is up") == 2)
+    seen = 0
+    for _ in range(20):
+        async with http_client(served.url) as http:  # a new connection
+            assert (await http.post("/v1/chat/completions", json=chat_body("The sea?"))).status_code == 200
+            seen += 1
+
+    async def all_pages_show_all() -> bool:  # a worker tells the others in a moment
+        pages = []
+        for _ in range(6):
+            async with http_client(served.url) as http:
+                page = (await http.get("/metrics")).text
+            samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+            counted = {k: float(v) for k, v in samples.items() if k.startswith("llm_requests_total")}
+            pages.append(sum(counted.values()))
+            assert float(samples['roundhouse_engine_up{engine="mistral"}']) == 1
+        assert max(pages) <= seen
+        return pages == [seen] * 6 and float(samples['llm_cache_hit_ratio{model="llama"}']) >= 0.9
+
+    await eventually(all_pages_show_all)
+    served.process.send_signal(signal.SIGINT)
+    await asyncio.to_thread(served.process.wait, 20)
+
+
+async def test_the_gauges_of_a_worker_that_died_are_forgotten_and_its_counters_are_not(tmp_path: Path) -> None:
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await ended.wait()
+    kinds = ["gauge_livesum", "gauge_livemostrecent", "counter", "histogram"]
+    for pid in (ended.pid, os.getpid()):
+        for kind in kinds:
+            (tmp_path / f"{kind}_{pid}.db").touch()
+    forget_dead_workers(tmp_path)
+    kept = {f"{kind}_{os.getpid()}.db" for kind in kinds} | {f"{kind}_{ended.pid}.db" for kind in kinds[2:]}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engines: Engines) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(config.replace("[router]", f"[router]\nport = {engines.chat.port}"))
+    result = await command("serve", "-c", str(path))
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        f"roundhouse: {path}: router.port: 127.0.0.1:{engines.chat.port}: Address already in use"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[router", "not valid TOML"),
+        ("[routr]", "routr"),
+        ("[cache]\nttl = 'soon'", "cache.ttl"),
+        ("[[model]]\nname = 'a'", "no engine has the model 'a'"),
+        ("[cache]\nurl = '${NOWHERE}'", "cache.url: the environment has no NOWHERE"),
+        (None, "No such file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["serve", "check", "up"])
+async def test_a_configuration_that_cannot_be_used_is_one_clear_line(
+    tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    if text is not None:
+        path.write_text(text)
+    result = await command(name, "-c", str(path))
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"roundhouse: {path}: ")
+    assert said in line
+    assert result.stdout == ""
+
+
+async def test_the_configuration_can_come_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "other.toml"
+    result = await command("check", env={"ROUNDHOUSE_CONFIG": str(path)})
+    assert result.stderr == f"roundhouse: {path}: No such file or directory\n"
+
+
+# -- check ------------------------------------------------------------------------------------------------------------
+
+
+async def test_check_says_that_everything_answers(config: str, tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(config)
+    result = await command("check", "-c", str(path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "FAIL" not in result.stdout
+    assert "ok    engine llama-chat at " in result.stdout
+    assert "ok    redis: version " in result.stdout
+
+
+async def test_check_says_what_does_not_answer(redis_server: RedisServer, engines: Engines, tmp_path: Path) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    table = {
+        "gone": ("llama", "any", nobody),
+        "other": ("llama", "any", engines.mistral.url),
+        "well": ("llama", "any", engines.chat.url),
+    }
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(configuration(f"unix://{tmp_path}/none.sock", table))
+    result = await command("check", "-c", str(path), "--json")
+    assert result.returncode == 1
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    found = {finding["what"].split(" at ")[0]: finding for finding in report["findings"]}
+    assert {name: finding["ok"] for name, finding in found.items()} == {
+        "redis": False,
+        "engine gone": False,
+        "engine other": False,
+        "engine well": True,
+    }
+    assert "ConnectError" in found["engine gone"]["note"]
+    assert "and not 'meta-llama/Llama-Simulated'" in found["engine other"]["note"]
+
+
+async def test_check_says_that_an_option_of_the_address_is_unknown(
+    redis_server: RedisServer, engines: Engines, tmp_path: Path
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(configuration(f"{redis_server.url}?foo=bar", engines.table()))
+    result = await command("check", "-c", str(path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "cache.url: the options here are db, each once" in result.stderr
+
+
+# -- classify ---------------------------------------------------------------------------------------------------------
+
+CODE, CHAT = "Write a Python function that reverses a list.", "What should I cook for dinner tonight?"
+
+
+async def test_classify_reads_json_lines_and_writes_json_lines() -> None:
+    lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in (CODE, CHAT)) + "\n\n"
+    result = await command("classify", "--json", stdin=lines)
+    assert (result.returncode, result.stderr) == (0, "")
+    verdicts = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [verdict["task"] for verdict in verdicts] == ["code", "chat"]
+    assert all(0 <= verdict["score"] <= 1 for verdict in verdicts)
+
+
+async def test_classify_explains_prompts_of_the_command_line() -> None:
+    result = await command("classify", CODE, CHAT)
+    first, second = result.stdout.splitlines()
+    assert first.startswith("code ")
+    assert second.startswith("chat ")
+    assert CHAT in second
+
+
+@pytest.mark.parametrize("line", ["nonsense", "{}", "[]", '{"prompt": 1}'])
+async def test_classify_names_the_line_that_it_cannot_read(line: str) -> None:
+    result = await command("classify", stdin=json.dumps({"prompt": CHAT}) + "\n" + line)
+    assert result.returncode == 2
+    assert result.stderr == 'roundhouse: standard input, line 2: expected a JSON object with a text "prompt"\n'
+
+
+async def test_the_command_says_its_version_and_wrong_use_is_2() -> None:
+    result = await command("--version")
+    assert (result.returncode, result.stdout.split()[0]) == (0, "roundhouse")
+    assert (await command("no-such-command")).returncode == 2

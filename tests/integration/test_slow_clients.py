@@ -1,0 +1,211 @@
+"""Clients that take their time: to ask, to read, and to leave; and requests sent ahead of their turn."""
+
+import asyncio
+import socket
+
+import pytest
+
+from router.net.server.connection import MAX_WAITING
+from tests.support.raw_http import CHAT_HEAD, CRLF, VERSION, connect, request
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
+from tests.support.sse_answers import ROLE, chunk
+from tests.support.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+# -- slow ones --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(redis_server: RedisServer, engines: Engines) -> str:
+    return configuration(redis_server.url, engines.table(), router='receive = "200ms"')
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"P", CHAT_HEAD, CHAT_HEAD + b"content-length: 100\r\n\r\n", CHAT_HEAD + b"content-length: 100\r\n\r\n{",
+        CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n5\r\n",
+    ],
+    ids=["a letter", "half a head", "no body", "half a body", "half a chunk"],
+)  # fmt: skip
+async def test_a_request_that_does_not_arrive_in_time_is_408(
+    impatient: str, make_router: MakeRouter, part: bytes
+) -> None:
+    router = await make_router(impatient)
+    async with connect(router.port) as connection:
+        connection.write(part)
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (408, "request_timeout")
+        assert await connection.end() == b""
+
+
+async def test_a_request_that_drips_is_408_too(impatient: str, make_router: MakeRouter) -> None:
+    router = await make_router(impatient)
+    async with connect(router.port) as connection:
+        connection.write(CHAT_HEAD, b"content-length: 100000\r\n\r\n")
+
+        async def drip() -> None:
+            while True:
+                connection.write(b" ")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.ensure_future(drip())
+        assert (await connection.answer()).status == 408
+        dripping.cancel()
+
+
+@pytest.mark.parametrize("said", [b"", CRLF])
+async def test_a_connection_on_which_no_request_begins_is_closed(
+    impatient: str, make_router: MakeRouter, said: bytes
+) -> None:
+    router = await make_router(impatient)
+    async with connect(router.port) as connection:
+        connection.write(said)
+        assert await connection.end() == b""
+
+
+async def test_an_answer_may_take_longer_than_its_request(
+    impatient: str, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(impatient)
+    await engines.chat.faults({"fault": "tps", "rate": 6})
+    answer = await router.chat("The sea?", max_tokens=10)
+    assert answer.status_code == 200
+    assert answer.elapsed.total_seconds() > 0.3
+
+
+async def test_a_client_that_does_not_take_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
+    long = [chunk(content="x" * 60_000) for _ in range(500)]
+    router, engine = await scripted(ROLE + long[0], *long[1:], router='send = "300ms"', hold=True)
+    with _lazy(router) as lazy:
+        lazy.sendall(request(chat_body("x", stream=True)))
+        async with asyncio.timeout(PATIENCE):
+            await engine.left.wait()
+
+
+async def test_a_client_that_takes_no_answer_at_all_loses_its_connection(
+    redis_server: RedisServer, engines: Engines, make_router: MakeRouter
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), router='send = "300ms"'))
+    with _lazy(router) as lazy:
+        lazy.settimeout(PATIENCE)
+        await asyncio.to_thread(_ask_until_reset, lazy)
+
+
+def _lazy(router: RouterServer) -> socket.socket:
+    """A connection that takes in next to nothing unread."""
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", router.port))
+    return lazy
+
+
+def _ask_until_reset(lazy: socket.socket) -> None:
+    try:
+        while True:
+            lazy.sendall(VERSION * 1000)
+    except ConnectionError:
+        return
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_in_a_pipeline_are_answered_in_their_order(router: RouterServer) -> None:
+    async with connect(router.port) as connection:
+        connection.write(request(chat_body("The sea?")), VERSION, request(chat_body("The sea?")), VERSION)
+        first, second, third, fourth = [await connection.answer() for _ in range(4)]
+    assert b"x-cache: miss" in first.head
+    assert b"x-cache: hit" in third.head
+    assert first.body == third.body
+    assert second.body == fourth.body == (await router.http.get("/version")).content
+
+
+AHEAD = {"whole": VERSION, "part": CHAT_HEAD, "big": request(chat_body("x" * 100_000))[:-9]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
+async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engine(
+    router: RouterServer, engines: Engines, stream: bool, ahead: bytes
+) -> None:
+    await engines.chat.faults({"fault": "stall", "after": 2})
+    before = (await engines.chat.stats())["aborted"]
+    async with connect(router.port) as connection:
+        connection.write(request(chat_body("The sea?", stream=stream)))
+        await engines.chat.stats(in_flight=1)
+        connection.write(ahead)
+    await engines.chat.stats(in_flight=0)
+    assert (await engines.chat.stats())["aborted"] == before + 1
+
+
+LARGE = {"100 kB": 100_100, "3 MiB": 12 * 256 * 1024 + 150_000}
+"""Bytes of a body; the last read of it has more than the router holds before it pauses."""
+
+
+@pytest.mark.parametrize("size", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "json"])
+@pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "after it"])
+async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
+    router: RouterServer, engines: Engines, size: int, stream: bool, after: int
+) -> None:
+    await engines.chat.faults({"fault": "stall", "after": after})
+    before = (await engines.chat.stats())["aborted"]
+    async with connect(router.port) as connection:
+        sent = request(chat_body("The sea?", stream=stream, padding="x" * size))
+        connection.write(sent[:-100_000])
+        await eventually(lambda: router.application._site.requests == 1)
+        connection.write(sent[-100_000:])
+        await engines.chat.stats(in_flight=1)
+    await engines.chat.stats(in_flight=0)
+    assert (await engines.chat.stats())["aborted"] == before + 1
+
+
+async def test_what_follows_a_large_body_in_the_same_read_is_answered(router: RouterServer) -> None:
+    async with connect(router.port) as connection:
+        connection.write(request(chat_body("The sea?", padding="x" * 100_000)), VERSION[:-5])
+        assert (await connection.answer()).status == 200
+        connection.write(VERSION[-5:])
+        assert (await connection.answer()).status == 200
+
+
+async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_wait(router: RouterServer) -> None:
+    upgrade = request(None, b"connection: Upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
+    sent = 3 * MAX_WAITING // len(upgrade)
+    async with connect(router.port) as connection:
+        connection.write(upgrade * sent)
+        answered = await connection.end()
+    count = answered.count(b"HTTP/1.1 200 OK")
+    assert 100 < count < sent
+    assert answered.count(b"HTTP/1.1 ") == count
+    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
+
+
+async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: Engines) -> None:
+    await engines.chat.faults({"fault": "tps", "rate": 100})
+    async with connect(router.port) as connection:
+        # Both at once, so that the nonsense is there before the answer is over.
+        connection.write(request(chat_body("The sea?", stream=True, max_tokens=20)), b"nonsense\r\n\r\n")
+        answer = await connection.answer()
+        assert answer.status == 200
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        assert await connection.end() == b""
+
+
+async def test_what_waits_in_a_pipeline_has_a_bound_and_what_was_taken_is_answered(
+    router: RouterServer, engines: Engines
+) -> None:
+    await engines.chat.faults({"fault": "tps", "rate": 60})
+    async with connect(router.port) as connection:
+        connection.write(request(chat_body("The sea?", max_tokens=20)))
+        await engines.chat.stats(in_flight=1)
+        sent = 2 * MAX_WAITING // len(VERSION)
+        for _ in range(sent):
+            connection.write(VERSION)
+        answered = await connection.end()
+    count = answered.count(b"HTTP/1.1 200 OK")
+    assert 100 < count < sent
+    assert answered.count(b"connection: close") == 1
+    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1

@@ -1,0 +1,280 @@
+"""Answers that have outlived their time: given while no engine can give a new one, and to clients that take them."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, Engines, MakeRouter, RouterServer, configuration
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.sse_answers import DONE, said
+from tests.support.time_travel import A_DAY, aged
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PROMPT = "The sea?"
+AN_HOUR = 3600
+"""The default of stale_if_error, in seconds."""
+
+FAULTS: list[dict[str, Any]] = [
+    {"fault": "status", "code": 500},
+    {"fault": "status", "code": 429},
+    {"fault": "status", "code": 401},
+    {"fault": "drop"},
+    {"fault": "stall", "after": 0},
+]
+
+
+async def asked(router: RouterServer, wish: str | None = None, **fields: Any) -> httpx.Response:
+    return await router.chat(PROMPT, headers={} if wish is None else {"cache-control": wish}, **fields)
+
+
+async def all_engines_are_down(engines: Engines, fault: dict[str, Any] = FAULTS[0]) -> None:
+    await asyncio.gather(*(engine.faults(fault) for engine in engines))
+
+
+async def received(engines: Engines) -> int:
+    """How many generations were begun for llama."""
+    return sum([int((await engine.stats())["received"]) for engine in (engines.chat, engines.code)])
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def old(router: RouterServer, redis: Any) -> httpx.Response:
+    """An answer that is ten seconds beyond its time, and still in Redis."""
+    return await outlived(router, redis, 10)
+
+
+async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: Any) -> httpx.Response:
+    """An answer that is stored, and beyond its time by so many seconds."""
+    answer = await asked(router, **fields)
+    assert answer.headers["x-cache"] == "MISS"
+    await aged(redis, answer.headers["x-cache-key"], A_DAY + seconds)
+    return answer
+
+
+# -- while all engines are down ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: "-".join(map(str, fault.values())))
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_no_engine_answers_an_answer_beyond_its_time_is_given(
+    redis_server: RedisServer,
+    make_router: MakeRouter,
+    engines: Engines,
+    redis: Any,
+    fault: dict[str, Any],
+    stream: bool,
+) -> None:
+    impatient = '[timeouts]\nfirst_token = "300ms"\nmin_tokens_per_second = 1e6'
+    router = await make_router(configuration(redis_server.url, engines.table(), rest=impatient))
+    first = await outlived(router, redis, 10)
+    await all_engines_are_down(engines, fault)
+    answer = await asked(router, stream=stream)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "STALE")
+    assert said(answer) == said(first)
+    assert answer.content.endswith(DONE) is stream
+    assert answer.headers["x-cache-key"] == first.headers["x-cache-key"]
+    assert answer.headers["x-engine"] == first.headers["x-engine"]
+    assert "x-cache-reason" not in answer.headers
+    assert A_DAY + 10 <= int(answer.headers["age"]) <= A_DAY + 20
+    status, hit, ttl = answer.headers["cache-status"].split("; ")
+    assert (status, hit) == ("roundhouse", "hit")
+    assert -20 <= int(ttl.removeprefix("ttl=")) <= -10
+    assert (await router.metrics())['llm_cache_requests_total{model="llama",result="stale",tenant="default"}'] == 1
+
+
+async def test_from_its_first_moment_beyond_its_time_no_time_is_left_to_it(
+    router: RouterServer, engines: Engines, redis: Any
+) -> None:
+    await outlived(router, redis, 0)
+    await all_engines_are_down(engines)
+    assert int((await asked(router)).headers["cache-status"].rpartition("ttl=")[2]) < 0
+
+
+async def test_an_answer_in_its_time_is_a_hit_whatever_becomes_of_the_engines(
+    router: RouterServer, engines: Engines
+) -> None:
+    await asked(router)
+    await all_engines_are_down(engines)
+    assert (await asked(router)).headers["x-cache"] == "HIT"
+
+
+async def test_whoever_asks_at_the_same_time_gets_the_old_answer(
+    router: RouterServer, engines: Engines, old: httpx.Response
+) -> None:
+    for engine in engines:
+        await engine.faults({"fault": "ttft", "ms": 100}, {"fault": "error", "after": 0})
+    answers = await asyncio.gather(*(asked(router, stream=True) for _ in range(10)))
+    assert [(answer.status_code, answer.headers["x-cache"]) for answer in answers] == [(200, "STALE")] * 10
+    assert {said(answer) for answer in answers} == {said(old)}
+
+
+async def test_the_copy_in_the_process_has_it_too(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), cache='ttl = "1s"'))
+    await asked(router)
+
+    async def is_held() -> bool:
+        return (await asked(router)).headers["cache-status"].endswith("; detail=local")
+
+    await eventually(is_held)
+    await all_engines_are_down(engines)
+    stale = await eventually(lambda: given_as(router, "STALE"), within=5)
+    assert stale.headers["cache-status"].endswith("; detail=local")
+
+
+async def given_as(router: RouterServer, status: str) -> httpx.Response | None:
+    answer = await asked(router)
+    return answer if answer.headers.get("x-cache") == status else None
+
+
+async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
+    redis_server: RedisServer, make_router: MakeRouter, redis: Any
+) -> None:
+    async with SimulatedEngine(LLAMA) as doomed:
+        router = await make_router(configuration(redis_server.url, {"one": ("llama", "any", doomed.url)}))
+        await outlived(router, redis, 10)
+        await doomed.kill()
+        for _ in range(2):
+            assert (await asked(router)).headers["x-cache"] == "STALE"
+        healthz, readyz = await router.http.get("/healthz"), await router.http.get("/readyz")
+        assert (healthz.status_code, healthz.json()["status"]) == (503, "unhealthy")
+        assert readyz.status_code == 503
+        refused = await router.chat("Never asked before")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_engine")
+        assert "retry-after" in refused.headers
+        await doomed.start()
+        await eventually(lambda: given_as(router, "MISS"))
+        assert (await asked(router)).headers["x-cache"] == "HIT"
+
+
+# -- when it is not given ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_with_engines_up_it_is_a_miss_and_is_replaced(
+    router: RouterServer, engines: Engines, old: httpx.Response, stream: bool
+) -> None:
+    answer = await asked(router, stream=stream)
+    assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("MISS", "expired")
+    assert answer.headers["cache-status"] == "roundhouse; fwd=stale"
+    assert "age" not in answer.headers
+    replaced = await asked(router)
+    assert replaced.headers["x-cache"] == "HIT"
+    assert int(replaced.headers["age"]) < 10
+    assert replaced.json()["id"] != old.json()["id"]
+
+
+async def test_all_who_ask_for_what_has_expired_share_one_generation(
+    config: str, make_router: MakeRouter, router: RouterServer, engines: Engines, old: httpx.Response
+) -> None:
+    other = await make_router(config)
+    await engines.chat.faults({"fault": "tps", "rate": 100})
+    before = await received(engines)
+    answers = await asyncio.gather(*(asked(each, stream=True) for each in [router, other] * 5))
+    assert await received(engines) == before + 1
+    assert sorted(answer.headers["x-cache"] for answer in answers) == ["COALESCED"] * 9 + ["MISS"]
+    assert len({said(answer) for answer in answers}) == 1
+
+
+async def test_what_is_beyond_the_configured_time_is_not_given(
+    router: RouterServer, engines: Engines, redis: Any
+) -> None:
+    await outlived(router, redis, AN_HOUR + 1)
+    await all_engines_are_down(engines)
+    answer = await asked(router)
+    assert (answer.status_code, answer.headers["x-cache"]) == (502, "MISS")
+
+
+async def test_a_configuration_without_stale_answers_keeps_and_gives_none(
+    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), cache="stale_if_error = 0"))
+    key = (await asked(router)).headers["x-cache-key"]
+    await aged(redis, key, A_DAY + 1)
+    assert await redis.ttl(key) <= A_DAY
+    await all_engines_are_down(engines)
+    assert (await asked(router)).status_code == 502
+
+
+async def test_an_answer_whose_life_a_client_has_shortened_is_never_stale(
+    router: RouterServer, engines: Engines, redis: Any
+) -> None:
+    key = (await router.chat(PROMPT, headers={"x-cache-ttl": "100"})).headers["x-cache-key"]
+    await aged(redis, key, 101)
+    assert await redis.ttl(key) <= 100
+    await all_engines_are_down(engines)
+    assert (await asked(router)).status_code == 502
+
+
+@pytest.mark.parametrize("code", [400, 413, 422])
+async def test_an_error_of_the_clients_own_is_told(
+    router: RouterServer, engines: Engines, old: httpx.Response, code: int
+) -> None:
+    await all_engines_are_down(engines, {"fault": "status", "code": code})
+    assert (await asked(router)).status_code == code
+
+
+@pytest.mark.parametrize("wish", ["no-store", "no-cache", f"max-age={A_DAY}"])
+async def test_a_client_that_wants_none_gets_the_error(
+    router: RouterServer, engines: Engines, old: httpx.Response, wish: str
+) -> None:
+    await all_engines_are_down(engines)
+    answer = await asked(router, wish)
+    assert answer.status_code == 502
+    assert answer.headers["x-cache"] in ("BYPASS", "MISS")
+
+
+async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_old_one(
+    router: RouterServer, engines: Engines, old: httpx.Response
+) -> None:
+    for engine in engines:
+        await engine.faults({"fault": "tps", "rate": 50}, {"fault": "error", "after": 3})
+    answer = await asked(router, stream=True)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+    assert b'"error"' in answer.content
+    assert DONE not in answer.content
+
+
+# -- clients that take it ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "age", "given"),
+    [
+        ("max-stale=100", A_DAY + 10, "STALE"),
+        ("max-stale", A_DAY + 10, "STALE"),
+        ("max-stale=5", A_DAY + 10, "MISS"),
+        ("max-stale=0", A_DAY + 10, "MISS"),
+        ("max-stale=soon", A_DAY + 10, "MISS"),
+        ("max-stale=100", 10, "HIT"),
+        ("max-age=50", 100, "MISS"),
+        ("max-age=50, max-stale=100", 100, "HIT"),
+        ("max-age=50, max-stale=20", 100, "MISS"),
+        ("max-stale, max-age=50", A_DAY + 10, "STALE"),
+        ("max-age=1000000, max-stale=100", A_DAY + 10, "STALE"),
+        ("only-if-cached, max-stale=100", A_DAY + 10, "STALE"),
+    ],
+)
+async def test_a_client_says_how_stale_an_answer_it_takes(
+    router: RouterServer, engines: Engines, redis: Any, wish: str, age: float, given: str
+) -> None:
+    """RFC 9111, section 5.2.1."""
+    key = (await asked(router)).headers["x-cache-key"]
+    await aged(redis, key, age)
+    before = await received(engines)
+    answer = await asked(router, wish)
+    assert answer.headers["x-cache"] == given
+    assert await received(engines) == before + (given == "MISS")
+
+
+async def test_who_takes_only_what_is_cached_gets_nothing_stale_unasked(
+    router: RouterServer, old: httpx.Response
+) -> None:
+    answer = await asked(router, "only-if-cached")
+    assert (answer.status_code, answer.headers["x-cache"]) == (504, "MISS")

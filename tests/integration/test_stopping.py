@@ -1,0 +1,231 @@
+"""How `roundhouse serve` ends: others notice, what is under way ends, and nothing is left behind."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import Served, http_client
+from tests.support.router_server import Engines, chat_body, configuration
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+WORKERS = pytest.mark.parametrize("workers", [1, 2])
+
+
+@pytest.fixture
+def serve(tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines) -> Iterator[Any]:
+    started: list[Served] = []
+
+    async def start(router: str) -> Served:
+        started.append(Served(tmp_path, configuration(redis_server.url, engines.table(), router=router)))
+        started[-1].start()
+        await started[-1].ready()
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.kill()
+
+
+async def code(served: Served) -> int:
+    return await asyncio.to_thread(served.process.wait, 20)
+
+
+def streaming(http: httpx.AsyncClient) -> Any:
+    return http.stream("POST", "/v1/chat/completions", json=chat_body("The sea?", stream=True))
+
+
+async def refused(served: Served) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it was in the queue of the socket that was just closed
+        return False
+    writer.close()
+    return False
+
+
+@WORKERS
+@pytest.mark.parametrize("to_all", [False, True])
+async def test_sigterm_makes_the_router_not_ready_and_what_comes_meanwhile_is_answered(
+    serve: Any, workers: int, to_all: bool
+) -> None:
+    served = await serve(f'drain = "2s"\nworkers = {workers}')
+    served.send(signal.SIGTERM) if to_all else served.process.send_signal(signal.SIGTERM)
+
+    async def not_ready() -> bool:
+        async with http_client(served.url) as http:
+            answer = await http.get("/readyz")
+            return answer.status_code == 503 and "about to stop" in answer.text
+
+    await eventually(not_ready)
+    async with http_client(served.url) as http:
+        answer = await http.post("/v1/chat/completions", json=chat_body("The sea?"))
+    assert answer.status_code == 200
+    assert await code(served) == 0
+    assert await refused(served)
+
+
+@WORKERS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stream_under_way_ends_well_and_then_the_router_with_0(
+    serve: Any, engines: Engines, workers: int, number: signal.Signals
+) -> None:
+    served = await serve(f'drain = "0s"\nworkers = {workers}')
+    await engines.chat.faults({"fault": "tps", "rate": 40})
+    async with http_client(served.url) as http, streaming(http) as answer:
+        served.process.send_signal(number)
+        await eventually(lambda: refused(served))
+        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+    assert await code(served) == 0
+
+
+@WORKERS
+async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
+    serve: Any, engines: Engines, workers: int
+) -> None:
+    served = await serve(f'drain = "0s"\ngrace = "500ms"\nworkers = {workers}')
+    await engines.chat.faults({"fault": "stall", "after": 2})
+    async with http_client(served.url) as http, streaming(http) as answer:
+        waiting = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("The moon?")))
+        await engines.chat.stats(in_flight=2)
+        served.process.send_signal(signal.SIGTERM)
+        got = await answer.aread()
+        assert got.endswith(b"\n\n")
+        assert json.loads(got.split(b"data: ")[-1])["error"]["code"] == "stopping"
+        refused = await waiting
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+    assert await code(served) == 0
+    await engines.chat.stats(in_flight=0)
+    log = served.log.read_text()
+    assert "outcome=failed" in log
+    assert "Traceback" not in log
+
+
+@WORKERS
+async def test_a_second_ctrl_c_does_not_wait(serve: Any, engines: Engines, workers: int) -> None:
+    served = await serve(f"workers = {workers}")
+    await engines.chat.faults({"fault": "stall", "after": 2})
+    async with http_client(served.url) as http, streaming(http):
+        served.send(signal.SIGINT)
+        await eventually(lambda: refused(served))
+        served.send(signal.SIGINT)
+        assert await code(served) == 130
+
+
+async def test_workers_end_with_their_supervisor(serve: Any) -> None:
+    served = await serve("workers = 2")
+    workers = served.workers()
+    assert len(workers) == 2
+    os.kill(served.process.pid, signal.SIGKILL)
+    await eventually(lambda: not any(map(_runs, workers)))
+    assert await refused(served)
+
+
+async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
+    served = await serve("workers = 2")
+    before = served.workers()
+    gone = before.pop()
+    served.kill_one(gone)
+    await eventually(lambda: len(now := served.workers()) == 2 and gone not in now)
+    assert before < served.workers()
+    assert f"worker {gone} ended with -9, and is replaced" in served.log.read_text()
+
+
+async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines
+) -> None:
+    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router="workers = 2"))
+    served.start(argv=[sys.executable, "-c", _IMPATIENT, str(served.config)])
+    try:
+        await served.ready()
+        before = await eventually(lambda: len(found := served.workers()) == 2 and found)
+        served.send(signal.SIGSTOP)
+        await asyncio.sleep(4)  # longer than a worker may be silent: there is no event to wait for
+        served.send(signal.SIGCONT)
+        await served.ready()
+        frozen = max(before)
+        os.kill(frozen, signal.SIGSTOP)
+        await eventually(lambda: len(now := served.workers()) == 2 and frozen not in now)
+        assert before - {frozen} < served.workers()
+        assert served.log.read_text().count("and is killed") == 1
+    finally:
+        served.kill()
+
+
+_IMPATIENT = """
+import os, sys, tempfile
+from pathlib import Path
+from router.serve import MULTIPROCESS, listen
+from router.settings import load
+from router.supervisor import Workers
+
+if __name__ == "__main__":
+    settings = load(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as shared:
+        os.environ[MULTIPROCESS] = shared
+        raise SystemExit(Workers(settings, Path(sys.argv[1]), listen(settings), shared, silence=3.0).run())
+"""
+
+
+async def test_a_connection_without_a_request_does_not_hold_the_router_up(serve: Any) -> None:
+    served = await serve("")
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    served.process.send_signal(signal.SIGTERM)
+    assert await code(served) == 0
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_request_that_is_still_arriving_is_answered(serve: Any) -> None:
+    served = await serve("")
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /version HTTP/1.1\r\nhost: a\r\n")
+    other, closing = await asyncio.open_connection("127.0.0.1", served.port)
+    closing.write(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert (await other.readline()).startswith(b"HTTP/1.1 200 ")  # so the first bytes have arrived as well
+    served.process.send_signal(signal.SIGTERM)
+    await eventually(lambda: refused(served))
+    writer.write(b"\r\n")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert await code(served) == 0
+    writer.close()
+    closing.close()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@WORKERS
+async def test_a_router_whose_terminal_is_closed_ends(
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines, workers: int
+) -> None:
+    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router=f"workers = {workers}"))
+    ours, theirs = pty.openpty()
+    try:
+        served.start(theirs)
+        os.close(theirs)
+        await served.ready()
+        os.close(ours)
+        served.process.send_signal(signal.SIGHUP)
+        assert await code(served) == 0
+    finally:
+        served.kill()

@@ -1,0 +1,250 @@
+"""What /v1/responses and /v1/messages have in common: both forms both ways, and that broken streams are not kept."""
+
+import asyncio
+import json
+from typing import Any, Final
+
+import pytest
+
+from router.core.endpoints.stream_encoding import decode_stream
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, configuration
+from tests.support.typed_answers import MESSAGES, RESPONSES, TYPED, ask, body_of, said, text_of, typed_events
+from tests.support.waiting import eventually, read_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PATHS = pytest.mark.parametrize("path", TYPED, ids=["responses", "messages"])
+FIRST, LAST = (
+    {RESPONSES: "response.created", MESSAGES: "message_start"},
+    {
+        RESPONSES: "response.completed",
+        MESSAGES: "message_stop",
+    },
+)
+TEXT: Final = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
+SLOWLY: Final[dict[str, Any]] = {"fault": "tps", "rate": 100}
+"""So that a client has the first token before the engine fails."""
+IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
+
+
+@PATHS
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
+    router: RouterServer, engines: Engines, path: str, first: bool, second: bool
+) -> None:
+    before = (await engines.chat.stats())["received"]
+    await engines.chat.faults({"fault": "say", "text": TEXT})
+    miss, hit = await ask(router, path, "Say it", stream=first), await ask(router, path, "Say it", stream=second)
+    assert (miss.status_code, hit.status_code) == (200, 200)
+    assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
+    assert miss.headers["x-cache-key"] == hit.headers["x-cache-key"]
+    assert said(miss) == said(hit) == TEXT
+    if first == second:
+        assert miss.content == hit.content
+    if second:
+        events = typed_events(hit.content)
+        assert (events[0]["type"], events[-1]["type"]) == (FIRST[path], LAST[path])
+        assert b"[DONE]" not in hit.content
+    assert (await engines.chat.stats())["received"] == before + 1
+
+
+@PATHS
+async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
+    scripted: ScriptedRouter, router: RouterServer, path: str
+) -> None:
+    real = (await ask(router, path, "The sea?", stream=True)).content
+    sent = b": a comment\n\n" + real.replace(b'"type"', b' "type"', 1)
+    halves = [sent[:700], sent[700:701], sent[701:]]
+    other, _ = await scripted(*halves)
+    answers = [await ask(other, path, "Something else", stream=True) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+    assert [answer.content for answer in answers] == [sent, sent]
+
+
+@PATHS
+async def test_an_engine_is_asked_as_the_client_asked_but_for_the_model(scripted: ScriptedRouter, path: str) -> None:
+    router, engine = await scripted(b"data: {}\n\n")
+    await ask(router, path, "Hi", stream=True, frobnicate=1)
+    asked = json.loads(engine.bodies[0])
+    assert asked == {**body_of(path, "Hi", stream=True, frobnicate=1), "model": asked["model"]}
+
+
+@PATHS
+async def test_the_tokens_are_counted_and_the_entry_can_be_read(router: RouterServer, redis: Any, path: str) -> None:
+    answer = await ask(router, path, "The sea?", stream=True)
+    entry: dict[str, str] = await eventually(lambda: redis.hgetall(answer.headers["x-cache-key"]))
+    last = typed_events(answer.content)[-1 if path == RESPONSES else -2]
+    usage = (last.get("response") or last)["usage"]
+    assert (int(entry["prompt_tokens"]), int(entry["completion_tokens"])) == (
+        usage["input_tokens"],
+        usage["output_tokens"],
+    )
+    stream, stored = entry["stream"].encode("ascii"), entry["body"].encode()
+    assert decode_stream(stream, stored, include_usage=False, end=b"") == answer.content
+    assert len(stream) < len(answer.content) / 4
+    body = json.loads(entry["body"])
+    assert body == last["response"] if path == RESPONSES else body["usage"] == usage
+
+
+@PATHS
+async def test_a_prompt_for_code_goes_to_the_engine_for_code(router: RouterServer, path: str) -> None:
+    answer = await ask(router, path, "Write a Python function that merges two sorted lists.")
+    assert (answer.headers["x-task"], answer.headers["x-engine"]) == ("code", "llama-code")
+
+
+@PATHS
+async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
+    router: RouterServer, redis: Any, path: str
+) -> None:
+    async with router.http.stream("POST", path, json=body_of(path, "The sea?", stream=True)) as answer:
+        stream = answer.aiter_raw()
+        await read_until(stream, lambda got: LAST[path].encode() in got)
+    assert (await ask(router, path, "The sea?")).headers["x-cache"] == "HIT"
+
+
+# Many who ask the same
+
+
+@PATHS
+@pytest.mark.parametrize("first", [False, True], ids=["json-first", "stream-first"])
+async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_two_routers(
+    make_router: MakeRouter, config: str, engines: Engines, path: str, first: bool
+) -> None:
+    routers = [await make_router(config), await make_router(config)]
+    before = (await engines.chat.stats())["started"]
+    await engines.chat.faults({"fault": "ttft", "ms": 300})
+    asking = (ask(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
+    answers = await asyncio.gather(*asking)
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({said(answer) for answer in answers}) == 1
+    assert [answer.headers["x-cache"] for answer in answers].count("MISS") == 1
+    streams = {answer.content for answer in answers if answer.headers["content-type"] != "application/json"}
+    assert len(streams) == 1
+    assert {typed_events(stream)[-1]["type"] for stream in streams} == {LAST[path]}
+    assert (await engines.chat.stats())["started"] == before + 1
+
+
+async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterServer, engines: Engines) -> None:
+    before = (await engines.chat.stats())["started"]
+    await engines.chat.faults({"fault": "ttft", "ms": 100})
+    asking = (ask(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
+    answers = await asyncio.gather(*asking)
+    assert [answer.headers["x-cache"] for answer in answers] == ["BYPASS"] * 3
+    assert (await engines.chat.stats())["started"] == before + 3
+
+
+# Failures
+
+
+@PATHS
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"fault": "error", "after": 0},
+        {"fault": "drop", "after": 0},
+        {"fault": "drop"},
+        {"fault": "malformed"},
+        {"fault": "status", "code": 503},
+        {"fault": "stall", "after": 0},
+    ],
+    ids=lambda fault: "-".join(map(str, fault.values())),
+)
+async def test_an_engine_that_fails_before_its_first_token_is_replaced_unseen(
+    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, path: str, fault: dict[str, Any]
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), rest=IMPATIENT))
+    await engines.chat.faults(fault)
+    answer = await ask(router, path, "The sea?", stream=True)
+    assert answer.headers["x-engine"] == "llama-code"
+    kinds = [event["type"] for event in typed_events(answer.content)]
+    assert (kinds.count(FIRST[path]), kinds[-1]) == (1, LAST[path])
+    assert (await ask(router, path, "The sea?")).headers["x-cache"] == "HIT"
+
+
+@PATHS
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"fault": "error", "after": 3},
+        {"fault": "drop", "after": 3},
+        {"fault": "drop", "after": 3, "how": "close"},
+        {"fault": "stall", "after": 3},
+        {"fault": "no_done"},
+    ],
+    ids=lambda fault: "-".join(map(str, fault.values())),
+)
+async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_kept(
+    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, redis: Any, path: str, fault: dict[str, Any]
+) -> None:
+    router = await make_router(configuration(redis_server.url, engines.table(), rest=IMPATIENT))
+    await engines.chat.faults(fault, SLOWLY)
+    answer = await ask(router, path, "The sea?", stream=True)
+    assert answer.status_code == 200
+    events = typed_events(answer.content)
+    assert text_of(events)
+    assert [event["type"] for event in events].count("error") == 1
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["type"] == "upstream_error"
+    assert "broke off" in events[-1]["error"]["message"]
+    assert LAST[path].encode() not in answer.content
+    await engines.chat.clear()
+    assert (await ask(router, path, "The sea?", stream=True)).headers["x-cache"] == "MISS"
+
+
+@PATHS
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_does_not_say_how_it_ended_is_not_kept(
+    router: RouterServer, engines: Engines, path: str, stream: bool
+) -> None:
+    await engines.chat.faults({"fault": "no_finish"})
+    answers = [await ask(router, path, "The sea?", stream=stream) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "MISS"]
+    assert all(answer.status_code == 200 for answer in answers)
+
+
+@PATHS
+async def test_an_answer_that_came_to_its_limit_of_tokens_is_kept(router: RouterServer, path: str) -> None:
+    limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 5}
+    for stream in (True, False):
+        answers = [await ask(router, path, f"The sea? {stream}", stream=stream, **limit) for _ in range(2)]
+        assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+        assert answers[0].content == answers[1].content
+
+
+@PATHS
+async def test_an_error_of_the_engine_without_a_stream_goes_to_the_next_engine(
+    router: RouterServer, engines: Engines, path: str
+) -> None:
+    await engines.chat.faults({"fault": "error", "after": 3})
+    answer = await ask(router, path, "The sea?")
+    assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
+
+
+@PATHS
+async def test_an_error_is_openais_whoever_made_it(router: RouterServer, path: str) -> None:
+    refused = [
+        await ask(router, path, "x", model="gpt-9"),
+        await router.post(path, b"{"),
+        await router.post(path, {"model": "llama"}),
+        await ask(router, path, "far too long " * 5000),
+        await ask(router, path, "far too long " * 5000, stream=True),
+    ]
+    assert [answer.status_code for answer in refused] == [404, 400, 400, 400, 400]
+    for answer in refused:
+        error = answer.json()
+        assert list(error) == ["error"]
+        assert {"message", "type", "param", "code"} <= error["error"].keys()
+    assert "maximum context length" in refused[-1].json()["error"]["message"]
+
+
+@PATHS
+async def test_a_client_that_leaves_frees_the_engine(router: RouterServer, engines: Engines, path: str) -> None:
+    await engines.chat.faults({"fault": "stall", "after": 3})
+    before = await engines.chat.stats()
+    async with router.http.stream("POST", path, json=body_of(path, "The sea?", stream=True)) as answer:
+        stream = answer.aiter_raw()
+        async with asyncio.timeout(10):
+            await anext(stream)
+    await engines.chat.stats(aborted=before["aborted"] + 1, in_flight=0)

@@ -1,0 +1,146 @@
+"""One way to talk to a Redis server and to the model of one, for the tests that both must pass."""
+
+import asyncio
+import socket
+from random import Random
+from typing import Any, Final, Protocol
+
+import hiredis
+
+from router.net.redis.commands import pack
+from tests.simulation.clock import CLOCK
+from tests.simulation.loop import Loop, new_loop
+from tests.simulation.redis_model import RedisModel
+
+_INCOMPLETE: Final = object()
+_HELLO: Final = ("HELLO", 3)
+
+Command = tuple[Any, ...]
+
+
+class Speaker(Protocol):
+    """A connection in RESP3. `pushes`: what came unasked, in order."""
+
+    pushes: list[Any]
+
+    def say(self, *commands: Command) -> list[Any]:
+        """Sends commands at once; a reply for each, errors as their text."""
+
+    def listen(self) -> None:
+        """Takes what has come unasked."""
+
+    def subscribe(self, channel: str) -> None: ...
+
+
+class _Replies:
+    """Replies and pushes, from bytes."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
+        self.replies: list[Any] = []
+        self.pushes: list[Any] = []
+
+    def feed(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not _INCOMPLETE:
+            if isinstance(reply, hiredis.PushNotification):
+                self.pushes.append(list(reply))
+            else:
+                self.replies.append(str(reply) if isinstance(reply, Exception) else reply)
+
+    def take(self) -> list[Any]:
+        replies, self.replies = self.replies, []
+        return replies
+
+
+def _subscription(channel: str) -> bytes:
+    """A subscription, which is answered by a push, and behind it what has a reply."""
+    return pack(("SUBSCRIBE", channel)) + pack(("PING",))
+
+
+class RealSpeaker:
+    """A connection to a redis-server's Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(5.0)
+        self._socket.connect(path)
+        self._replies = _Replies()
+        self.pushes = self._replies.pushes
+        self.say(_HELLO)
+
+    def say(self, *commands: Command) -> list[Any]:
+        return self._send(b"".join(map(pack, commands)), len(commands))
+
+    def _send(self, data: bytes, wanted: int) -> list[Any]:
+        self._socket.sendall(data)
+        while len(self._replies.replies) < wanted:
+            self._replies.feed(self._socket.recv(1 << 16))
+        return self._replies.take()
+
+    def subscribe(self, channel: str) -> None:
+        self._send(_subscription(channel), 1)
+
+    def listen(self) -> None:
+        """What was said to others before this is told before the answer to it."""
+        self.say(("PING",))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ModelSpeaker:
+    """A connection to the model."""
+
+    def __init__(self, loop: Loop, server: RedisModel) -> None:
+        self._loop = loop
+        self._replies = _Replies()
+        self.pushes = self._replies.pushes
+        self._connection = server.accept()
+        self._connection.connection_made(_Transport(self._replies))
+        self.say(_HELLO)
+
+    def say(self, *commands: Command) -> list[Any]:
+        return self._send(b"".join(map(pack, commands)))
+
+    def _send(self, data: bytes) -> list[Any]:
+        self._connection.data_received(data)
+        self._loop.run(CLOCK.now)
+        return self._replies.take()
+
+    def subscribe(self, channel: str) -> None:
+        self._send(_subscription(channel))
+
+    def listen(self) -> None:
+        self.say(("PING",))
+
+    def close(self) -> None:
+        self._connection.connection_lost(None)
+
+
+class _Transport(asyncio.Transport):
+    def __init__(self, replies: _Replies) -> None:
+        super().__init__()
+        self._replies = replies
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        self._replies.feed(data)
+
+
+class Both:
+    """Gives connections to one server: the real one at a path, or a model."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._loop = new_loop(Random(1))
+        self._model = RedisModel(self._loop, Random(1))
+        self._open: list[RealSpeaker | ModelSpeaker] = []
+
+    def speaker(self) -> RealSpeaker | ModelSpeaker:
+        new = RealSpeaker(self._path) if self._path is not None else ModelSpeaker(self._loop, self._model)
+        self._open.append(new)
+        return new
+
+    def close(self) -> None:
+        for speaker in self._open:
+            speaker.close()

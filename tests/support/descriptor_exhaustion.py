@@ -1,0 +1,78 @@
+"""A router in a process that has no file descriptor left: run by tests, since the limit is one of the whole process.
+
+Writes what clients, breakers and the probe made of it, as JSON.
+"""
+
+import json
+import os
+import resource
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+import uvloop
+
+from tests.support.raw_http import VERSION, RawAnswer, connect, request
+from tests.support.router_server import RouterServer, chat_body, configuration
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import ROLE, chunk
+from tests.support.waiting import eventually
+
+LIMIT = 256
+
+
+def take_all() -> list[int]:
+    """Opens descriptors until there are none left."""
+    taken = []
+    while True:
+        try:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return taken
+
+
+def shown(answer: RawAnswer) -> dict[str, Any]:
+    error = json.loads(answer.body)["error"]
+    return {"status": answer.status, "retry_after": b"\r\nretry-after: " in answer.head, **error}
+
+
+async def main(redis_url: str) -> dict[str, Any]:
+    engine = ScriptedEngine(ROLE, chunk(content="a"), hold=True)
+    await engine.start()
+    seen: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        table = {"scripted": ("llama", "any", engine.url)}
+        router = await stack.enter_async_context(RouterServer(configuration(redis_url, table)))
+        first, second, third = [await stack.enter_async_context(connect(router.port)) for _ in range(3)]
+        for connection in (first, second, third):
+            connection.write(VERSION)
+            await connection.answer()
+        site = router.application._site
+        taken = take_all()
+        first.write(request(chat_body("one", stream=True)))  # takes the connection that the probe has left
+        await eventually(lambda: len(engine.bodies) == 1)
+        failures = []
+        for number in range(8):  # more than open a breaker
+            second.write(request(chat_body(f"other {number}", stream=bool(number % 2))))
+            failures.append(shown(await second.answer()))
+        await site._probe.check()
+        seen["failures"] = failures
+        seen["up"] = [engine.up for engine in site.catalog.engines.values()]
+        seen["breakers"] = [site.breakers.state(name).name for name in site.catalog.engines]
+        third.write(request(method=b"GET", path=b"/metrics"))
+        page = (await third.answer()).body.decode()
+        seen["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]
+        seen["rejected"] = [line for line in page.splitlines() if line.startswith("llm_requests_rejected_total")]
+        for descriptor in taken:
+            os.close(descriptor)
+        third.write(request(chat_body("later", stream=True)))
+        await eventually(lambda: len(engine.bodies) == 2)
+        for connection in (first, second, third):
+            connection.writer.close()
+    await engine.stop()
+    return seen
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    sys.stdout.write(json.dumps(uvloop.run(main(sys.argv[1]))))

@@ -1,0 +1,118 @@
+"""A TCP proxy before a Redis server, which can hold or cut connections by what they are for."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal
+
+from tests.support.redis_process import RedisServer
+
+Kind = Literal["commands", "listening"]
+"""A connection that takes look-ups and writes, or one that is told of changes."""
+
+_LISTENING: Final = b"TRACKING"
+
+
+class RedisProxy:
+    """Passes bytes on in both directions, connection by connection.
+
+    - `hold`: nothing passes, in either direction, on the connections of a kind (or of any), and new ones wait as well.
+    - `cut` ends those that there are; while `refuse` is on, new ones of that kind end as soon as they are known.
+    - `drop_replies`: what Redis replies on connections of a kind is lost, until `release`.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._listener: asyncio.Server | None = None
+        self._pipes: set[_Pipe] = set()
+        self._held: set[Kind] = set()
+        self._dropping: set[Kind] = set()
+        self._refused: set[Kind] = set()
+        self._changed = asyncio.Condition()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        for pipe in list(self._pipes):
+            pipe.cut()
+
+    async def hold(self, *kinds: Kind) -> None:
+        await self._change(lambda: self._held.update(kinds or ("commands", "listening")))
+
+    async def drop_replies(self, *kinds: Kind) -> None:
+        await self._change(lambda: self._dropping.update(kinds))
+
+    async def refuse(self, *kinds: Kind) -> None:
+        """Cuts the connections of these kinds, and those that come."""
+        await self._change(lambda: self._refused.update(kinds))
+        self.cut(*kinds)
+
+    async def release(self) -> None:
+        """Everything passes again."""
+
+        def all_of_it() -> None:
+            self._held.clear()
+            self._dropping.clear()
+            self._refused.clear()
+
+        await self._change(all_of_it)
+
+    def cut(self, *kinds: Kind) -> None:
+        for pipe in list(self._pipes):
+            if pipe.kind in kinds:
+                pipe.cut()
+
+    async def _change(self, change: Callable[[], None]) -> None:
+        async with self._changed:
+            change()
+            self._changed.notify_all()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_unix_connection(self._server.socket)
+        pipe = _Pipe(writer, there_writer)
+        self._pipes.add(pipe)
+        up = asyncio.ensure_future(self._pass(pipe, reader, there_writer, reply=False))
+        down = asyncio.ensure_future(self._pass(pipe, there_reader, writer, reply=True))
+        try:
+            await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (up, down):
+                task.cancel()
+            await asyncio.wait([up, down])
+            pipe.cut()
+            self._pipes.discard(pipe)
+
+    async def _pass(
+        self, pipe: "_Pipe", reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reply: bool
+    ) -> None:
+        try:
+            while data := await reader.read(65536):
+                if not reply and _LISTENING in data:
+                    pipe.kind = "listening"
+                if pipe.kind in self._refused:
+                    return
+                async with self._changed:
+                    await self._changed.wait_for(lambda: pipe.kind not in self._held)
+                if not (reply and pipe.kind in self._dropping):
+                    writer.write(data)
+                    await writer.drain()
+        except OSError:
+            pass  # one side has closed
+
+
+class _Pipe:
+    def __init__(self, *ends: asyncio.StreamWriter) -> None:
+        self.kind: Kind = "commands"
+        self._ends = ends
+
+    def cut(self) -> None:
+        for end in self._ends:
+            end.transport.abort()

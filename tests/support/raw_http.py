@@ -1,0 +1,96 @@
+"""HTTP as bytes, for tests of what no well-behaved client sends."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from tests.support.waiting import PATIENCE
+
+CRLF = b"\r\n"
+
+
+class RawAnswer(NamedTuple):
+    """An answer as it came; a chunked body is joined."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def code(self) -> Any:
+        return json.loads(self.body)["error"]["code"]
+
+
+class Connection:
+    """A connection to a router."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    def write(self, *data: bytes) -> None:
+        self.writer.write(b"".join(data))
+
+    async def answer(self, *, to_head: bool = False) -> RawAnswer:
+        """The next answer, interim ones included; `to_head`: one that has no body."""
+        async with asyncio.timeout(PATIENCE):
+            head = await self._reader.readuntil(CRLF + CRLF)
+            status = int(head.split()[1])
+            lower = head.lower()
+            if to_head or status < 200:
+                return RawAnswer(status, lower, b"")
+            if b"transfer-encoding: chunked" in lower:
+                return RawAnswer(status, lower, await self._chunks())
+            if b"content-length: " in lower:
+                size = int(lower.partition(b"content-length: ")[2].split(CRLF)[0])
+                return RawAnswer(status, lower, await self._reader.readexactly(size))
+            return RawAnswer(status, lower, await self._reader.read())
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self._reader.readuntil(CRLF), 16):
+            body += await self._reader.readexactly(size)
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return body
+
+    async def end(self) -> bytes:
+        """What comes until the router closes the connection."""
+        async with asyncio.timeout(PATIENCE):
+            try:
+                return await self._reader.read()
+            except ConnectionResetError:  # it had not read all that was sent
+                return b""
+
+
+@asynccontextmanager
+async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[Connection]:
+    """`limit`: how much is read ahead of the test."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+
+
+def request(body: Any = None, *headers: bytes, method: bytes = b"POST", path: bytes = b"/v1/chat/completions") -> bytes:
+    """A request with a Host; a body goes as JSON and with its length, unless it is None."""
+    data = b"" if body is None else json.dumps(body).encode()
+    lines = [b"%b %b HTTP/1.1" % (method, path), b"host: router", *headers]
+    if body is not None:
+        lines.append(b"content-length: %d" % len(data))
+    return CRLF.join(lines) + CRLF + CRLF + data
+
+
+def chunked(*pieces: bytes, trailers: bytes = b"") -> bytes:
+    """A body in chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + trailers + CRLF
+
+
+VERSION = request(method=b"GET", path=b"/version")
+"""A request that the router answers by itself."""
+
+CHAT_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n"
+"""The beginning of a request's head."""

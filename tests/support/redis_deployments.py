@@ -1,0 +1,396 @@
+"""Redis as people run it, from real processes: one server, with TLS, with users, Sentinels, a cluster."""
+
+import asyncio
+import socket
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from shutil import rmtree, which
+from typing import Any, Final
+
+from redis.crc import key_slot
+
+from engines.redis_server import find_program
+from tests.support.redis_process import CannotStartError, RedisServer
+from tests.support.waiting import eventually, free_port
+
+SERVICE: Final = "roundhouse-master"
+USER: Final = "roundhouse:sec%2Fret"
+"""The user with the least rights, as it stands in an address."""
+
+LEAST_RIGHTS: Final = (
+    "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
+    "+hello", "+ping", "+client|setname", "+client|tracking",
+    "+role", "+info", "+cluster|slots", "+asking",
+    "+exists", "+get", "+set", "+del", "+expire", "+pexpire", "+time",
+    "+hget", "+hgetall", "+hset", "+eval",
+    "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
+    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+wait", "+command",
+)  # fmt: skip
+SENTINEL_RIGHTS: Final = (
+    "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
+)  # fmt: skip
+_SLOTS: Final = 16384
+
+Announced = Callable[[int], int]
+"""The port at which a server is reached that listens on a port; another one where a proxy stands before it."""
+
+
+def itself(port: int) -> int:
+    """Without a proxy."""
+    return port
+
+
+_SYNC_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+
+
+class Deployment:
+    """One or several servers that an address leads to."""
+
+    def __init__(self, url: str, servers: Sequence[RedisServer]) -> None:
+        self.url = url
+        self.servers = servers
+
+    async def start(self) -> None:
+        """Returns once it can do all it is there for. Raises CannotStartError, for a port that is taken."""
+        await asyncio.gather(*(server.start() for server in self.servers))
+
+    def remove(self) -> None:
+        for server in self.servers:
+            server.remove()
+
+    async def holder(self, key: str) -> RedisServer:
+        """The server that a key is written to."""
+        return self.servers[0]
+
+    async def primaries(self) -> list[RedisServer]:
+        """The servers that together hold all keys."""
+        return [self.servers[0]]
+
+    async def is_well(self) -> bool:
+        """Whether every server is there, and all agree on which are primaries and which their replicas."""
+        return bool(await self.servers[0].command("PING"))
+
+
+class SentinelGroup(Deployment):
+    """A master, a replica, and three Sentinels that replace it half a second after it has died."""
+
+    def __init__(self, *options: str, announced: Announced = itself) -> None:
+        """`options`: of the master and the replica."""
+        ports = (free_port(), free_port())
+        self._port_of = {announced(port): port for port in ports}
+        reached = announced(ports[0])
+        known = (*_SYNC_AT_ONCE, "--user", "roundhouse", *LEAST_RIGHTS, *options)
+        master, replica = (
+            RedisServer(*known, "--replica-announce-port", str(announced(port)), *more, port=port)
+            for port, more in zip(ports, ((), ("--replicaof", "127.0.0.1", str(reached))), strict=True)
+        )
+        conf = (
+            f"sentinel monitor {SERVICE} 127.0.0.1 {reached} 2\n"
+            f"sentinel down-after-milliseconds {SERVICE} 1500\n"
+            f"sentinel failover-timeout {SERVICE} 2000\n"
+            f"user asker {' '.join(SENTINEL_RIGHTS)}\n"
+        )
+        self.sentinels = [RedisServer("--sentinel", port=free_port(), conf=conf) for _ in range(3)]
+        self._data = [master, replica]
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        asker = "sentinel_username=asker&sentinel_password=ask"
+        super().__init__(f"redis+sentinel://{USER}@{hosts}/{SERVICE}?{asker}", [*self._data, *self.sentinels])
+
+    async def start(self) -> None:
+        await asyncio.gather(*(server.start() for server in self._data))
+        # A Sentinel looks again at a replica that is not ready after ten seconds only.
+        await eventually(self._is_replicated)
+        await asyncio.gather(*(sentinel.start() for sentinel in self.sentinels))
+        for sentinel in self.sentinels:
+            await eventually(partial(self._sees_all, sentinel))
+
+    async def holder(self, key: str) -> RedisServer:
+        _, port = await self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return next(server for server in self._data if server.port == self._port_of[int(port)])
+
+    async def primaries(self) -> list[RedisServer]:
+        return [await self.holder("")]
+
+    async def is_well(self) -> bool:
+        master = await self.holder("")
+        for server in self._data:
+            replication = await server.command("INFO", "replication")
+            if server is master and replication["role"] != "master":
+                return False
+            if server is not master and not _is_linked(replication):
+                return False
+        return all([await self._sees_all(sentinel) for sentinel in self.sentinels])
+
+    @property
+    def data(self) -> Sequence[RedisServer]:
+        """The servers that hold keys or copies of them."""
+        return self._data
+
+    async def _is_replicated(self) -> bool:
+        replication = await self._data[1].command("INFO", "replication")
+        return bool(replication["master_link_status"] == "up")
+
+    async def _sees_all(self, sentinel: RedisServer) -> bool:
+        master = _pairs(await sentinel.command("SENTINEL", "MASTER", SERVICE))
+        (replica, *_) = await sentinel.command("SENTINEL", "REPLICAS", SERVICE) or [{}]
+        linked = _pairs(replica).get("master-link-status") == "ok"
+        return linked and str(master["num-other-sentinels"]) == "2"
+
+
+class Cluster(Deployment):
+    """Three primaries with a replica each."""
+
+    def __init__(self, *options: str, primaries: int = 3, replicas: int = 3, announced: Announced = itself) -> None:
+        known = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_SYNC_AT_ONCE, *options)
+        rights = ("--user", "roundhouse", *LEAST_RIGHTS)
+        ports: set[int] = set()
+        while len(ports) < primaries + replicas:
+            ports.add(_free_cluster_port())
+        self._port_of = {announced(port): port for port in ports}
+        servers = [
+            RedisServer(*known, *rights, "--cluster-announce-port", str(announced(port)), port=port) for port in ports
+        ]
+        self._primaries, self._replicas = servers[:primaries], servers[primaries:]
+        hosts = ",".join(f"127.0.0.1:{announced(server.port)}" for server in servers[:2])
+        super().__init__(f"redis+cluster://{USER}@{hosts}", servers)
+
+    async def start(self) -> None:
+        await super().start()
+        first = self.servers[0]
+        share = -(-_SLOTS // len(self._primaries))
+        for number, server in enumerate(self.servers):
+            await server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for number, server in enumerate(self._primaries):
+            await server.command("CLUSTER", "ADDSLOTS", *range(number * share, min(_SLOTS, (number + 1) * share)))
+        for server in self.servers[1:]:
+            await server.command("CLUSTER", "MEET", "127.0.0.1", first.port)
+        for server in self.servers:
+            await eventually(partial(_says, server, f"cluster_known_nodes:{len(self.servers)}"))
+        for primary, replica in zip(self._primaries, self._replicas, strict=False):
+            await replica.command("CLUSTER", "REPLICATE", await self.id_of(primary))
+        for server in self.servers:
+            await eventually(partial(self._is_whole, server))
+
+    @staticmethod
+    def slot(key: str) -> int:
+        found: int = key_slot(key.encode())
+        return found
+
+    async def holder(self, key: str) -> RedisServer:
+        return await self.owner(self.slot(key))
+
+    async def owner(self, slot: int) -> RedisServer:
+        """The primary of a slot, as a living server sees it."""
+        asked = next(server for server in self.servers if server.alive)
+        for start, stop, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS"):
+            if start <= slot <= stop:
+                return next(server for server in self.servers if server.port == self._port_of[port])
+        raise AssertionError(slot)
+
+    async def primaries(self) -> list[RedisServer]:
+        asked = next(server for server in self.servers if server.alive)
+        ports = {port for _, _, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS")}
+        return [server for server in self.servers if server.port in {self._port_of[port] for port in ports}]
+
+    async def is_well(self) -> bool:
+        for server in self.servers:
+            if not await _says(server, "cluster_state:ok"):
+                return False
+            replication = await server.command("INFO", "replication")
+            if replication["role"] != "master" and not _is_linked(replication):
+                return False
+            slots = await server.command("CLUSTER", "SLOTS")
+            if sum(len(held) - 3 for held in slots) < len(self._replicas):
+                return False
+        return True
+
+    async def id_of(self, server: RedisServer) -> str:
+        found: str = await server.command("CLUSTER", "MYID")
+        return found
+
+    async def move_slot(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """Hands a slot over, with its keys, as `redis-cli --cluster reshard` does it."""
+        source_id, target_id = await self.id_of(source), await self.id_of(target)
+        await target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        await source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+        while keys := await source.command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            for key in keys:
+                await source.command("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+        for server in (target, source):
+            await server.command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+    async def _is_whole(self, server: RedisServer) -> bool:
+        if not await _says(server, "cluster_state:ok"):
+            return False
+        replication = await server.command("INFO", "replication")
+        if server in self._replicas and replication.get("master_link_status") != "up":
+            return False
+        return sum(len(held) - 3 for held in await server.command("CLUSTER", "SLOTS")) == len(self._replicas)
+
+
+class TLS:
+    """A certificate made on the spot: the authority's, the server's and the client's at once."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rh-"))
+        self.certificate, self.key = self.folder / "cert.pem", self.folder / "key.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-days", "2", "-subj", "/CN=roundhouse", "-addext", "subjectAltName=IP:127.0.0.1",
+             "-keyout", str(self.key), "-out", str(self.certificate)],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    def options(self, port: int) -> tuple[str, ...]:
+        """For a server that wants a certificate of its clients, too."""
+        return ("--tls-port", str(port), "--tls-cert-file", str(self.certificate), "--tls-key-file", str(self.key),
+                "--tls-ca-cert-file", str(self.certificate), "--tls-auth-clients", "yes")  # fmt: skip
+
+    @property
+    def query(self) -> str:
+        """The same for a client, as it stands in an address."""
+        return f"ssl_ca_certs={self.certificate}&ssl_certfile={self.certificate}&ssl_keyfile={self.key}"
+
+    def remove(self) -> None:
+        rmtree(self.folder)
+
+
+class TLSServer(Deployment):
+    def __init__(self) -> None:
+        self.tls = TLS()
+        port = free_port()
+        server = RedisServer(*self.tls.options(port))
+        super().__init__(f"rediss://127.0.0.1:{port}/0?{self.tls.query}", [server])
+
+    def remove(self) -> None:
+        super().remove()
+        self.tls.remove()
+
+
+class TLSSentinel(Deployment):
+    """A master and one Sentinel, all with TLS."""
+
+    def __init__(self) -> None:
+        self.tls = TLS()
+        port, sentinel_port = free_port(), free_port()
+        master = RedisServer(*self.tls.options(port), "--tls-replication", "yes")
+        conf = f"sentinel monitor {SERVICE} 127.0.0.1 {port} 1\n"
+        sentinel = RedisServer("--sentinel", *self.tls.options(sentinel_port), "--tls-replication", "yes", conf=conf)
+        url = f"rediss+sentinel://127.0.0.1:{sentinel_port}/{SERVICE}?{self.tls.query}"
+        super().__init__(url, [master, sentinel])
+
+    def remove(self) -> None:
+        super().remove()
+        self.tls.remove()
+
+
+class TLSCluster(Deployment):
+    """A cluster of one server, with TLS."""
+
+    def __init__(self) -> None:
+        self.tls = TLS()
+        port = _free_cluster_port()
+        server = RedisServer(*self.tls.options(port), "--cluster-enabled", "yes", "--tls-cluster", "yes")
+        super().__init__(f"rediss+cluster://127.0.0.1:{port}?{self.tls.query}", [server])
+
+    async def start(self) -> None:
+        await super().start()
+        (server,) = self.servers
+        await server.command("CLUSTER", "ADDSLOTS", *range(_SLOTS))
+        await eventually(lambda: _says(server, "cluster_state:ok"))
+
+    def remove(self) -> None:
+        super().remove()
+        self.tls.remove()
+
+
+def tcp(*options: str, program: str = "redis-server", announced: Announced = itself) -> Deployment:
+    """One server on TCP, without a password."""
+    server = RedisServer(*options, port=free_port(), program=program)
+    return Deployment(f"redis://127.0.0.1:{announced(server.port)}", [server])
+
+
+def with_least_rights() -> Deployment:
+    """One server, and a user who can do what the router needs and nothing else."""
+    server = RedisServer("--user", "roundhouse", *LEAST_RIGHTS, port=free_port())
+    return Deployment(f"redis://{USER}@127.0.0.1:{server.port}/0", [server])
+
+
+def unix() -> Deployment:
+    """One server on a Unix socket."""
+    server = RedisServer()
+    return Deployment(server.url, [server])
+
+
+DEPLOYMENTS: Final[Mapping[str, Callable[[], Deployment]]] = {
+    "tcp": tcp,
+    "unix": unix,
+    "least-rights": with_least_rights,
+    "tls": TLSServer,
+    "sentinel": SentinelGroup,
+    "tls-sentinel": TLSSentinel,
+    "cluster": Cluster,
+    "tls-cluster": TLSCluster,
+    "valkey": lambda: tcp(program="valkey-server"),
+}
+
+StartDeployment = Callable[[str], Awaitable[Any]]
+"""Gives a deployment of its own to a test that breaks it, by its name."""
+
+
+def cannot_run(name: str) -> str | None:
+    """Why a deployment cannot be had on this machine."""
+    if name == "valkey" and which("valkey-server") is None:
+        return "there is no valkey-server on this machine"
+    if name.startswith("tls"):
+        if which("openssl") is None:
+            return "there is no openssl on this machine to make certificates with"
+        argv = [find_program("redis-server"), "--port", "0", "--tls-port", "0"]  # ends at once, either way
+        if b"Bad directive" in subprocess.run(argv, capture_output=True, check=False, timeout=10).stderr:
+            return "this machine's Redis was built without TLS"
+    return None
+
+
+async def start_deployment(name: str) -> Deployment:
+    """Starts one, on other ports where somebody has been quicker to take one of them."""
+    for _ in range(4):
+        deployment = DEPLOYMENTS[name]()
+        try:
+            await deployment.start()
+        except CannotStartError:
+            deployment.remove()
+        except BaseException:
+            deployment.remove()
+            raise
+        else:
+            return deployment
+    raise CannotStartError
+
+
+async def _says(server: RedisServer, line: str) -> bool:
+    return line in str(await server.command("CLUSTER", "INFO")).split()
+
+
+def _is_linked(replication: Any) -> bool:
+    return bool(replication["role"] == "slave" and replication["master_link_status"] == "up")
+
+
+def _pairs(reply: Any) -> dict[str, Any]:
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+
+
+def _free_cluster_port() -> int:
+    """A free port whose neighbour 10000 ports above, for the cluster's bus, is free as well."""
+    while True:
+        port = free_port()
+        if port > 55_000:
+            continue
+        with socket.socket() as bus:
+            try:
+                bus.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+        return port

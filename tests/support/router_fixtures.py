@@ -1,0 +1,125 @@
+"""Fixtures of the integration tests: Redis and engines are started once, the router anew for each test.
+
+They live on the session's event loop, so a module that uses them is marked `pytest.mark.asyncio(loop_scope="session")`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio as aioredis
+
+from router.net.redis.connect import open_client
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import (
+    LLAMA,
+    MISTRAL,
+    Engines,
+    MakeRouter,
+    RouterServer,
+    ScriptedRouter,
+    configuration,
+)
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.simulated_engine import SimulatedEngine
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def redis_server() -> AsyncIterator[RedisServer]:
+    """A Redis for all tests that leave it as it is."""
+    server = RedisServer()
+    try:
+        await server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A Redis to freeze and to kill; the test starts it."""
+    server = RedisServer()
+    yield server
+    server.remove()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def running_engines() -> AsyncIterator[Engines]:
+    started = Engines(
+        chat=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
+        code=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
+        mistral=SimulatedEngine(MISTRAL, max_model_len=4096),
+    )
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*(stack.enter_async_context(engine) for engine in started))
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engines(running_engines: Engines) -> AsyncIterator[Engines]:
+    """Engines without a fault; they count on from test to test."""
+    yield running_engines
+    await asyncio.gather(*(engine.clear() for engine in running_engines))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def redis(redis_server: RedisServer) -> AsyncIterator["aioredis.Redis"]:
+    """A client of a Redis that is empty."""
+    client: Any = aioredis.Redis.from_url(redis_server.url, decode_responses=True)
+    await client.flushall()
+    yield client
+    await client.config_set("maxmemory", 0)
+    await client.aclose()
+
+
+@pytest.fixture
+def config(redis_server: RedisServer, engines: Engines) -> str:
+    """The usual configuration."""
+    return configuration(redis_server.url, engines.table())
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def make_router(redis: "aioredis.Redis") -> AsyncIterator[MakeRouter]:
+    """Starts routers from the text of their configuration."""
+    async with AsyncExitStack() as stack:
+
+        async def make(text: str) -> RouterServer:
+            return await stack.enter_async_context(RouterServer(text))
+
+        yield make
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def router(config: str, make_router: MakeRouter) -> RouterServer:
+    """The router with the usual configuration and an empty Redis."""
+    return await make_router(config)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[ScriptedRouter]:
+    """Starts a router with one engine for llama that says these pieces; `rest` goes to the configuration."""
+    started: list[ScriptedEngine] = []
+
+    async def make(
+        *pieces: bytes, rest: str = "", cache: str = "", router: str = "", **options: Any
+    ) -> tuple[RouterServer, ScriptedEngine]:
+        engine = ScriptedEngine(*pieces, **options)
+        await engine.start()
+        started.append(engine)
+        table = {"scripted": ("llama", "any", engine.url)}
+        return await make_router(configuration(redis_server.url, table, rest=rest, cache=cache, router=router)), engine
+
+    yield make
+    for engine in started:
+        await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(redis_server: RedisServer, redis: "aioredis.Redis") -> AsyncIterator[Any]:
+    """A client of a Redis that is empty, as the router and its commands open theirs."""
+    opened = open_client(redis_server.url, timeout=5)
+    yield opened
+    await opened.aclose()

@@ -1,0 +1,27 @@
+"""The fixture of two routers before one engine; see router_pair. It needs router_fixtures as well."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from tests.support.fault_proxy import RedisProxy
+from tests.support.redis_process import RedisServer
+from tests.support.router_pair import ANSWER, Pair, text
+from tests.support.router_server import MakeRouter
+from tests.support.scripted_engine import ScriptedEngine
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator[Pair]:
+    await own_redis.start()
+    proxy = RedisProxy(own_redis)
+    await proxy.start()
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    made = Pair(
+        await make_router(text(proxy.url, engine)), await make_router(text(own_redis.url, engine)), engine, proxy
+    )
+    yield made
+    await proxy.release()
+    await engine.stop()
+    await proxy.stop()

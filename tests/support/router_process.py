@@ -1,0 +1,94 @@
+"""`roundhouse serve` as processes of their own, for tests: to kill, to freeze and to start again."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from tests.support.waiting import eventually, free_port
+
+ROUNDHOUSE = [sys.executable, "-m", "router"]
+
+
+def http_client(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, verify=False, trust_env=False)
+
+
+class Served:
+    """A router, with its workers if it has several; whatever is done to it is done to all of them.
+
+    It is always at the same port, and everything that it ever says is in `log`.
+    """
+
+    process: "subprocess.Popen[bytes]"
+
+    def __init__(self, folder: Path, text: str, *, name: str = "serve") -> None:
+        """`text` is the configuration's, without a port; `name` is that of the log."""
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"{name}.log"
+        self.config = folder / f"{name}.toml"
+        self.write(text)
+
+    def write(self, text: str | None) -> None:
+        """Another configuration in the place of the one that it was started with; None takes the file away."""
+        if text is None:
+            self.config.unlink()
+        else:
+            self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+
+    def start(self, stdin: int = subprocess.DEVNULL, argv: Sequence[str] = ()) -> None:
+        """`argv`: what is run in place of the command."""
+        argv = argv or [*ROUNDHOUSE, "serve", "-c", str(self.config)]
+        with self.log.open("ab") as log:
+            # In a group of its own, so that one signal reaches its workers too.
+            self.process = subprocess.Popen(argv, stdin=stdin, stdout=log, stderr=log, start_new_session=True)
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    async def ready(self) -> None:
+        async with http_client(self.url) as http:
+
+            async def answers() -> bool:
+                assert self.runs, self.log.read_text()
+                try:
+                    return (await http.get("/readyz")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            await eventually(answers)
+
+    def workers(self) -> set[int]:
+        """The process ids of its workers; none where it has but one, or where the machine has no /proc."""
+        found = set()
+        for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            try:
+                found |= {int(pid) for pid in task.read_text().split() if b"spawn_main" in _command_line(pid)}
+            except OSError:  # it has ended meanwhile
+                continue
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def kill_one(self, worker: int) -> None:
+        """Ends one of its workers as a crash would."""
+        assert worker in self.workers()
+        os.kill(worker, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Ends it as a crash would; does nothing where it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.send(signal.SIGKILL)
+        self.process.wait()
+
+
+def _command_line(pid: str) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

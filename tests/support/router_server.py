@@ -1,0 +1,168 @@
+"""The real router on a real socket, for tests."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import httpx
+import uvicorn
+
+from router.api.protocol_messages import render
+from router.app import build
+from router.net.server.connection import BoundedHttpProtocol
+from router.net.server.timeouts import Bounds
+from router.settings import parse
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import PATIENCE
+
+LLAMA, LLAMA_ALIAS = "meta-llama/Llama-Simulated", "llama-alias"
+MISTRAL = "mistralai/Mistral-Simulated"
+
+_MODELS = {
+    "llama": f'name = "llama"\naliases = ["{LLAMA_ALIAS}"]\nrevision = "1"\nauto = ["chat", "code"]',
+    "mistral": 'name = "mistral"\naliases = ["mistral-alias"]\nrevision = "1"',
+}
+_SERVED = {"llama": LLAMA, "mistral": MISTRAL}
+
+
+def configuration(
+    redis_url: str, engines: Mapping[str, tuple[str, str, str]], *, cache: str = "", router: str = "", rest: str = ""
+) -> str:
+    """A configuration as TOML. `engines`: by name, the model, the task and the url; other texts go in as they are."""
+    models = dict.fromkeys(model for model, _, _ in engines.values())
+    tables = [
+        f"[router]\n{router}" if "drain" in router else f'[router]\ndrain = "0s"\n{router}',
+        f'[cache]\nurl = "{redis_url}"\ntimeout = "2500ms"\nretry = "20ms"\n{cache}',
+    ]
+    tables += [f"[[model]]\n{_MODELS[model]}" for model in models]
+    for name, (model, task, url) in engines.items():
+        tables.append(
+            f'[[engine]]\nname = "{name}"\nmodel = "{model}"\ntask = "{task}"\nurl = "{url}"\n'
+            f'served_model = "{_SERVED[model]}"'
+        )
+    return "\n\n".join([*tables, rest])
+
+
+def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
+    """The same configuration, in which a model has a fallback."""
+    return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
+
+
+class RouterServer:
+    """The real application, served by uvicorn on a free port of this machine; `http` is a client of it."""
+
+    def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
+        """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
+        settings = parse(text, {})
+        self.application = build(settings, random=random)
+        protocol = partial(
+            BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send), render_error=render
+        )
+        options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
+        self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
+        self._server = uvicorn.Server(self._config)
+        self._defects = _Defects()
+        self.url = ""
+        self.http = _client("")
+
+    async def start(self) -> None:
+        logging.getLogger("uvicorn.error").addHandler(self._defects)
+        # Without the protocol's number asyncio would not set TCP_NODELAY, and every answer would take 40 ms.
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self._config.load()
+        self._server.lifespan = self._config.lifespan_class(self._config)
+        await self._server.startup(sockets=[listening])
+        await self._server.on_tick(0)
+        self.http = _client(self.url)
+
+    async def stop(self) -> None:
+        """Ends it; fails if a request ended in a traceback."""
+        await self.http.aclose()
+        async with asyncio.timeout(PATIENCE):
+            for server in self._server.servers:
+                server.close()
+            for connection in list(self._server.server_state.connections):
+                connection.transport.close()
+            while tasks := self._server.server_state.tasks:
+                await asyncio.wait(tasks)
+            await self._server.lifespan.shutdown()
+        logging.getLogger("uvicorn.error").removeHandler(self._defects)
+        assert self._defects.seen == []
+        assert self.application._lasting.bodies.held == 0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """Sends a body, as JSON unless it is bytes; underscores in the names of headers stand for hyphens."""
+        content = body if isinstance(body, bytes) else None
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post(path, json=None if content is not None else body, content=content, headers=named)
+
+    async def chat(self, prompt: str, *, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
+        """Asks the model llama, unless the fields say otherwise, and reads the whole answer."""
+        return await self.http.post("/v1/chat/completions", json=chat_body(prompt, **fields), headers=headers)
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics, each under its name and labels as they are written there."""
+        text = (await self.http.get("/metrics")).raise_for_status().text
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    # Without `verify`, since reading the machine's certificates would take longer than most tests.
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=False)
+
+
+class _Defects(logging.Handler):
+    """Notes what uvicorn says of applications that raise."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(self.format(record))
+
+
+def chat_body(prompt: str, **fields: Any) -> dict[str, Any]:
+    """A chat request with one user message for the model llama."""
+    return {"model": "llama", "messages": [{"role": "user", "content": prompt}], **fields}
+
+
+class Engines(NamedTuple):
+    """The engines of the usual configuration."""
+
+    chat: SimulatedEngine
+    code: SimulatedEngine
+    mistral: SimulatedEngine
+
+    def table(self) -> dict[str, tuple[str, str, str]]:
+        """As serving.configuration wants them."""
+        return {
+            "llama-chat": ("llama", "chat", self.chat.url),
+            "llama-code": ("llama", "code", self.code.url),
+            "mistral": ("mistral", "any", self.mistral.url),
+        }
+
+
+MakeRouter = Callable[[str], Awaitable[RouterServer]]
+ScriptedRouter = Callable[..., Awaitable[tuple[RouterServer, ScriptedEngine]]]

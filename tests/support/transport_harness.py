@@ -1,0 +1,193 @@
+"""What the tests of the transport share: both event loops, and a server that says byte by byte what it is told to."""
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from router.net.client.errors import EngineError
+from router.net.client.response import EngineResponse
+from router.net.client.target import Page
+from router.net.client.transport import Transport
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test on asyncio's event loop and on uvloop; what hangs fails, and what only a log would tell."""
+
+    @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+    def run(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        complaints: list[dict[str, Any]] = []
+
+        async def bounded() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            async with asyncio.timeout(20):
+                await test()
+
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(bounded())
+        assert complaints == []
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+class Peer:
+    """The server's end of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def request(self) -> bytes:
+        """The next request with its body, which has a Content-Length or none."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                return head + await self.reader.readexactly(int(line.split(b":")[1]))
+        return head
+
+    def pieces(self) -> int:
+        """In how many segments came what the client has sent: `tcpi_data_segs_in` of Linux' struct tcp_info."""
+        info = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)
+        (count,) = struct.unpack_from("I", info, 152)
+        return int(count)
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def left(self) -> bool:
+        """Wait until the client closes: whether it said nothing more before."""
+        try:
+            return await self.reader.read() == b""
+        except ConnectionError:
+            return True
+
+    def reset(self) -> None:
+        """Close with a RST, as a machine that dies does."""
+        linger = struct.pack("ii", 1, 0)
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.writer.transport.abort()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Server:
+    """Accepts connections, and hands each to the test as it comes."""
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.base = ""
+        self.writers: list[asyncio.StreamWriter] = []
+        self._peers: asyncio.Queue[Peer] = asyncio.Queue()
+
+    @property
+    def url(self) -> str:
+        """One of its pages."""
+        return self.base + "/v1/chat/completions"
+
+    async def peer(self) -> Peer:
+        """The next connection."""
+        return await self._peers.get()
+
+    async def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.writers.append(writer)
+        await self._peers.put(Peer(reader, writer))
+
+
+@asynccontextmanager
+async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    server = Server()
+    listener = await asyncio.start_server(server.on_connection, "127.0.0.1", 0, ssl=context, limit=2**20)
+    port = listener.sockets[0].getsockname()[1]
+    server.base = f"{'https' if context else 'http'}://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for writer in server.writers:
+            writer.transport.abort()
+        await listener.wait_closed()
+
+
+@asynccontextmanager
+async def rig(**options: Any) -> AsyncIterator[tuple[Transport, Server]]:
+    """A transport and a server; at the end nothing may be in use any more.
+
+    Nothing expires unless a test says so, lest what should have been closed for a reason is closed by its age.
+    """
+    options.setdefault("idle_expiry", 3600.0)
+    async with serving() as server, Transport(**options) as transport:
+        yield transport, server
+        assert transport.in_use == 0
+
+
+LONG = 3600.0
+"""Seconds that no test waits for."""
+
+
+async def send(
+    transport: Transport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
+) -> EngineResponse:
+    """A response of which the head has come."""
+    page = Page(url)
+    message = b"%b%d\r\n\r\n%b" % (page.post, len(body), body)
+    return await transport.send(page.origin, message, connect=connect, patience=patience, total=LONG)
+
+
+async def answer(transport: Transport, server: Server, body: bytes = b"{}") -> bytes:
+    """The whole body of the response."""
+    return await (await send(transport, server.url, body)).read(1 << 30)
+
+
+class Pieces:
+    """The body of a response, to be read step by step; `each` is the seconds for a step."""
+
+    def __init__(self, response: EngineResponse, each: float | None = None) -> None:
+        self._response = response
+        self._each = each
+
+    def __aiter__(self) -> "Pieces":
+        return self
+
+    async def __anext__(self) -> bytes:
+        pieces: list[bytes] = []
+
+        def one(piece: bytes) -> bool:
+            pieces.append(piece)
+            return True
+
+        if not await self._response.pour(one, self._each):
+            raise StopAsyncIteration
+        (piece,) = pieces
+        return piece
+
+
+@contextmanager
+def fails(reason: str, *, cause: str = "") -> Iterator[None]:
+    """With an EngineError for this reason, of which the cause says this."""
+    with pytest.raises(EngineError) as caught:
+        yield
+    assert caught.value.reason == reason
+    assert cause in str(caught.value.__cause__)
+
+
+async def exchange(transport: Transport, server: Server, reply: bytes = OK) -> Peer:
+    """One whole exchange on a new connection, which the server's end is returned of."""
+    asked = asyncio.create_task(answer(transport, server))
+    peer = await server.peer()
+    await peer.request()
+    peer.say(reply)
+    await asked
+    return peer

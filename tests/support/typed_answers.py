@@ -1,0 +1,54 @@
+"""Asking /v1/responses and /v1/messages, and reading what they say."""
+
+import json
+from typing import Any, Final
+
+import httpx
+
+from tests.support.router_server import RouterServer
+
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+TYPED: Final = (RESPONSES, MESSAGES)
+
+
+def body_of(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    """A request with one user message for the model llama."""
+    if path == RESPONSES:
+        return {"model": "llama", "input": prompt, **fields}
+    return {"model": "llama", "max_tokens": 100, "messages": [{"role": "user", "content": prompt}], **fields}
+
+
+async def ask(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
+    """Asks, and reads the whole answer."""
+    return await router.post(path, body_of(path, prompt, **fields))
+
+
+def typed_events(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, each of which must say what it is in its line and in its payload."""
+    events = []
+    for frame in stream.removesuffix(b"\n\n").split(b"\n\n"):
+        name, _, data = frame.partition(b"\ndata: ")
+        events.append(json.loads(data))
+        assert name == b"event: " + events[-1]["type"].encode()
+    return events
+
+
+def said(answer: httpx.Response) -> str:
+    """The text of an answer; for a stream, its pieces joined."""
+    if answer.headers["content-type"] != "application/json":
+        return text_of(typed_events(answer.content))
+    body = answer.json()
+    blocks = body["content"] if "content" in body else [part for item in body["output"] for part in item["content"]]
+    return "".join(block["text"] for block in blocks if block["type"] in ("text", "output_text"))
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    """The text of a stream's events."""
+    pieces = []
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            pieces.append(event["delta"])
+        elif event["type"] == "content_block_delta":
+            pieces.append(event["delta"].get("text", ""))
+    return "".join(pieces)

@@ -1,0 +1,183 @@
+"""Tokens, texts, stop strings and KV blocks, without a server."""
+
+import json
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.simulator.answers import Answer, Kind, looks_like_code, tokens
+from engines.simulator.faults import FaultBook, make, markers, script
+from engines.simulator.kvcache import BlockPool, block_hashes
+from engines.simulator.scheduler import Scheduler, Sequence
+from engines.simulator.schemas import document
+from engines.simulator.settings import Settings
+from engines.simulator.stop_strings import StopStrings
+from engines.simulator.tokens import pieces
+
+TEXT = st.text(alphabet=st.sampled_from("ab .,\n\r\t  é👩\u200d💻e\u03011234"), max_size=60)
+
+
+@given(st.text())
+def test_pieces_join_to_the_text_they_came_from(text: str) -> None:
+    found = pieces(text)
+    assert "".join(found) == text
+    assert all(found)
+
+
+@given(TEXT, st.lists(TEXT.filter(bool).map(lambda text: text[:4]), min_size=1, max_size=3), st.data(), st.booleans())
+def test_a_stop_string_is_found_however_the_text_is_cut(
+    text: str, stops: list[str], data: st.DataObject, keep: bool
+) -> None:
+    watch = StopStrings(tuple(stops), keep=keep)
+    shown, found, rest = "", None, text
+    while rest and found is None:
+        size = data.draw(st.integers(1, len(rest)))
+        visible, found = watch.feed(rest[:size])
+        shown, rest = shown + visible, rest[size:]
+        # What was shown is never taken back: it is always a prefix of the text.
+        assert text.startswith(shown)
+    first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
+    if first is None:
+        assert found is None
+        assert shown + watch.rest() == text
+    elif keep:
+        assert found is not None
+        assert shown == text[: text.find(found) + len(found)]
+    else:
+        assert found is not None
+        assert shown == text[: text.find(found)]
+
+
+def test_the_same_seed_says_the_same_and_another_seed_something_else() -> None:
+    said = ["".join(token.text for token in tokens(Answer(seed, "What is steam?"))) for seed in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_answer_ends_by_itself_after_some_dozens_of_tokens(seed: int) -> None:
+    code = seed % 2 == 0
+    assert 40 <= len(list(tokens(Answer(seed, "prompt", code=code)))) <= 140
+
+
+def test_a_longer_answer_begins_with_the_shorter_one() -> None:
+    short = list(tokens(Answer(7, "prompt", length=10)))
+    long = list(islice(tokens(Answer(7, "prompt", endless=True)), 500))
+    assert len(short) == 10
+    assert long[:10] == short
+    assert len(long) == 500
+
+
+def test_a_thinking_answer_reasons_first() -> None:
+    kinds = [token.kind for token in tokens(Answer(7, "prompt", thinking=True))]
+    turn = kinds.index(Kind.CONTENT)
+    assert turn > 0
+    assert set(kinds[:turn]) == {Kind.REASONING}
+    assert set(kinds[turn:]) == {Kind.CONTENT}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [("def f(x):", True), ("Refactor this class", True), ("for (;;) {\n", True), ("Who was Stephenson?", False)],
+)
+def test_prompts_for_code_are_told_from_chat(prompt: str, code: bool) -> None:
+    assert looks_like_code(prompt) is code
+
+
+def test_a_document_fits_its_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "array", "items": {"const": 3}}},
+    }
+    found = json.loads(document(schema, 5))
+    assert isinstance(found["a"], bool)
+    assert (found["b"], found["c"]) == ("x", [3, 3])
+
+
+def test_markers_and_json_have_one_vocabulary() -> None:
+    assert markers("a [[sim:drop after=3 how=close]] b [[sim:no_done]]") == [
+        make("drop", {"after": 3, "how": "close"}),
+        make("no_done", {}),
+    ]
+    assert script(markers("[[sim:say text=a%20b%0A]]")).exact == "a b\n"
+    assert script(markers("[[sim:say base64=w6k=]]")).exact == "é"
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"fault": "nonsense"}, {"fault": "stall", "after": "x"}, {"fault": "stall", "afterwards": 1}, {"fault": "status"},
+     {"fault": "stall", "times": 0}, {"fault": "drop", "how": "gently"}, {"fault": "say", "base64": "%"}],
+)  # fmt: skip
+def test_a_wish_outside_of_the_vocabulary_is_an_error(wish: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"fault|option|times|is no"):
+        FaultBook().add(wish)
+
+
+def test_a_fault_with_times_runs_out_and_one_with_match_waits_for_its_prompt() -> None:
+    book = FaultBook()
+    book.add({"fault": "no_done", "times": 1, "match": "blue"})
+    assert book.take("red") == []
+    assert book.take("blue") == [make("no_done", {})]
+    assert book.take("blue") == []
+
+
+def test_a_model_length_beyond_the_kv_cache_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        Settings(model="m", kv_blocks=4, max_model_len=100)
+
+
+def test_prefixes_are_shared_and_stay_cached_until_the_room_is_needed() -> None:
+    pool = BlockPool(11)
+    prompt = list(range(40))
+    hashes = block_hashes(0, prompt)
+    first, second = pool.start(hashes, 40), pool.start(hashes, 40)
+    assert first is not None
+    assert second is not None
+    assert (first[1], second[1]) == (0, 32)
+    assert pool.used == 4, "two blocks shared, one of each own"
+    pool.release(first[0])
+    pool.release(second[0])
+    assert pool.usage == 0
+    again = pool.start(hashes, 40)
+    assert again is not None
+    assert again[1] == 32
+    pool.release(again[0])
+    filler = pool.start(block_hashes(1, list(range(160))), 160)
+    assert filler is not None
+    pool.release(filler[0])
+    evicted = pool.start(hashes, 40)
+    assert evicted is not None
+    assert evicted[1] == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 30)), max_size=30))
+def test_the_scheduler_never_hands_out_more_than_it_has_and_gets_all_back(work: list[tuple[int, int, int]]) -> None:
+    scheduler = Scheduler(BlockPool(8), 3)
+    sequences = []
+    for salt, length, grown in work:
+        sequence = Sequence(tuple(range(length)), salt, lambda: None)
+        scheduler.submit(sequence)
+        sequences.append(sequence)
+        for token in range(grown):
+            if sequence.admitted and len(sequence.tokens) < 100:
+                scheduler.grow(sequence, token)
+        assert 0 <= scheduler.pool.used <= 7
+        assert scheduler.running <= 3
+        assert sum(found.admitted for found in sequences) == scheduler.running
+    for sequence in sequences:
+        scheduler.finish(sequence)
+    assert (scheduler.running, scheduler.waiting, scheduler.pool.used) == (0, 0, 0)
+
+
+def test_a_sequence_that_needs_room_preempts_the_last_admitted_one() -> None:
+    scheduler = Scheduler(BlockPool(5), 8)
+    old, young = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
+    scheduler.submit(old)
+    scheduler.submit(young)
+    assert scheduler.pool.usage == 1
+    scheduler.grow(old, 1)
+    assert (old.admitted, young.admitted) == (True, False)
+    assert (scheduler.counts.preemptions, scheduler.running, scheduler.waiting) == (1, 1, 1)
+    scheduler.finish(old)
+    assert young.admitted

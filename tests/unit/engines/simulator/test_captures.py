@@ -1,0 +1,147 @@
+"""What the simulator sends has the shape of what a real vLLM 0.32 server sent."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from tests.support.http_exchange import exchange
+from tests.support.paths import CAPTURES
+from tests.support.simulated_engine import SimulatedEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REQUESTS = json.loads((CAPTURES / "requests.json").read_text())
+STREAMS = [name for name, request in REQUESTS.items() if '"stream": true' in request["body"] and "error" not in name]
+ERRORS = [name for name in REQUESTS if "error" in name and name != "error-bad-role"]
+PLAIN = [name for name in REQUESTS if name not in STREAMS and name not in ERRORS]
+
+
+class BothEngines(NamedTuple):
+    """An engine that generates, and one that makes embeddings."""
+
+    generating: SimulatedEngine
+    pooling: SimulatedEngine
+
+    def of(self, capture: str) -> SimulatedEngine:
+        """The one of the kind that was captured."""
+        return self.pooling if re.match("embeddings|error-embeddings-", capture) else self.generating
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engines() -> AsyncIterator[BothEngines]:
+    async with (
+        SimulatedEngine(model="tiny", max_model_len=1024) as generating,
+        SimulatedEngine(model="tiny", max_model_len=1024, runner="pooling") as pooling,
+    ):
+        yield BothEngines(generating, pooling)
+
+
+@pytest.fixture
+def engine(engines: BothEngines) -> SimulatedEngine:
+    return engines.generating
+
+
+def captured(name: str) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = (CAPTURES / f"{name}.http").read_bytes().partition(b"\n\n")
+    first, *lines = head.decode().splitlines()
+    return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str], list[bytes]]:
+    request = REQUESTS[name]
+    headers = {"content-type": request.get("content_type", "application/json"), **request.get("headers", {})}
+    body = request["body"].replace("{long}", "xyz " * 3000)
+    response = await exchange(engines.of(name).url, request["method"], request["path"], body, **headers)
+    assert response.whole
+    left_out = ("date", "connection", "content-length", "transfer-encoding")
+    kept = {key: value for key, value in response.headers.items() if key not in left_out}
+    return response.status, kept, response.chunks
+
+
+def shape(value: object, key: str = "") -> object:
+    """Keys in order, types and nulls; how many items a list has does not matter where they are alike."""
+    if isinstance(value, dict):
+        if key in ("top_logprobs", "prompt_logprobs"):  # keyed by tokens
+            return {"*": sorted({str(shape(inner)) for inner in value.values()})}
+        # What a token says decides whether a delta has text; the capture's model often said special tokens only.
+        hidden = "content" if key == "delta" and isinstance(value.get("content"), str) and "role" not in value else None
+        return [(name, shape(inner, name)) for name, inner in value.items() if name != hidden]
+    if isinstance(value, list):
+        return [found for found, _ in groupby(shape(item, key) for item in value)]
+    return type(value).__name__
+
+
+def events(body: bytes) -> Iterator[object]:
+    assert body.endswith(b"\n\n")
+    for event in body[:-2].split(b"\n\n"):
+        kind, found, data = event.rpartition(b"data: ")
+        assert found
+        yield "[DONE]" if data == b"[DONE]" else json.loads(data)
+        if kind:
+            assert kind == b"event: " + json.loads(data)["type"].encode() + b"\n"
+
+
+@pytest.mark.parametrize("name", PLAIN)
+async def test_a_json_answer_has_the_shape_of_vllms(engines: BothEngines, name: str) -> None:
+    status, headers, body = captured(name)
+    got_status, got_headers, chunks = await simulated(engines, name)
+    assert (got_status, got_headers) == (status, headers)
+    got = b"".join(chunks)
+    if not body:
+        assert got == b""
+        return
+    assert shape(json.loads(got)) == shape(json.loads(body))
+    assert b'": ' not in re.sub(rb'"(?:[^"\\]|\\.)*"(?!:)', b"", got), "vLLM's JSON has no spaces"
+
+
+@pytest.mark.parametrize("name", ERRORS)
+async def test_an_error_is_vllms_word_for_word(engines: BothEngines, name: str) -> None:
+    status, headers, body = captured(name)
+    got_status, got_headers, chunks = await simulated(engines, name)
+    assert (got_status, got_headers) == (status, headers)
+    assert b"".join(chunks) == body
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engines: BothEngines, name: str) -> None:
+    status, headers, body = captured(name)
+    got_status, got_headers, chunks = await simulated(engines, name)
+    assert (got_status, got_headers) == (status, headers)
+    got = [list(events(chunk)) for chunk in chunks]
+    assert all(len(found) == 1 for found in got)
+    assert shape([found for (found,) in got]) == shape(list(events(body)))
+
+
+async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "core-killed-stream")
+    _, _, body = captured("core-killed-stream")
+    assert b"".join(chunks[-2:]) == b"\n\n".join(body.split(b"\n\n")[-3:])
+
+
+async def test_a_dying_engine_ends_a_message_with_vllms_very_bytes(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "messages-core-killed-stream")
+    _, _, body = captured("messages-core-killed-stream")
+    assert chunks[-1] == body.split(b"\n\n")[-2] + b"\n\n"
+
+
+async def test_the_request_id_of_the_client_is_in_the_answers_id(engines: BothEngines) -> None:
+    _, _, chunks = await simulated(engines, "chat-request-id")
+    assert json.loads(b"".join(chunks))["id"] == "chatcmpl-my-id-1"
+
+
+async def test_metrics_have_vllms_names_types_help_and_labels(engine: SimulatedEngine) -> None:
+    async with SimulatedEngine(model="tiny", max_model_len=1024, draft="d", num_speculative_tokens=4) as drafted:
+        response = await exchange(drafted.url, "GET", "/metrics")
+    lines = [
+        line for line in response.body.decode().splitlines() if "vllm:" in line and "cache_config_info{" not in line
+    ]
+    got = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
+    wanted = [line for line in (CAPTURES / "metrics.txt").read_text().splitlines() if "cache_config_info{" not in line]
+    assert sorted(got) == sorted(wanted)
+    assert response.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+    assert not [name for name in await engine.metrics() if "spec_decode" in name], "only with a draft"

@@ -1,0 +1,112 @@
+"""What the simulator says at /v1/embeddings, /v1/responses and /v1/messages beyond what captures can show."""
+
+import base64
+import json
+import math
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.support.http_exchange import Exchange, exchange
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.typed_answers import text_of, typed_events
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine(model="tiny") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def embedder() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine(model="tiny", runner="pooling") as running:
+        yield running
+
+
+async def post(engine: SimulatedEngine, path: str, **fields: Any) -> Exchange:
+    body = json.dumps({"model": "tiny", **fields})
+    return await exchange(engine.url, "POST", path, body, **{"content-type": "application/json"})
+
+
+async def message(engine: SimulatedEngine, prompt: str, **fields: Any) -> Exchange:
+    said = [{"role": "user", "content": prompt}]
+    return await post(engine, "/v1/messages", messages=said, **{"max_tokens": 200, **fields})
+
+
+async def vectors(embedder: SimulatedEngine, *texts: str, **fields: Any) -> list[Any]:
+    answer = await post(embedder, "/v1/embeddings", input=[*texts], **fields)
+    assert answer.status == 200
+    return [item["embedding"] for item in json.loads(answer.body)["data"]]
+
+
+async def test_a_vector_is_that_of_its_text(embedder: SimulatedEngine) -> None:
+    sea, sky, again = await vectors(embedder, "sea", "sky", "sea")
+    assert sea == again != sky
+    assert [len(vector) for vector in (sea, sky)] == [64, 64]
+    assert math.hypot(*sea) == pytest.approx(1)
+    assert await vectors(embedder, "sky") == [sky]
+
+
+async def test_a_vector_in_base64_is_the_same_vector(embedder: SimulatedEngine) -> None:
+    for dimensions in (64, 3):
+        (plain,) = await vectors(embedder, "sea", dimensions=dimensions)
+        (coded,) = await vectors(embedder, "sea", dimensions=dimensions, encoding_format="base64")
+        assert list(struct.unpack(f"<{dimensions}f", base64.b64decode(coded))) == plain
+
+
+@pytest.mark.parametrize(("fault", "status"), [("status code=503", 503), ("error after=0", 500), ("ttft ms=1", 200)])
+async def test_embeddings_have_faults_too(embedder: SimulatedEngine, fault: str, status: int) -> None:
+    assert (await post(embedder, "/v1/embeddings", input=f"[[sim:{fault}]]")).status == status
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_response_whose_engine_dies_just_breaks_off(engine: SimulatedEngine, after: int) -> None:
+    answer = await post(engine, "/v1/responses", input=f"Hi [[sim:error after={after}]]", stream=True)
+    assert (answer.status, answer.whole) == (200, False)
+    kinds = [event["type"] for event in typed_events(answer.body)]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert not {"error", "response.completed"} & set(kinds)
+    assert kinds.count("response.output_text.delta") == after
+
+
+async def test_a_response_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
+    asked: dict[str, Any] = {"input": "Tell me of the sea", "instructions": "Be brief.", "temperature": 0}
+    whole = json.loads((await post(engine, "/v1/responses", **asked)).body)
+    events = typed_events((await post(engine, "/v1/responses", stream=True, **asked)).body)
+    assert text_of(events) == whole["output"][0]["content"][0]["text"] != ""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = events[-1]["response"]
+    for answer in (whole, last):
+        answer.update(id="", created_at=0)
+        answer["output"][0]["id"] = ""
+    assert last == whole
+
+
+async def test_a_message_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
+    asked: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    whole = json.loads((await message(engine, **asked)).body)
+    events = typed_events((await message(engine, stream=True, **asked)).body)
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
+    assert text_of(events) == whole["content"][1]["text"]
+    assert (events[-2]["usage"], events[-2]["delta"]["stop_reason"]) == (whole["usage"], whole["stop_reason"])
+
+
+async def test_a_stop_sequence_ends_a_message_and_is_named(engine: SimulatedEngine) -> None:
+    answer = json.loads((await message(engine, "[[sim:say text=one%20two%20three]]", stop_sequences=["two"])).body)
+    assert answer["content"] == [{"type": "text", "text": "one "}]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
+
+
+async def test_a_call_that_the_limit_cuts_off_is_shown_as_vllm_shows_it(engine: SimulatedEngine) -> None:
+    schema = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
+    tools = [{"name": "look", "input_schema": schema}]
+    answer = await message(engine, "Look", max_tokens=4, tools=tools, tool_choice={"type": "any"})
+    (block,) = json.loads(answer.body)["content"]
+    assert block["type"] == "text"
+    assert block["text"].startswith('<tool_call>{"name": "look", "arguments": {"')

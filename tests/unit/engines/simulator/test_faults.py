@@ -1,0 +1,230 @@
+"""Every fault happens when it is asked for, by marker and by control endpoint, and is counted."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.http_exchange import Exchange, exchange
+from tests.support.simulated_engine import SimulatedEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def running() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(running: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
+    yield running
+    await running.clear()
+
+
+async def ask(engine: SimulatedEngine, prompt: str, *, stream: bool = True) -> Exchange:
+    body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
+    headers = {"content-type": "application/json"}
+    return await exchange(engine.url, "POST", "/v1/chat/completions", json.dumps(body), **headers)
+
+
+def texts(response: Exchange) -> list[str]:
+    """The non-empty content deltas of a stream."""
+    events = [event.removeprefix(b"data: ") for event in response.body.split(b"\n\n")]
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event.startswith(b'{"id"')]
+    return [delta["content"] for delta in deltas if delta.get("content")]
+
+
+async def test_a_fault_set_by_the_control_endpoint_holds_as_often_as_it_says(engine: SimulatedEngine) -> None:
+    await engine.faults({"fault": "status", "code": 503, "times": 2})
+    assert [(await ask(engine, "hello")).status for _ in range(3)] == [503, 503, 200]
+
+
+async def test_cleared_faults_are_gone(engine: SimulatedEngine) -> None:
+    await engine.faults({"fault": "status", "code": 500}, {"fault": "kv", "usage": 0.95})
+    await engine.clear()
+    assert (await ask(engine, "hello")).status == 200
+    assert await engine.metric("kv_cache_usage_perc") == 0
+
+
+async def test_a_fault_can_be_for_some_prompts_only(engine: SimulatedEngine) -> None:
+    await engine.faults({"fault": "status", "code": 500, "match": "red"})
+    assert [(await ask(engine, prompt)).status for prompt in ("red", "blue")] == [500, 200]
+
+
+async def test_an_unknown_fault_is_refused_by_both_ways(engine: SimulatedEngine) -> None:
+    async with httpx.AsyncClient() as http:
+        assert (await http.post(f"{engine.url}/_sim/faults", json=[{"fault": "typo"}])).status_code == 400
+        assert (await http.post(f"{engine.url}/_sim/faults", content=b"{")).status_code == 400
+        assert (await http.get(f"{engine.url}/_sim/stats", params={"typo": 1})).status_code == 400
+    response = await ask(engine, "[[sim:typo]]")
+    assert response.status == 400
+    assert b"unknown fault 'typo'" in response.body
+
+
+async def test_a_429_tells_when_to_come_back(engine: SimulatedEngine) -> None:
+    response = await ask(engine, "[[sim:status code=429 retry_after=7]]")
+    assert (response.status, response.headers["retry-after"]) == (429, "7")
+    assert json.loads(response.body)["error"]["code"] == 429
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_slow_first_token_comes_late(engine: SimulatedEngine, stream: bool) -> None:
+    started = time.monotonic()
+    await ask(engine, "[[sim:ttft ms=150]]", stream=stream)
+    assert time.monotonic() - started >= 0.15
+
+
+async def test_slow_tokens_come_at_their_rate(engine: SimulatedEngine) -> None:
+    started = time.monotonic()
+    await ask(engine, "[[sim:tps rate=100]] [[sim:tokens n=21]]")
+    assert time.monotonic() - started >= 0.2
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+async def test_a_stall_sends_its_tokens_and_then_nothing_until_the_client_leaves(
+    engine: SimulatedEngine, after: int
+) -> None:
+    aborted = (await engine.stats())["aborted"]
+    body = {"messages": [{"role": "user", "content": f"[[sim:stall after={after}]]"}], "stream": True}
+    async with (
+        httpx.AsyncClient(timeout=10) as http,
+        http.stream("POST", f"{engine.url}/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status_code == 200
+        lines = response.aiter_lines()
+        received = 0
+        while after and received < after + 1:
+            received += (await anext(lines)).startswith("data: ")
+        await engine.stats(in_flight=1)
+        assert await engine.metric("num_requests_running") == 1
+    await engine.stats(aborted=aborted + 1, in_flight=0)
+    assert await engine.metric("num_requests_running") == 0
+
+
+async def test_a_client_that_leaves_a_json_request_frees_the_engine(engine: SimulatedEngine) -> None:
+    before = await engine.stats()
+    counted = await engine.metric("request_success_total", finished_reason="abort")
+    body = {"messages": [{"role": "user", "content": "[[sim:tps rate=5]]"}]}
+    async with httpx.AsyncClient(timeout=0.2) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post(f"{engine.url}/v1/chat/completions", json=body)
+    await engine.stats(aborted=before["aborted"] + 1, in_flight=0)
+    assert await engine.metric("request_success_total", finished_reason="abort") == counted + 1
+    assert await engine.metric("kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("after", [0, 4])
+async def test_an_error_frame_comes_after_its_tokens_in_a_200(engine: SimulatedEngine, after: int) -> None:
+    errors = await engine.metric("request_success_total", finished_reason="error")
+    response = await ask(engine, f"[[sim:error after={after}]]")
+    assert (response.status, response.whole, len(texts(response))) == (200, True, after)
+    assert len(response.chunks) == (after + 1 if after else 0) + 2
+    assert response.chunks[-2].startswith(b'data: {"error": {"message": "EngineCore')
+    assert response.chunks[-1] == b"data: [DONE]\n\n"
+    assert await engine.metric("request_success_total", finished_reason="error") == errors + 1
+
+
+@pytest.mark.parametrize("after", [3, 4])
+async def test_an_error_comes_after_the_very_last_token_too(engine: SimulatedEngine, after: int) -> None:
+    response = await ask(engine, f"[[sim:tokens n=3]] [[sim:error after={after}]]")
+    assert len(texts(response)) == 3
+    assert response.chunks[-2].startswith(b'data: {"error": ')
+
+
+async def test_an_error_of_a_json_request_is_a_500(engine: SimulatedEngine) -> None:
+    response = await ask(engine, "[[sim:error after=4 message=No%20luck]]", stream=False)
+    assert response.status == 500
+    assert json.loads(response.body)["error"]["message"] == "No luck"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_connection_is_dropped_before_the_headers(engine: SimulatedEngine, stream: bool) -> None:
+    with pytest.raises(ConnectionResetError):
+        await ask(engine, "[[sim:drop]]", stream=stream)
+    with pytest.raises(EOFError):
+        await ask(engine, "[[sim:drop how=close]]", stream=stream)
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+async def test_a_connection_is_dropped_after_its_tokens(engine: SimulatedEngine, how: str) -> None:
+    failed = (await engine.stats())["failed"]
+    response = await ask(engine, f"[[sim:drop after=3 how={how}]]")
+    assert (response.status, response.whole, len(texts(response))) == (200, False, 3)
+    assert not (await ask(engine, f"[[sim:drop after=3 how={how}]]", stream=False)).whole
+    await engine.stats(failed=failed + 2, in_flight=0)
+
+
+async def test_a_stream_ends_without_done(engine: SimulatedEngine) -> None:
+    response = await ask(engine, "[[sim:no_done]]")
+    assert response.whole
+    assert b"[DONE]" not in response.body
+    assert b'"finish_reason":"stop"' in response.body
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_finish_reason_is_missing(engine: SimulatedEngine, stream: bool) -> None:
+    response = await ask(engine, "[[sim:no_finish]]", stream=stream)
+    assert response.whole
+    assert b'"finish_reason":null' in response.body
+    assert b'"finish_reason":"' not in response.body
+
+
+async def test_json_in_a_200_is_malformed(engine: SimulatedEngine) -> None:
+    response = await ask(engine, "[[sim:malformed]]", stream=False)
+    assert (response.status, response.whole) == (200, True)
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(response.body)
+    streamed = await ask(engine, "[[sim:malformed]]")
+    with pytest.raises(json.JSONDecodeError):
+        texts(streamed)
+
+
+async def test_a_huge_answer_has_its_tokens(engine: SimulatedEngine) -> None:
+    async with SimulatedEngine(kv_blocks=10_000, max_model_len=100_000) as large:
+        response = await ask(large, "[[sim:tokens n=20000]]")
+    assert len(texts(response)) == 20_000
+
+
+async def test_an_exact_text_is_said(engine: SimulatedEngine) -> None:
+    response = await ask(engine, "[[sim:say text=%20a%09b%0D%0Ae%CC%81%20%F0%9F%91%A9]]")
+    assert "".join(texts(response)) == " a\tb\r\ne\u0301 \U0001f469"
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+async def test_the_byte_stream_is_cut_at_any_size(engine: SimulatedEngine, size: int) -> None:
+    response = await ask(engine, f"[[sim:chunks bytes={size}]] [[sim:say text=caf%C3%A9]]")
+    assert {len(chunk) for chunk in response.chunks[:-1]} == {size}
+    assert "".join(texts(response)) == "café"
+    assert response.body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_kv_usage_can_be_forced_renamed_and_left_out(engine: SimulatedEngine) -> None:
+    await engine.faults({"fault": "kv", "usage": 0.95})
+    assert await engine.metric("kv_cache_usage_perc") == 0.95
+    await engine.faults({"fault": "kv", "usage": 0.5, "metric": "old"})
+    assert await engine.metric("gpu_cache_usage_perc") == 0.5
+    assert not [name for name in await engine.metrics() if "kv_cache_usage" in name]
+    await engine.faults({"fault": "kv", "metric": "missing"})
+    assert not [name for name in await engine.metrics() if "cache_usage_perc" in name]
+
+
+async def test_health_fails_while_completions_work(engine: SimulatedEngine) -> None:
+    assert (await ask(engine, "[[sim:health]]")).status == 200
+    assert (await exchange(engine.url, "GET", "/health")).status == 503
+    assert (await ask(engine, "hello")).status == 200
+    await engine.clear()
+    assert (await exchange(engine.url, "GET", "/health")).status == 200
+
+
+async def test_requests_can_be_looked_at(engine: SimulatedEngine) -> None:
+    received = (await engine.stats())["received"]
+    await ask(engine, "remember me")
+    stats = await engine.stats(received=received + 1)
+    assert json.loads(stats["requests"][-1]["body"])["messages"][0]["content"] == "remember me"
+    assert stats["requests"][-1]["path"] == "/v1/chat/completions"
+    assert stats["requests"][-1]["headers"]["content-type"] == "application/json"

@@ -1,0 +1,248 @@
+"""What a client can ask of a simulated engine, over HTTP."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from openai.types.chat import ChatCompletionMessageParam
+
+from tests.support.simulated_engine import SimulatedEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine(model="org/tiny", served_model_name=("tiny", "alias"), draft="drafty") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(engine: SimulatedEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+async def chat(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": prompt}], **fields}
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"{engine.url}/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def stream(engine: SimulatedEngine, path: str, **body: Any) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"{engine.url}{path}", json={"stream": True, **body})
+    assert response.status_code == 200, response.text
+    *events, end, nothing = response.text.split("\n\n")
+    assert (end, nothing) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def test_openais_client_reads_an_answer_and_its_stream_as_one_text(client: openai.AsyncOpenAI) -> None:
+    asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about rivers"}]
+    whole = await client.chat.completions.create(model="tiny", messages=asked)
+    streamed = await client.chat.completions.create(
+        model="tiny",
+        messages=asked,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in streamed]
+    assert whole.usage is not None
+    assert chunks[-1].usage is not None
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == (
+        whole.choices[0].message.content
+    )
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert whole.choices[0].finish_reason == "stop"
+    assert not (whole.choices[0].message.content or "").isascii()
+
+
+async def test_openais_client_completes_text(client: openai.AsyncOpenAI) -> None:
+    whole = await client.completions.create(model="alias", prompt="def f", max_tokens=20)
+    streamed = await client.completions.create(model="alias", prompt="def f", max_tokens=20, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in streamed]) == whole.choices[0].text
+    assert whole.model == "tiny", "the first name answers, as with vLLM"
+    assert whole.choices[0].finish_reason == "length"
+
+
+async def test_openais_client_raises_on_an_error_frame(client: openai.AsyncOpenAI) -> None:
+    asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": "[[sim:error after=2]]"}]
+    streamed = await client.chat.completions.create(model="tiny", messages=asked, stream=True)
+    with pytest.raises(openai.APIError, match="EngineCore"):
+        async for _ in streamed:
+            pass
+
+
+async def test_openais_client_lists_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["tiny", "alias"]
+
+
+async def test_answers_differ_between_prompts_models_and_parameters_and_not_otherwise(engine: SimulatedEngine) -> None:
+    async def said(prompt: str, **fields: Any) -> str:
+        return str((await chat(engine, prompt, **fields))["choices"][0]["message"]["content"])
+
+    same = [await said("What?"), await said("What?", user="u", frobnicate=1), await said("What?", model="alias")]
+    assert len(set(same)) == 1
+    others = [
+        await said("What"),
+        await said("What?", temperature=0),
+        await said("What?", seed=4),
+        await said("What?", documents=[{"text": "because"}]),
+    ]
+    assert len({*same, *others}) == 5
+    async with SimulatedEngine(model="org/other") as other:
+        assert (await chat(other, "What?"))["choices"][0]["message"]["content"] not in {*same, *others}
+    # A draft does not change what the target says.
+    async with SimulatedEngine(model="org/tiny") as undrafted:
+        assert (await chat(undrafted, "What?"))["choices"][0]["message"]["content"] == same[0]
+
+
+async def test_max_tokens_cuts_an_answer_and_says_so(engine: SimulatedEngine) -> None:
+    full = await chat(engine, "Go on")
+    cut = await chat(engine, "Go on", max_completion_tokens=5)
+    assert full["choices"][0]["message"]["content"].startswith(cut["choices"][0]["message"]["content"])
+    assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", 5)
+
+
+async def test_min_tokens_and_ignore_eos_lengthen_an_answer(engine: SimulatedEngine) -> None:
+    assert (await chat(engine, "Go on", min_tokens=300))["usage"]["completion_tokens"] > 300
+    assert (await chat(engine, "Go on", ignore_eos=True, max_tokens=400))["usage"]["completion_tokens"] == 400
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_stop_string_ends_an_answer_before_it(engine: SimulatedEngine, streamed: bool) -> None:
+    prompt = "[[sim:say text=one%20two%20three%20four]]"
+    if streamed:
+        asked = [{"role": "user", "content": prompt}]
+        events = await stream(engine, "/v1/chat/completions", messages=asked, stop=["wo thr"])
+        text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+        choice = events[-1]["choices"][0]
+    else:
+        choice = (await chat(engine, prompt, stop=["wo thr"]))["choices"][0]
+        text = choice["message"]["content"]
+    assert (text, choice["finish_reason"], choice["stop_reason"]) == ("one t", "stop", "wo thr")
+
+
+async def test_several_answers_are_several_texts(engine: SimulatedEngine) -> None:
+    choices = (await chat(engine, "Vary", n=3))["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert len({choice["message"]["content"] for choice in choices}) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"), [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")]
+)
+async def test_a_tool_is_called_and_its_arguments_come_in_pieces(
+    engine: SimulatedEngine, choice: object, reason: str
+) -> None:
+    asked = [{"role": "user", "content": "Sunny?"}]
+    events = await stream(engine, "/v1/chat/completions", messages=asked, tools=[TOOL], tool_choice=choice)
+    calls = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert calls[0]["function"]["name"] == "weather"
+    arguments = [call["function"].get("arguments", "") for call in calls]
+    assert len(arguments) > 2
+    assert events[-1]["choices"][0]["finish_reason"] == reason
+    whole = (await chat(engine, "Sunny?", tools=[TOOL], tool_choice=choice))["choices"][0]
+    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == "".join(arguments)
+    assert "city" in json.loads("".join(arguments))
+    assert (whole["finish_reason"], whole["message"]["content"]) == (reason, "")
+
+
+async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedEngine) -> None:
+    body = {"messages": [{"role": "user", "content": "Sunny?"}], "tools": [TOOL]}
+    async with httpx.AsyncClient() as http:
+        refused = await http.post(f"{engine.url}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "--enable-auto-tool-choice" in refused.json()["error"]["message"]
+    async with SimulatedEngine(enable_auto_tool_choice=True) as willing:
+        answer = await chat(willing, "Sunny?", tools=[TOOL])
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_thinking_comes_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:
+    on = {"chat_template_kwargs": {"enable_thinking": True}}
+    asked = [{"role": "user", "content": "Why?"}]
+    events = await stream(engine, "/v1/chat/completions", messages=asked, stream_options={"include_usage": True}, **on)
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+    whole = await chat(engine, "Why?", **on)
+    assert reasoning
+    assert whole["choices"][0]["message"]["reasoning"] == reasoning
+    assert whole["usage"]["completion_tokens_details"] == events[-1]["usage"]["completion_tokens_details"]
+    assert whole["choices"][0]["message"]["content"] == "".join(delta.get("content", "") for delta in deltas)
+
+
+async def test_logprobs_name_every_token(engine: SimulatedEngine) -> None:
+    choice = (await chat(engine, "Why?", logprobs=True, top_logprobs=3, max_tokens=7))["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == choice["message"]["content"]
+    assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
+
+
+async def test_usage_that_runs_along_grows_with_the_tokens(engine: SimulatedEngine) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await stream(engine, "/v1/completions", prompt="once", max_tokens=16, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == 16
+    assert len(set(counts)) < 16, "a draft's tokens come several at a time"
+
+
+async def test_json_is_answered_where_json_is_asked_for(engine: SimulatedEngine) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = await chat(engine, "Why?", response_format=wanted)
+    assert isinstance(json.loads(answer["choices"][0]["message"]["content"])["a"], bool)
+
+
+async def test_code_prompts_get_code(engine: SimulatedEngine) -> None:
+    content = (await chat(engine, "Write a Python function"))["choices"][0]["message"]["content"]
+    assert "```python\n" in content
+    assert content.endswith("```")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "message"),
+    [
+        ("/v1/chat/completions", "messages", "hi", "Input should be a valid list"),
+        ("/v1/chat/completions", "stream", "perhaps", "Input should be a valid boolean, unable to interpret input"),
+        ("/v1/chat/completions", "max_tokens", 1.5, "got a number with a fractional part"),
+        ("/v1/completions", "prompt", 5, "Input should be a valid string"),
+        ("/v1/completions", "n", [], "Input should be a valid integer"),
+        ("/v1/chat/completions", "model", {}, "Input should be a valid string"),
+    ],
+)
+async def test_a_wrong_type_is_refused_and_named(
+    engine: SimulatedEngine, path: str, field: str, value: object, message: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", field: value}
+    async with httpx.AsyncClient() as http:
+        response = await http.post(f"{engine.url}{path}", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (400, 400, "Bad Request")
+    assert error["param"] == f"body.{field}"
+    assert message in error["message"]
+
+
+async def test_a_draft_can_be_good_at_prose_and_bad_at_code() -> None:
+    async with SimulatedEngine(draft="d", acceptance=1.0, code_acceptance=0.0) as engine:
+        await chat(engine, "Write a Python function", max_tokens=20)
+        accepted = [await engine.metric("spec_decode_num_accepted_tokens_total")]
+        await chat(engine, "Tell me about the sea", max_tokens=20)
+        accepted.append(await engine.metric("spec_decode_num_accepted_tokens_total"))
+        assert accepted[0] == 0
+        assert accepted[1] >= 12

@@ -1,0 +1,59 @@
+"""What `--generations` writes, and where the names of the generations stand in the answers."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.simulator.generation_log import as_numbers
+from tests.support.http_exchange import exchange
+from tests.support.simulated_engine import SimulatedEngine
+
+SAY = "[[sim:say text=a%20{generation}%20b%20{generation}]]"
+CHAT = {"model": "simulated", "messages": [{"role": "user", "content": SAY}], "safety_identifier": "me"}
+
+
+async def post(engine: SimulatedEngine, path: str, body: dict[str, Any]) -> Any:
+    answer = await exchange(engine.url, "POST", path, json.dumps(body), **{"content-type": "application/json"})
+    return json.loads(answer.body) if answer.status == 200 else answer.status
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_each_generation_says_its_name_and_is_noted_with_when_it_began_even_across_a_crash(
+    tmp_path: Path,
+) -> None:
+    path, began = tmp_path / "generations", time.monotonic()
+    async with SimulatedEngine(generations=path) as engine:
+        said = [(await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"]]
+        await engine.kill()
+        await engine.start()
+        said.append((await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"])
+    noted = lines(path)
+    assert said == [f"a {line['generation']} b {line['generation']}" for line in noted]
+    assert noted[0]["generation"] != noted[1]["generation"]
+    assert {line["asked_by"] for line in noted} == {"me"}
+    assert began <= noted[0]["at"] <= noted[1]["at"] <= time.monotonic()
+
+
+async def test_a_vector_holds_the_name_in_its_first_three_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "generations"
+    async with SimulatedEngine(runner="pooling", generations=path) as engine:
+        answer = await post(engine, "/v1/embeddings", {"model": "simulated", "input": "sea"})
+    (line,) = lines(path)
+    vector = answer["data"][0]["embedding"]
+    assert len(vector) == 64
+    assert vector[:3] == as_numbers(line["generation"])
+
+
+@pytest.mark.parametrize("fault", ["[[sim:status code=500]]", "[[sim:status code=429]]"])
+async def test_what_is_refused_is_no_generation(tmp_path: Path, fault: str) -> None:
+    path = tmp_path / "generations"
+    async with SimulatedEngine(generations=path) as engine:
+        body = {"model": "simulated", "messages": [{"role": "user", "content": fault}]}
+        assert await post(engine, "/v1/chat/completions", body) in (500, 429)
+    assert lines(path) == []

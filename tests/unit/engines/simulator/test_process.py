@@ -1,0 +1,139 @@
+"""The simulator as a process, and its metrics while it works."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.http_exchange import exchange
+from tests.support.simulated_engine import SimulatedEngine
+
+PATH = "/v1/completions"
+
+
+async def complete(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
+    async with httpx.AsyncClient(timeout=10) as http:
+        response = await http.post(f"{engine.url}{PATH}", json={"prompt": prompt, **fields})
+    found: dict[str, Any] = response.raise_for_status().json()
+    return found
+
+
+async def test_it_starts_within_a_second_and_ends_within_one_on_sigterm() -> None:
+    engine = SimulatedEngine()
+    started = time.monotonic()
+    await engine.start()
+    ready = time.monotonic()
+    assert (await exchange(engine.url, "GET", "/health")).status == 200
+    stopping = time.monotonic()
+    assert await engine.stop() == 0
+    assert time.monotonic() - stopping < 1
+    assert ready - started < 3, "a second on an idle machine; the bound leaves room for a busy one"
+
+
+async def test_it_ends_within_a_second_while_generations_stall() -> None:
+    async with SimulatedEngine() as engine:
+        leaving = asyncio.create_task(complete(engine, "[[sim:stall]]"))
+        await engine.stats(in_flight=1)
+        stopping = time.monotonic()
+        assert await engine.stop() == 0
+        assert time.monotonic() - stopping < 1
+        with pytest.raises(httpx.HTTPError):
+            await leaving
+
+
+async def test_it_comes_back_on_the_same_port_after_a_crash() -> None:
+    async with SimulatedEngine() as engine:
+        url = engine.url
+        assert await engine.kill() == -9
+        await engine.start()
+        assert engine.url == url
+        assert (await exchange(engine.url, "GET", "/health")).status == 200
+
+
+async def test_it_exits_with_a_code_after_its_tokens() -> None:
+    async with SimulatedEngine() as engine:
+        body = json.dumps({"prompt": "[[sim:exit after=2 code=7]]", "stream": True})
+        response = await exchange(engine.url, "POST", PATH, body, **{"content-type": "application/json"})
+        assert (len(response.chunks), response.whole) == (2, False)
+        assert await engine.exited() == 7
+
+
+async def test_a_wrong_option_is_told() -> None:
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        await SimulatedEngine(kv_blocks=4, max_model_len=1000).start()
+
+
+async def test_tokens_are_counted_as_usage_says() -> None:
+    async with SimulatedEngine() as engine:
+        usage = [(await complete(engine, prompt, max_tokens=50))["usage"] for prompt in ("one two", "three", "four")]
+        assert await engine.metric("prompt_tokens_total") == sum(found["prompt_tokens"] for found in usage)
+        assert await engine.metric("generation_tokens_total") == sum(found["completion_tokens"] for found in usage)
+        ends = [await engine.metric("request_success_total", finished_reason=reason) for reason in ("stop", "length")]
+        assert sum(ends) == 3
+        assert await engine.metric("time_to_first_token_seconds_count") == 3
+        assert await engine.metric("e2e_request_latency_seconds_count") == 3
+
+
+async def test_a_prompt_seen_before_hits_the_prefix_cache_but_for_its_last_block() -> None:
+    async with SimulatedEngine() as engine:
+        prompt = "word " * 200
+        await complete(engine, prompt)
+        assert await engine.metric("prefix_cache_hits_total") == 0
+        await complete(engine, prompt)
+        queries = await engine.metric("prefix_cache_queries_total")
+        hits = await engine.metric("prefix_cache_hits_total")
+        assert hits == (queries / 2 - 1) // 16 * 16
+        await complete(engine, prompt, cache_salt="other")
+        assert await engine.metric("prefix_cache_hits_total") == hits
+
+
+async def test_requests_wait_for_room_and_kv_usage_follows_those_that_run() -> None:
+    async with SimulatedEngine(max_num_seqs=2, kv_blocks=101, max_model_len=512) as engine:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(complete(engine, f"{n} [[sim:stall after=1]]")) for n in range(3)]
+            await engine.stats(in_flight=3)
+            assert await engine.metric("num_requests_running") == 2
+            assert await engine.metric("num_requests_waiting") == 1
+            assert await engine.metric("num_requests_waiting_by_reason", reason="capacity") == 1
+            assert await engine.metric("kv_cache_usage_perc") == 2 * 1 / 100
+            for task in tasks:
+                task.cancel()
+        await engine.stats(aborted=3, in_flight=0)
+        assert await engine.metric("kv_cache_usage_perc") == 0
+        assert await engine.metric("num_requests_waiting") == 0
+
+
+async def test_too_little_room_preempts_and_every_answer_still_comes_whole() -> None:
+    # At this pace they are there together, however slowly the machine sends them.
+    async with SimulatedEngine(kv_blocks=13, max_model_len=128, tokens_per_second=400) as engine:
+        jobs = [complete(engine, f"{n} tell", max_tokens=100, ignore_eos=True) for n in range(4)]
+        answers = await asyncio.gather(*jobs)
+        assert await engine.metric("num_preemptions_total") > 0
+        assert {answer["usage"]["completion_tokens"] for answer in answers} == {100}
+        alone = [await complete(engine, f"{n} tell", max_tokens=100, ignore_eos=True) for n in range(4)]
+        assert [a["choices"][0]["text"] for a in answers] == [a["choices"][0]["text"] for a in alone]
+
+
+async def test_a_draft_is_accepted_as_often_as_it_is_told() -> None:
+    async with SimulatedEngine(draft="d", num_speculative_tokens=3, acceptance=0.6) as engine:
+        await complete(engine, "go", max_tokens=4000, ignore_eos=True)
+        drafts = await engine.metric("spec_decode_num_drafts_total")
+        accepted = await engine.metric("spec_decode_num_accepted_tokens_total")
+        positions = [
+            await engine.metric("spec_decode_num_accepted_tokens_per_pos_total", position=str(n)) for n in range(3)
+        ]
+        assert await engine.metric("spec_decode_num_draft_tokens_total") == 3 * drafts
+        assert sum(positions) == accepted
+        assert positions == sorted(positions, reverse=True)
+        assert 0.55 < positions[0] / drafts < 0.65
+        assert await engine.metric("generation_tokens_total") == 4000
+
+
+async def test_a_pace_holds_for_each_request() -> None:
+    async with SimulatedEngine(ttft_ms=100, tokens_per_second=200) as engine:
+        started = time.monotonic()
+        await asyncio.gather(*(complete(engine, f"{n}", max_tokens=21, ignore_eos=True) for n in range(30)))
+        assert 0.2 <= time.monotonic() - started < 5, "one after the other they would take six seconds"

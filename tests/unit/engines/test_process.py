@@ -1,0 +1,188 @@
+"""One process of the tree: started, waited for, and ended with all that it started."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from engines.process import Child, StartError, how_it_ended
+from tests.support.waiting import eventually
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('child', flush=True); time.sleep(600)"])
+print("pid", child.pid, flush=True)
+time.sleep(600)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+class Started:
+    """Makes children of Python programs, and ends them when the test is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.children: list[Child] = []
+
+    async def run(self, program: str, env: dict[str, str] | None = None) -> Child:
+        child = Child("it", [sys.executable, "-c", program], self.folder / "logs" / "it.log", env)
+        self.children.append(child)
+        await child.start()
+        return child
+
+
+@pytest_asyncio.fixture
+async def started(tmp_path: Path) -> AsyncIterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    for child in started.children:
+        child.kill()
+        await child.ended()
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process; one that has ended and waits to be asked for its code is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_what_it_prints_is_in_its_log_which_begins_anew(started: Started) -> None:
+    log = started.folder / "logs" / "it.log"
+    log.parent.mkdir()
+    log.write_text("of an earlier run\n")
+    child = await started.run("import sys; print('out'); print('err', file=sys.stderr)")
+    assert await child.ended() == 0
+    assert sorted(log.read_text().split()) == ["err", "out"]
+
+
+async def test_its_environment_is_ours_and_more(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "1")
+    child = await started.run("import os; print(os.environ['OURS'], os.environ['MORE'])", {"MORE": "2"})
+    await child.ended()
+    assert child.log.read_text() == "1 2\n"
+
+
+async def test_it_is_ready_when_the_check_says_so(started: Started) -> None:
+    child = await started.run(STUBBORN)
+    asked = 0
+
+    async def ready() -> bool:
+        nonlocal asked
+        asked += 1
+        return "ready" in child.log.read_text()
+
+    await child.wait_until(ready, limit=10, interval=0.01)
+    assert asked >= 1
+
+
+async def never() -> bool:
+    return False
+
+
+async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Started) -> None:
+    child = await started.run("import sys; print('one'); print('the reason'); print(); sys.exit(3)")
+    with pytest.raises(StartError) as raised:
+        await child.wait_until(never, limit=10)
+    assert str(raised.value) == (
+        f"it: ended with code 3 before it was ready; its last line: the reason (all of it: {child.log})"
+    )
+
+
+async def test_one_that_is_not_ready_in_time_says_where_its_log_is(started: Started) -> None:
+    child = await started.run(STUBBORN)
+    with pytest.raises(StartError, match=r"^it: not ready after 0\.05 s; its log: .*it\.log$"):
+        await child.wait_until(never, limit=0.05, interval=0.01)
+
+
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    child = Child("it", ["/no/such/program"], tmp_path / "it.log")
+    with pytest.raises(StartError, match=r"^it: cannot start /no/such/program: No such file or directory$"):
+        await child.start()
+    await child.stop()
+
+
+async def test_stopping_ends_what_it_started_too(started: Started) -> None:
+    child = await started.run(PARENT)
+    grandchild = int(await eventually(lambda: _pid_in(child.log)))
+    assert runs(grandchild)
+    await child.stop()
+    assert await child.ended() == -signal.SIGTERM
+    await eventually(lambda: not runs(grandchild))
+
+
+def _pid_in(log: Path) -> str:
+    words = log.read_text().split()
+    return words[words.index("pid") + 1] if "child" in words and "pid" in words else ""
+
+
+async def test_one_that_does_not_listen_is_ended_by_force_after_a_grace(started: Started) -> None:
+    child = await started.run(STUBBORN)
+    await eventually(lambda: "ready" in child.log.read_text())
+    await child.stop(grace=0.05)
+    assert await child.ended() == -signal.SIGKILL
+
+
+async def test_killing_lets_a_patient_stop_return(started: Started) -> None:
+    child = await started.run(STUBBORN)
+    await eventually(lambda: "ready" in child.log.read_text())
+    stopping = asyncio.ensure_future(child.stop(grace=600))
+    await asyncio.sleep(0)
+    child.kill()
+    await asyncio.wait_for(stopping, 10)
+
+
+async def test_stopping_what_has_ended_or_never_began_does_nothing(started: Started, tmp_path: Path) -> None:
+    child = await started.run("pass")
+    await child.ended()
+    await child.stop()
+    await Child("it", ["true"], tmp_path / "it.log").stop()
+
+
+async def test_a_ctrl_c_on_the_terminal_does_not_reach_it(started: Started) -> None:
+    child = await started.run(STUBBORN)
+    assert os.getsid(child.pid) == child.pid
+    assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+async def test_it_ends_when_the_one_that_started_it_dies(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, pathlib, sys, time
+from engines.process import Child
+
+async def main():
+    child = Child("it", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
+                  pathlib.Path({str(tmp_path)!r}) / "it.log")
+    await child.start()
+    print(child.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220 - returns at once
+        assert parent.stdout is not None
+        pid = int(await asyncio.to_thread(parent.stdout.readline))
+        await eventually(lambda: (tmp_path / "it.log").read_text() == "up\n")
+        parent.kill()
+    await eventually(lambda: not runs(pid))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "ended with code 0"), (3, "ended with code 3"), (-9, "was ended by SIGKILL"), (-99, "was ended by signal 99")],
+)
+def test_an_exit_code_in_words(code: int, words: str) -> None:
+    assert how_it_ended(code) == words

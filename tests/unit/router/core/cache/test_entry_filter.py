@@ -1,0 +1,143 @@
+"""What a purge is about: what is given must hold, all of it, and of nothing given nothing is meant."""
+
+import fnmatch
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.cache.entry_filter import MAX_DOCUMENT, Scope, document_name, named_by, read_scope, text_name
+from router.core.cache.redis_keys import claim_of, flight_of, hits_of
+from router.errors import ApiError
+from tests.support.factories import TEXT, key_of, parts_of, talk
+
+KEY: Final = "rh:1:acme:llama:" + ":".join(("a" * 16, "b" * 16, "c" * 32))
+OTHER: Final = "rh:1:other:mistral:" + ":".join(("d" * 16, "e" * 16, "f" * 32))
+
+PARTS: Final[list[dict[str, Any]]] = [
+    {"key": KEY},
+    {"tenant": "acme"},
+    {"model": "llama"},
+    {"system": "a" * 16},
+    {"rag": "b" * 16},
+    {"document": "handbook"},
+]
+ANY_OF_THEM: Final = st.lists(st.sampled_from(PARTS), min_size=1).map(lambda parts: dict(_joined(parts)))
+DOCUMENTS: Final = ("handbook", "faq")
+
+
+def _joined(parts: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [item for part in parts for item in part.items()]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_each_part_finds_the_entries_that_have_it_and_no_others(part: dict[str, Any]) -> None:
+    scope = Scope(**part)
+    assert scope.matches(KEY, DOCUMENTS)
+    assert not scope.matches(OTHER, ("faq",))
+
+
+@given(ANY_OF_THEM)
+def test_what_is_given_must_hold_all_of_it(given_parts: dict[str, Any]) -> None:
+    scope = Scope(**given_parts)
+    assert scope.matches(KEY, DOCUMENTS)
+    for place, part in enumerate(("tenant", "model", "system", "rag"), 2):
+        pieces = KEY.split(":")
+        pieces[place] = OTHER.split(":")[place]
+        assert scope.matches(":".join(pieces), DOCUMENTS) == (part not in given_parts and "key" not in given_parts)
+    assert scope.matches(KEY, ("faq",)) == ("document" not in given_parts)
+
+
+def test_of_nothing_given_nothing_is_meant() -> None:
+    assert Scope().empty
+    assert not Scope().matches(KEY)
+
+
+def test_all_means_every_entry_and_nothing_that_is_none() -> None:
+    everything = Scope(all=True)
+    assert everything.matches(KEY)
+    assert everything.matches(OTHER, DOCUMENTS)
+    for name in (claim_of(KEY), flight_of(KEY, "1"), hits_of("acme"), "rh:1:purge", "something:else", ""):
+        assert not everything.matches(name)
+
+
+@given(ANY_OF_THEM, st.sampled_from([KEY, OTHER]))
+def test_the_pattern_finds_at_least_what_is_meant(given_parts: dict[str, Any], key: str) -> None:
+    scope = Scope(**given_parts)
+    if scope.matches(key, DOCUMENTS):
+        assert fnmatch.fnmatchcase(key, scope.pattern)
+        assert fnmatch.fnmatchcase(claim_of(key), scope.claims)
+
+
+def test_a_tenants_pattern_finds_nothing_of_a_tenant_whose_name_begins_alike() -> None:
+    scope = Scope(tenant="acme")
+    assert not fnmatch.fnmatchcase(KEY.replace("acme", "acme2"), scope.pattern)
+    assert not fnmatch.fnmatchcase(claim_of(KEY.replace("acme", "my.acme")), scope.claims)
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_named_by_its_id_by_its_text_and_by_the_hash_of_its_text() -> None:
+    asked = talk(("user", "<context>the whole text</context> Why?"), documents=[{"doc_id": "handbook", "text": "t"}])
+    key, names = key_of(asked).text, parts_of(asked).documents()
+    for document in ("handbook", "the whole text", text_name("the whole text")):
+        assert Scope(document=document).matches(key, names)
+    for document in ("Handbook", "t", "the whole", "", text_name("handbook")):
+        assert not Scope(document=document).matches(key, names)
+
+
+@pytest.mark.parametrize("doc_id", ["x" * (MAX_DOCUMENT + 1), "line\nbreak", "nul\0", ""])
+def test_an_id_that_a_field_cannot_show_goes_by_its_hash(doc_id: str) -> None:
+    assert document_name(doc_id) == text_name(doc_id)
+    assert document_name(doc_id) in named_by(doc_id)
+
+
+@given(TEXT | st.text(max_size=300))
+def test_a_record_is_short_and_means_what_the_scope_means(document: str) -> None:
+    scope = Scope(tenant="acme", document=document)
+    told = read_scope(scope.record())
+    assert len(scope.record()) < 1000
+    for named in named_by(document):
+        assert told.matches(KEY, (named,))
+    assert not told.matches(KEY, ("something else",))
+
+
+def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
+    assert read_scope(Scope(document="\udcff").record()).matches(KEY, (document_name("\udcff"),))
+
+
+# -- read from JSON ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [*PARTS, {"all": True}, {"tenant": "acme", "model": "llama"}], ids=str)
+def test_a_scope_is_read_as_it_was_written(body: dict[str, Any]) -> None:
+    assert read_scope(json.dumps(body).encode()) == Scope(**body)
+    assert json.loads(Scope(**body).record()) == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{}", b"[]", b"null", b"nonsense", b"\xff", b'{"all": false}', b'{"tenant": null}',
+        b'{"tenant": "Acme"}', b'{"tenant": "*"}', b'{"tenant": "a:b"}', b'{"tenant": ""}', b'{"model": "llama\\n"}',
+        b'{"system": "abc"}', b'{"rag": "' + b"G" * 16 + b'"}', b'{"key": "rh:1:acme"}',
+        b'{"key": "rh:1:*:*:' + b"a" * 16 + b":" + b"b" * 16 + b":" + b"c" * 32 + b'"}',
+        b'{"key": "rh:1:claim:' + KEY[5:].encode() + b'"}',
+        b'{"tenants": "acme"}', b'{"all": true, "tenant": "acme"}', b'{"all": 1}', b'{"document": 5}',
+        b"[" * 100_000,
+    ],
+    ids=lambda body: body[:30].decode("latin-1"),
+)  # fmt: skip
+def test_what_names_nothing_or_cannot_be_meant_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_scope(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_purge")
+
+
+@given(st.binary(max_size=60) | st.recursive(st.text(), st.lists).map(lambda value: json.dumps(value).encode()))
+def test_no_body_raises_anything_but_a_refusal(body: bytes) -> None:
+    with pytest.raises(ApiError):
+        read_scope(body)

@@ -1,0 +1,207 @@
+"""The keys of embeddings, responses and messages: all that can change an answer is in them, each text in its part."""
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from router.core.cache.key_derivation import NOT_PART_OF_THE_ANSWER, SAID_BACK
+from router.core.endpoints.request import Request
+from router.core.types import Endpoint
+from router.errors import ApiError
+from tests.support.factories import (
+    JSON,
+    TEXT,
+    changed,
+    chat,
+    completion,
+    embeddings,
+    key_of,
+    messages,
+    parts_of,
+    responses,
+)
+
+MAKE: Final = {
+    Endpoint.EMBEDDINGS: embeddings,
+    Endpoint.RESPONSES: responses,
+    Endpoint.MESSAGES: messages,
+}
+ENDPOINTS: Final = pytest.mark.parametrize("endpoint", MAKE, ids=lambda endpoint: endpoint.name.lower())
+
+OTHER_VALUES: Final[dict[Endpoint, dict[str, Any]]] = {
+    Endpoint.EMBEDDINGS: {
+        "input": "Ho", "dimensions": 8, "encoding_format": "base64", "embed_dtype": "float16", "endianness": "big",
+        "use_activation": False, "truncate_prompt_tokens": 4, "truncation_side": "left", "add_special_tokens": False,
+        "padding": "max_length", "mm_processor_kwargs": {"x": 1}, "cache_salt": "x", "chat_template": "x",
+        "chat_template_kwargs": {"x": 1}, "messages": [{"role": "user", "content": "x"}], "frobnicate": 1,
+    },
+    Endpoint.RESPONSES: {
+        "input": "Ho", "max_output_tokens": 5, "max_tool_calls": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,
+        "min_p": 0.1, "tools": [{"type": "function", "name": "f"}], "tool_choice": "required", "stop": ["x"],
+        "parallel_tool_calls": False, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "seed": 3,
+        "include": ["message.output_text.logprobs"], "top_logprobs": 2, "truncation": "auto", "user": "u",
+        "metadata": {"a": "b"}, "service_tier": "flex", "store": False, "request_id": "r", "session_id": "s",
+        "include_reasoning": False, "skip_special_tokens": False, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1, "logit_bias": {"5": 1}, "ignore_eos": True, "enable_response_messages": True,
+        "previous_input_messages": [{"role": "user"}], "structured_outputs": {"json": {}}, "cache_salt": "x",
+        "chat_template_kwargs": {"x": 1}, "vllm_xargs": {"x": 1}, "kv_transfer_params": {"x": 1}, "frobnicate": 1,
+    },
+    Endpoint.MESSAGES: {
+        "messages": [{"role": "user", "content": "Ho"}], "max_tokens": 8, "temperature": 0, "top_p": 0.5, "top_k": 3,
+        "stop_sequences": ["x"], "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}, "cache_salt": "x",
+        "chat_template_kwargs": {"x": 1}, "vllm_xargs": {"x": 1}, "kv_transfer_params": {"x": 1}, "frobnicate": 1,
+    },
+}  # fmt: skip
+FIELDS: Final = [(endpoint, name) for endpoint, values in OTHER_VALUES.items() for name in values]
+
+
+@pytest.mark.parametrize(("endpoint", "name"), FIELDS)
+def test_any_field_that_can_change_the_answer_changes_the_query_part(endpoint: Endpoint, name: str) -> None:
+    make = MAKE[endpoint]
+    assert changed(make(), make(**{name: OTHER_VALUES[endpoint][name]})) == {"query"}
+
+
+@given(st.sampled_from(list(MAKE)), st.text(max_size=12), JSON)
+def test_a_new_field_of_a_request_cannot_be_forgotten(endpoint: Endpoint, name: str, value: Any) -> None:
+    assume(name not in {*NOT_PART_OF_THE_ANSWER, "input", "messages", "documents", "system", "instructions"})
+    make = MAKE[endpoint]
+    try:
+        other = make(**{name: value})
+    except ApiError:  # a known field, of a wrong type
+        return
+    assert changed(make(), other) == ({"query"} if name != "max_tokens" or value != 9 else set())
+
+
+LEFT_OUT: Final[dict[str, Any]] = {
+    "stream": True, "stream_options": {"include_usage": True}, "user": "u", "safety_identifier": "u",
+    "metadata": {"user_id": "u"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h", "priority": 3, "request_id": "r", "model": "alias",
+}  # fmt: skip
+
+
+@ENDPOINTS
+def test_what_is_left_out_of_the_key_is_left_out_unless_the_answer_repeats_it(endpoint: Endpoint) -> None:
+    make = MAKE[endpoint]
+    said_back = SAID_BACK.get(endpoint, {})
+    assert all(said_back.values())
+    assert said_back.keys() <= NOT_PART_OF_THE_ANSWER.keys() == LEFT_OUT.keys()
+    for name, value in LEFT_OUT.items():
+        assert changed(make(), make(**{name: value})) == ({"query"} if name in said_back else set()), name
+
+
+@ENDPOINTS
+def test_a_stream_and_a_json_answer_share_a_key(endpoint: Endpoint) -> None:
+    assert changed(MAKE[endpoint](), MAKE[endpoint](stream=True)) == set()
+
+
+def test_the_same_words_at_another_endpoint_are_another_request() -> None:
+    said = [{"role": "user", "content": "Hi"}]
+    asked = [
+        chat(messages=said, max_tokens=9), completion(prompt="Hi"), embeddings(), embeddings(input=said), responses(),
+        responses(input=said), messages(messages=said),
+    ]  # fmt: skip
+    keys = [key_of(one) for one in asked]
+    assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
+
+
+# Where the text of a system stands
+
+
+def system_of(endpoint: Endpoint, content: Any) -> Request:
+    if endpoint is Endpoint.MESSAGES:
+        return messages(system=content)
+    if endpoint is Endpoint.RESPONSES and isinstance(content, str):
+        return responses(instructions=content)
+    kind = "input_text"
+    parts = content if isinstance(content, str) else [{**part, "type": kind} for part in content]
+    return responses(input=[{"role": "developer", "content": parts}, {"role": "user", "content": "Hi"}])
+
+
+SYSTEMS: Final = [
+    (Endpoint.MESSAGES, str), (Endpoint.MESSAGES, lambda text: [{"type": "text", "text": text}]),
+    (Endpoint.RESPONSES, str), (Endpoint.RESPONSES, lambda text: [{"type": "text", "text": text}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("endpoint", "form"), SYSTEMS, ids=["system", "blocks", "instructions", "developer"])
+def test_the_text_of_a_system_changes_the_system_part_alone(endpoint: Endpoint, form: Any) -> None:
+    one, other = (system_of(endpoint, form(text)) for text in ("Be brief.", "Be brief. "))
+    assert changed(one, other) == {"system"}
+    contexts = (system_of(endpoint, form(f"Say <context>{text}</context>.")) for text in ("a", "b"))
+    assert changed(*contexts) == {"rag"}
+    assert parts_of(one).system == ["Be brief."]
+
+
+def test_a_system_is_not_a_message_of_a_system() -> None:
+    user = {"role": "user", "content": "Hi"}
+    assert changed(messages(system="x"), messages(messages=[{"role": "system", "content": "x"}, user])) == {"query"}
+    inputs = [{"role": "system", "content": "x"}, user]
+    assert changed(responses(instructions="x", input=[user]), responses(input=inputs)) == {"query"}
+    assert "system" in changed(messages(), messages(system=""))
+    assert changed(messages(), messages(system=None)) == {"query"}
+    assert changed(messages(system="x"), messages(system=[{"type": "text", "text": "x"}])) == {"query"}
+
+
+def test_fields_of_other_endpoints_are_no_system() -> None:
+    assert changed(messages(), messages(instructions="x")) == {"query"}
+    assert changed(responses(), responses(system="x")) == {"query"}
+    assert changed(embeddings(), embeddings(instructions="x", system="x")) == {"query"}
+
+
+# Context and question
+
+
+@given(TEXT, TEXT)
+def test_context_is_found_in_every_text_of_a_user(one: str, other: str) -> None:
+    assume("<context>" not in one + other)
+    assume("</context>" not in one + other)
+    texts = [f"Q <context>{text}</context>?" for text in (one, other)]
+    makes: list[Any] = [
+        lambda text: responses(input=text),
+        lambda text: responses(input=[{"role": "user", "content": text}]),
+        lambda text: responses(input=[{"role": "user", "content": [{"type": "input_text", "text": text}]}]),
+        lambda text: messages(messages=[{"role": "user", "content": text}]),
+        lambda text: messages(messages=[{"role": "user", "content": [{"type": "text", "text": text}]}]),
+    ]
+    for make in makes:
+        first, second = make(texts[0]), make(texts[1])
+        assert changed(first, second) == ({"rag"} if one != other else set())
+        assert parts_of(first).rag == [one]
+        assert parts_of(first).question.startswith("Q <context></context>?")
+
+
+@pytest.mark.parametrize("make", [responses, messages])
+def test_another_document_changes_the_rag_part_alone(make: Any) -> None:
+    assert changed(make(documents=[{"text": "a"}]), make(documents=[{"text": "b"}])) == {"rag"}
+
+
+def test_the_question_is_the_last_text_of_a_user() -> None:
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]}
+    first = {"role": "user", "content": "Add it up in Python."}
+    assert parts_of(messages(messages=[first, result])).question == "Add it up in Python."
+    output = {"type": "function_call_output", "call_id": "c", "output": "3"}
+    assert parts_of(responses(input=[first, output])).question == "Add it up in Python."
+    assert parts_of(embeddings()).question == ""
+
+
+def test_an_item_that_nobody_said_is_part_of_the_query() -> None:
+    user = {"role": "user", "content": "Hi"}
+    outputs = [[user, {"type": "function_call_output", "call_id": "c", "output": text}] for text in ("3", "4")]
+    assert changed(responses(input=outputs[0]), responses(input=outputs[1])) == {"query"}
+    results = [
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": text}]}]
+        for text in ("3", "4")
+    ]
+    assert changed(messages(messages=results[0]), messages(messages=results[1])) == {"query"}
+
+
+@given(JSON, JSON)
+def test_two_inputs_are_two_keys(one: Any, other: Any) -> None:
+    first, second = (responses(input=[{"type": "x", "value": value}]) for value in (one, other))
+    # A number is one number whether it is written with a point or not; true is no number.
+    same = json.dumps(first.fields, sort_keys=True) == json.dumps(second.fields, sort_keys=True)
+    assert changed(first, second) == (set() if same else {"query"})

@@ -1,0 +1,80 @@
+"""The order of properties within a JSON schema is part of the key, and no other order of names is."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from router.core.endpoints.request import Request, parse
+from router.core.types import Endpoint
+from tests.support.factories import JSON, changed, chat, completion, key_of, messages, request, responses
+
+ONE = {"type": "object", "properties": {"thoughts": {"type": "string"}, "answer": {"type": "string"}}}
+OTHER = {"type": "object", "properties": {"answer": {"type": "string"}, "thoughts": {"type": "string"}}}
+
+
+def turned(value: Any) -> Any:
+    """The same JSON with the names of every object in the opposite order."""
+    if isinstance(value, dict):
+        return {name: turned(item) for name, item in reversed(value.items())}
+    return [turned(item) for item in value] if isinstance(value, list) else value
+
+
+def function(schema: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "description": "x", "parameters": schema}}
+
+
+def asked_with(schema: Any) -> dict[str, Request]:
+    """Requests with a schema, by the place at which they have it."""
+    format_ = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    flat = {"type": "json_schema", "name": "a", "schema": schema}
+    tag = {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}
+    return {
+        "response_format": chat(response_format=format_),
+        "response_format of a completion": completion(response_format=format_),
+        "schema of a JSON object": chat(response_format={"type": "json_object", "schema": schema}),
+        "structural tag": chat(response_format={"type": "structural_tag", "format": {"tags": [tag]}}),
+        "structured_outputs": chat(structured_outputs={"json": schema, "whitespace_pattern": "x"}),
+        "guided_json": chat(guided_json=schema),
+        "tools": chat(tools=[function(schema)], tool_choice="auto"),
+        "functions": chat(functions=[{"name": "f", "parameters": schema}]),
+        "text.format": responses(text={"format": flat, "verbosity": "low"}),
+        "tools of a response": responses(tools=[{"type": "function", "name": "f", "parameters": schema}]),
+        "tools of a message": messages(tools=[{"name": "f", "input_schema": schema, "description": "x"}]),
+        "output_config": messages(output_config={"format": {"type": "json_schema", "schema": schema}}),
+    }
+
+
+@pytest.mark.parametrize("place", asked_with({}))
+def test_another_order_of_properties_is_another_key(place: str) -> None:
+    assert changed(asked_with(ONE)[place], asked_with(OTHER)[place]) == {"query"}
+
+
+@pytest.mark.parametrize("place", asked_with({}))
+def test_the_order_around_a_schema_does_not_matter(place: str) -> None:
+    asked = asked_with({"type": "string"})[place]
+    assert key_of(request(asked.endpoint, turned(asked.fields))).text == key_of(asked).text
+
+
+def test_the_spelling_of_a_schema_does_not_matter() -> None:
+    one = b'{"model":"llama","prompt":"x","guided_json":{"b": 1.0, "a": "\\u0041"}}'
+    other = b'{"guided_json":{"b":1,"a":"A"},"prompt":"x","model":"llama"}'
+    assert key_of(parse(Endpoint.COMPLETIONS, one)).text == key_of(parse(Endpoint.COMPLETIONS, other)).text
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "chat_template_kwargs", "vllm_xargs", "frobnicate", "schema"])
+def test_elsewhere_the_order_does_not_matter(field: str) -> None:
+    assert changed(chat(**{field: ONE}), chat(**{field: OTHER})) == set()
+
+
+@pytest.mark.parametrize(
+    "field", ["response_format", "structured_outputs", "tools", "functions", "guided_json", "text"]
+)
+@given(JSON, JSON)
+def test_two_values_are_two_keys_as_everywhere(field: str, one: Any, other: Any) -> None:
+    same = json.dumps(one) == json.dumps(other)
+    if json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True):
+        assert changed(chat(**{field: one}), chat(**{field: other})) == {"query"}
+    elif same:
+        assert changed(chat(**{field: one}), chat(**{field: other})) == set()

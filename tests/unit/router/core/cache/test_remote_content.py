@@ -1,0 +1,114 @@
+"""What stands behind an address is not in the request, and so such a request is not cached; what is inline is."""
+
+from typing import Any
+
+import pytest
+
+from router.core.cache.cache_control import NO_WISHES
+from router.core.cache.policy import Decision, decide
+from router.core.endpoints.request import Request
+from router.core.types import Bypass
+from tests.support.factories import chat, completion, embeddings, messages, parts_of, responses
+
+URL, DATA = "https://example.com/cat.png", "data:image/png;base64,AAAA"
+
+
+def said(*parts: Any, role: str = "user") -> list[Any]:
+    return [{"role": role, "content": [{"type": "text", "text": "What is it?"}, *parts]}]
+
+
+def result(*parts: Any) -> Any:
+    return {"type": "tool_result", "tool_use_id": "a", "content": [*parts]}
+
+
+REMOTE: list[Request] = [
+    chat(messages=said({"type": "image_url", "image_url": {"url": URL, "detail": "low"}})),
+    chat(messages=said({"type": "image_url", "image_url": URL})),
+    chat(messages=said({"image_url": URL})),
+    chat(messages=said({"type": "image_url", "image_url": {"url": "file:///etc/cat.png"}})),
+    chat(messages=said({"type": "image_url", "image_url": None, "uuid": "cat-1"})),
+    chat(messages=said({"type": "audio_url", "audio_url": {"url": URL}})),
+    chat(messages=said({"type": "video_url", "video_url": {"url": URL}})),
+    chat(messages=said({"type": "file", "file": {"file_id": "file-1"}})),
+    chat(messages=[*said(), {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}]),
+    chat(messages=said({"type": "image_url", "image_url": {"url": URL}}, role="tool")),
+    embeddings(messages=said({"type": "image_url", "image_url": {"url": URL}}), input=None),
+    responses(input=said({"type": "input_image", "image_url": URL})),
+    responses(input=said({"type": "input_image", "file_id": "file-1"})),
+    responses(input=said({"type": "input_file", "file_url": URL})),
+    responses(input=said({"type": "input_file", "file_id": "file-1"})),
+    responses(
+        input=[{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": URL}]}]
+    ),
+    responses(
+        input=[
+            {
+                "type": "computer_call_output",
+                "call_id": "a",
+                "output": {"type": "computer_screenshot", "image_url": URL},
+            }
+        ]
+    ),
+    messages(messages=said({"type": "image", "source": {"type": "url", "url": URL}})),
+    messages(messages=said({"type": "image", "source": {"type": "file", "file_id": "file_1"}})),
+    messages(messages=said({"type": "document", "source": {"type": "url", "url": URL}})),
+    messages(messages=said(result({"type": "image", "source": {"type": "url", "url": URL}}))),
+    messages(
+        messages=said(
+            {
+                "type": "document",
+                "source": {"type": "content", "content": [{"type": "image", "source": {"type": "url", "url": URL}}]},
+            }
+        )
+    ),
+    messages(messages=said({"type": "container_upload", "file_id": "file_1"})),
+]
+INLINE: list[Request] = [
+    chat(),
+    completion(prompt=URL),
+    embeddings(input=[1, 2, 3]),
+    embeddings(input=[[1, 2], [3]]),
+    embeddings(input=[URL]),
+    chat(messages=said({"type": "text", "text": URL})),
+    chat(messages=said({"type": "image_url", "image_url": {"url": DATA}})),
+    chat(messages=said({"type": "image_url", "image_url": {"url": "DATA:image/png;base64,AAAA"}})),
+    chat(messages=said({"image_url": DATA})),
+    chat(messages=said({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}})),
+    chat(messages=said({"type": "file", "file": {"file_data": DATA, "filename": URL}})),
+    chat(documents=[{"text": "x", "url": URL}]),
+    chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"url": URL}}}]),
+    responses(input=URL),
+    responses(input=said({"type": "input_text", "text": URL})),
+    responses(input=said({"type": "input_image", "image_url": DATA})),
+    responses(input=said({"type": "input_file", "file_data": DATA, "filename": "x"})),
+    responses(input=[{"type": "function_call", "call_id": "a", "name": "f", "arguments": f'{{"url": "{URL}"}}'}]),
+    responses(input=[{"type": "function_call_output", "call_id": "a", "output": f'{{"url": "{URL}"}}'}]),
+    messages(messages=said({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}})),
+    messages(messages=said({"type": "document", "source": {"type": "text", "data": "x"}, "title": URL})),
+    messages(messages=said({"type": "tool_use", "id": "a", "name": "f", "input": {"url": URL}}, role="assistant")),
+    messages(messages=said(result({"type": "text", "text": URL}))),
+    messages(messages=said({"type": "search_result", "source": URL, "title": "x", "content": []})),
+]
+
+
+@pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
+def test_what_is_fetched_from_elsewhere_is_not_cached(asked: Request) -> None:
+    assert decide(asked, NO_WISHES, "all") == Decision(Bypass.UNCACHEABLE, keep=False)
+    assert not parts_of(asked).texts_only, "it is looked for"
+
+
+@pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
+def test_where_remote_content_is_stable_it_is_cached_by_its_address(asked: Request) -> None:
+    assert decide(asked, NO_WISHES, "all", "stable") == Decision(None, keep=True)
+
+
+@pytest.mark.parametrize("asked", INLINE, ids=lambda asked: asked.body.decode())
+def test_what_is_in_the_request_is_cached(asked: Request) -> None:
+    assert decide(asked, NO_WISHES, "all") == Decision(None, keep=True)
+
+
+def test_messages_of_texts_are_not_looked_at() -> None:
+    assert parts_of(chat()).texts_only
+    assert parts_of(completion()).texts_only
+    assert parts_of(responses()).texts_only
+    assert parts_of(messages(system="x")).texts_only

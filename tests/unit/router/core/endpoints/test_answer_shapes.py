@@ -1,0 +1,179 @@
+"""An answer that is made of the shape of another stream is the answer that reading the stream gives."""
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.answer_shapes import MAX_SHAPES, AnswerShapes
+from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.request import Request
+from router.core.endpoints.sse import DONE
+from router.core.types import Endpoint
+from tests.support.factories import TEXT, captured, chat, completion, frame, given_by, piece, whole
+
+LIMIT: Final = 1 << 20
+CHAT: Final = chat(stream=True)
+
+
+def events(
+    id_: str, created: int, texts: list[str], usage: dict[str, Any] | None, *, model: str = "m", finish: str = "stop"
+) -> list[bytes]:
+    """The events of a chat as vLLM writes them."""
+    head = {"id": id_, "object": "chat.completion.chunk", "created": created, "model": model}
+    said = [{**head, "choices": [piece(role="assistant", content="")]}]
+    said += [{**head, "choices": [piece(content=text)]} for text in texts]
+    said.append({**head, "choices": [piece(finish=finish)]})
+    if usage is not None:
+        said.append({**head, "choices": [], "usage": usage})
+    return [*map(frame, said), DONE]
+
+
+def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: Request = CHAT) -> Recording:
+    recorder = StreamRecorder(LIMIT, shapes)
+    for one in sent:
+        recorder.feed(one)
+    return whole(recorder, asked)
+
+
+def as_read(made: Recording) -> Any:
+    """What clients get, the JSON by what it says: how a text is escaped may differ."""
+    body, *rest = given_by(made)
+    return json.loads(body), list(json.loads(body)), rest
+
+
+IDS: Final = st.one_of(
+    st.uuids().map(lambda made: f"chatcmpl-{made.hex}"),
+    st.sampled_from(
+        ["chatcmpl-1795432012", "assistant-content", "12345678", "a" * 8, "short", "1795432012", "choices."]
+    ),
+)
+CREATED: Final = st.one_of(st.integers(0, 2**40), st.sampled_from([0, 1, 123456, 1795432012]))
+USAGE: Final = st.none() | st.fixed_dictionaries(
+    {"prompt_tokens": CREATED, "completion_tokens": st.integers(0, 9)},
+    optional={"details": st.none() | st.just({"cached": 1795432012})},
+)
+STREAM: Final = st.tuples(
+    IDS, CREATED, st.lists(TEXT | st.sampled_from(["12345678", '"', "\\", "assistant-content"]), min_size=1), USAGE
+)
+
+
+@given(st.lists(STREAM, min_size=1, max_size=4), st.sampled_from(["m", "12345678", "chatcmpl-1795432012"]))
+def test_an_answer_made_of_a_shape_is_the_one_that_reading_gives(streams: list[Any], model: str) -> None:
+    shapes = AnswerShapes()
+    for id_, created, texts, usage in streams:
+        sent = events(id_, created, texts, usage, model=model)
+        made = recording(sent, shapes)
+        assert as_read(made) == as_read(recording(sent, None))
+
+
+USED: Final = {"prompt_tokens": 5, "completion_tokens": 2}
+
+
+def test_streams_that_differ_in_the_four_values_alone_are_read_once() -> None:
+    shapes = AnswerShapes()
+    for number in range(5):
+        used = {**USED, "prompt_tokens": number}
+        recording(events(f"chatcmpl-{number:09d}", 1795432012 + number, ["a", f"b {number}"], used), shapes)
+    assert (len(shapes), shapes.known) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "other", [{"model": "n"}, {"finish": "length"}, {"usage": None}], ids=["model", "finish", "usage"]
+)
+def test_a_stream_that_differs_in_anything_else_is_read(other: dict[str, Any]) -> None:
+    shapes = AnswerShapes()
+    same: dict[str, Any] = {"id_": "chatcmpl-1", "created": 1795432012, "texts": ["a", "b"], "usage": USED}
+    for asked in (same, {**same, **other}):
+        recording(events(**asked), shapes)
+    assert (len(shapes), shapes.known) == (2, 2)
+
+
+def test_the_shapes_of_a_process_are_bounded() -> None:
+    shapes = AnswerShapes()
+    for number in range(MAX_SHAPES + 20):
+        recording(events("chatcmpl-1", 1795432012, ["a", "b"], None, model=f"m{number}"), shapes)
+    assert len(shapes) == MAX_SHAPES
+
+
+def test_a_stream_with_a_byte_that_marks_a_hole_is_read() -> None:
+    sent = events("chatcmpl-1", 1795432012, ["a"], None)
+    sent.insert(2, b": \x00t\n\n")
+    assert as_read(recording(sent, AnswerShapes())) == as_read(recording(sent, None))
+
+
+def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
+    parts = StreamParts()
+    for one in events("chatcmpl-1", 1795432012, ["a", "b"], None)[:-1]:
+        if not parts.take(one.replace(b'"b"', b'"\x01"')) and not parts.learn(one):
+            parts.keep(one)
+    assert AnswerShapes().answer(Endpoint.CHAT, parts, None, None) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["chat-stream-usage", "chat-stream", "completion-stream-usage", "completion-stream", "spec-chat-stream"]
+)
+def test_what_vllm_streams_has_a_shape(name: str) -> None:
+    asked, sent = captured(name)
+    assert asked.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+    shapes = AnswerShapes()
+    made = recording([sent], shapes, asked)
+    assert as_read(made) == as_read(recording([sent], None, asked))
+    assert shapes.known == 1
+
+
+def test_a_completion_has_a_shape_of_its_own() -> None:
+    shapes = AnswerShapes()
+    sent = [
+        frame({"id": "cmpl-12345", "created": 1795432012, "choices": [{"index": 0, "text": text, **ended}]})
+        for text, ended in (("a", {}), ("b", {}), ("", {"finish_reason": "stop"}))
+    ]
+    asked = completion(stream=True)
+    made = recording([*sent, DONE], shapes, asked)
+    assert as_read(made) == as_read(recording([*sent, DONE], None, asked))
+    assert shapes.known == 1
+
+
+HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "created": 1795432012, "model": "m"}
+
+
+def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
+    """A stream with other things in it: events before the text, a usage, fields of each event."""
+    head = {**HEAD, **beside}
+    texts = [{**head, "choices": [piece(content=text)]} for text in ("a", "b", "c")]
+    sent = [*extra, *map(frame, texts), frame({**head, "choices": [piece(finish="stop")]})]
+    if usage is not None:
+        sent.append(frame({**head, "choices": [], "usage": usage}))
+    return [*sent, DONE]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        said(created_at=1795432012.48),
+        said(usage={"prompt_tokens": 1, "timings": {"start": 1795432012.5}}, started=17954320129),
+        said(b': "id":"\n\n', usage=USED),
+        said(b': "id":"realid12"\n\n', model="id-7d1c4be2f0a94c57"),
+        said(model="text-5b0e9d3c7fa2468e"),
+        said(vendor={"id": "another-one"}),
+        said(vendor={"usage": USED}, usage=USED),
+        *[said(usage=usage) for usage in ({}, 0, "", [], False, True, "x", [1], {"": 1})],
+    ],
+)
+def test_values_that_stand_elsewhere_too_change_nothing(sent: list[bytes]) -> None:
+    shapes = AnswerShapes()
+    for before in (said(), said(usage=USED), sent, sent):
+        assert as_read(recording(before, shapes)) == as_read(recording(before, None))
+
+
+def test_an_id_that_is_not_utf_8_makes_no_answer() -> None:
+    shapes = AnswerShapes()
+    recording(said(), shapes)
+    broken = StreamRecorder(LIMIT, shapes)
+    for one in said():
+        broken.feed(one.replace(b"7d1c4be2", b"7d1c4b\xff\xfe"))
+    assert broken.recording(CHAT) is NotKept.ERROR

@@ -1,0 +1,128 @@
+"""A person reads what an answer says, whatever the endpoint; what is no answer says nothing, and never raises."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.answer_text import answer_text
+
+
+def text(answer: Any) -> str | None:
+    return answer_text(json.dumps(answer).encode())
+
+
+def chat(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"choices": [{"index": at, "message": message} for at, message in enumerate(messages)]}
+
+
+def test_of_a_chat_it_is_the_content() -> None:
+    assert text(chat({"role": "assistant", "content": "Grüße\n\n[text]"})) == "Grüße\n\n[text]"
+
+
+def test_every_choice_has_its_label() -> None:
+    assert text(chat({"content": "One"}, {"content": "Two"})) == "[choice 0]\nOne\n\n[choice 1]\nTwo"
+    assert text(chat({"content": "One"}, {"content": "Two", "refusal": "No"})) == (
+        "[choice 0]\nOne\n\n[choice 1]\nTwo\n\n[choice 1: refusal]\nNo"
+    )
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_stands_before_the_content_under_a_label(name: str) -> None:
+    assert text(chat({"content": "42", name: "6 by 7"})) == "[reasoning]\n6 by 7\n\n[text]\n42"
+
+
+def test_tool_calls_have_a_name_and_arguments() -> None:
+    calls = [
+        {"type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}},
+        {"type": "function", "function": {"name": "now"}},
+        {"type": "custom", "custom": {"name": "sql", "input": "SELECT 1"}},
+    ]
+    assert text(chat({"content": None, "tool_calls": calls})) == (
+        '[tool call get_weather]\n{"city":"Paris"}\n\n[tool call now]\n\n[tool call sql]\nSELECT 1'
+    )
+    assert text(chat({"content": "", "function_call": {"name": "f", "arguments": "{}"}})) == "[tool call f]\n{}"
+
+
+def test_content_may_be_parts_and_audio_has_a_transcript() -> None:
+    assert text(chat({"content": [{"type": "text", "text": "Hi"}]})) == "Hi"
+    assert text(chat({"content": None, "audio": {"transcript": "Hello"}})) == "[audio]\nHello"
+
+
+def test_of_a_completion_it_is_the_text() -> None:
+    assert text({"object": "text_completion", "choices": [{"index": 0, "text": "    return 1\n"}]}) == "    return 1\n"
+
+
+def test_of_a_response_it_is_the_texts_of_its_items() -> None:
+    said: dict[str, Any] = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    assert text({"object": "response", "output": [said]}) == "Hi"
+    output = [
+        {"type": "reasoning", "summary": [{"text": "In short"}], "content": [{"text": "At length"}]},
+        {**said, "content": [*said["content"], {"type": "refusal", "refusal": "No"}]},
+        {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "web_search_call", "status": "completed"},
+    ]
+    assert text({"object": "response", "output": output}) == (
+        "[reasoning]\nIn short\nAt length\n\n[text]\nHi\n\n[refusal]\nNo\n\n"
+        '[tool call f]\n{"a": 1}\n\n[web_search_call]'
+    )
+
+
+def test_of_a_message_it_is_its_blocks() -> None:
+    content = [
+        {"type": "thinking", "thinking": "Hm", "signature": "x"},
+        {"type": "text", "text": "Hi"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}},
+    ]
+    assert text({"type": "message", "content": content}) == (
+        '[reasoning]\nHm\n\n[text]\nHi\n\n[tool call f]\n{"a":[1]}'
+    )
+
+
+def test_of_embeddings_it_is_how_many_of_how_many_dimensions() -> None:
+    assert text({"data": [{"embedding": [0.5] * 384}]}) == "1 vector of 384 dimensions"
+    base64_of_two_floats = "AAAAAAAAgD8="
+    assert text({"data": [{"embedding": base64_of_two_floats}, {"embedding": [1, 2]}, {"embedding": [1]}]}) == (
+        "2 vectors of 2 dimensions, 1 vector of 1 dimension"
+    )
+
+
+def test_of_a_stream_that_makes_no_json_it_is_the_text_beside_it() -> None:
+    assert text({"text": "For people"}) == "For people"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"null", b"[]", b"{}", b"nonsense", b"\xff", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000,
+        b'{"choices":' * 100_000, b'{"choices": []}', b'{"choices": [{"message": {"content": ""}}]}', b'{"data": []}',
+        b'{"error": {"message": "It failed."}}',
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_what_says_nothing_has_no_text(body: bytes) -> None:
+    assert answer_text(body) is None
+
+
+NAMES = st.sampled_from((
+    "choices", "message", "content", "text", "type", "output", "data", "embedding", "reasoning", "tool_calls",
+    "function", "name", "arguments", "custom", "input", "summary", "audio", "transcript", "refusal", "function_call",
+))  # fmt: skip
+ODD = st.recursive(
+    st.none() | st.integers() | st.text() | st.sampled_from(("text", "message", "reasoning", "tool_use", "thinking")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+"""JSON that looks like answers and is none."""
+
+
+@given(answer=st.dictionaries(st.sampled_from(("choices", "output", "content", "data", "text")), ODD))
+def test_any_json_is_taken(answer: dict[str, Any]) -> None:
+    text(answer)
+
+
+@given(body=st.binary())
+def test_any_bytes_are_taken(body: bytes) -> None:
+    answer_text(body)

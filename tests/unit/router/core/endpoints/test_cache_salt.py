@@ -1,0 +1,79 @@
+"""Which salt a request has at its engine: that of its tenant or group, whatever the client sends."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.cache_salt import affinity_name, salted, salts_of
+from router.core.endpoints.request import Request, for_engine
+from router.core.routing.affinity import affinity_of
+from router.errors import ApiError
+from tests.support.factories import chat, completion, embeddings, messages, responses
+
+ACME, BETA = (salts_of({"acme": None, "beta": None})[name] for name in ("acme", "beta"))
+
+
+def sent(asked: Request, salt: str | None = ACME, served: str = "served") -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(for_engine(asked, served, salt))
+    return fields
+
+
+@pytest.mark.parametrize("groups", [{}, {"default": None}, {"acme": "all", "beta": "all"}])
+def test_where_nobody_is_to_be_kept_apart_there_is_no_salt(groups: dict[str, str | None]) -> None:
+    assert salts_of(groups) == {}
+
+
+def test_a_group_shares_a_salt_and_no_tenant_has_the_salt_of_a_group_of_its_name() -> None:
+    salts = salts_of({"acme": "one", "beta": "one", "gamma": None, "one": None})
+    assert salts["acme"] == salts["beta"]
+    assert len(set(salts.values())) == 3
+
+
+def test_salts_are_the_same_in_every_router() -> None:
+    assert ACME == "6c6ada8b4c2ae887a251cd4ad5e87a49"
+
+
+@given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
+def test_no_tenant_can_have_anothers_salt(mine: str, theirs: str) -> None:
+    one, other = salted(ACME, mine), salted(BETA, theirs)
+    assert len({one, other, ACME, BETA, salted(BETA, ACME), salted(ACME, ACME)}) == 6
+    assert all(re.fullmatch("[0-9a-f]{32}", salt) for salt in (one, other))
+    assert (salted(ACME, mine) == salted(ACME, theirs)) is (mine == theirs)
+
+
+@pytest.mark.parametrize("served", ["llama", "served"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("make", [chat, completion, embeddings, responses, messages])
+def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream: bool, served: str) -> None:
+    for asked in (make(stream=stream), make(stream=stream, cache_salt="mine"), make(stream=stream, cache_salt=None)):
+        got, plain = sent(asked, served=served), sent(asked, None, served)
+        own = plain.pop("cache_salt", None)
+        assert got.pop("cache_salt") == salted(ACME, own)
+        assert got == plain
+        assert for_engine(asked, served, ACME).count(b'"cache_salt"') == 1
+
+
+def test_without_a_salt_the_clients_own_goes_on_as_it_stands() -> None:
+    assert sent(chat(cache_salt="mine"), None)["cache_salt"] == "mine"
+    assert "cache_salt" not in sent(chat(), None)
+
+
+@pytest.mark.parametrize("own", ["", 1, ["x"], {}, False])
+def test_a_salt_that_is_none_is_refused(own: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        for_engine(chat(cache_salt=own), "served", ACME)
+    assert (refused.value.status, refused.value.param) == (400, "cache_salt")
+
+
+def test_tenants_of_a_group_have_one_affinity_and_sessions_of_their_own() -> None:
+    key = "rh:1:{}:llama:1:2:3"
+    group = affinity_name("acme", "one")
+    assert affinity_of(key.format("acme"), "acme", None, group) == affinity_of(key.format("beta"), "beta", None, group)
+    assert affinity_of(key.format("acme"), "acme", "s", group) != affinity_of(key.format("beta"), "beta", "s", group)
+    assert affinity_of(key.format("acme"), "acme", None) == affinity_of(
+        key.format("acme"), "acme", None, affinity_name("acme", None)
+    )

@@ -1,0 +1,144 @@
+"""Events that differ only in their text are one event; everything else stays what it is."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.chat_body import body_from_events
+from router.core.endpoints.delta_merge import may_merge
+from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.sse import payload, split
+from router.core.types import Endpoint
+from tests.support.paths import FULL_CAPTURES
+
+
+def body(endpoint: Endpoint, payloads: list[bytes]) -> bytes | None:
+    events = msgspec.json.decode(b"[%b]" % b",".join(payloads), type=list[dict[str, Any]])
+    return body_from_events(endpoint, events, None)
+
+
+def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
+    """The payloads of a stream with each run that may be merged as one."""
+    parts = StreamParts()
+    for said in payloads:
+        frame = b"data: %b\n\n" % said
+        if not parts.take(frame) and not parts.learn(frame):
+            parts.keep(frame)
+    return [payload(frame) or b"" for frame in parts.merged(partial(may_merge, endpoint))]
+
+
+def event(choice: dict[str, Any], **beside: Any) -> bytes:
+    """An event as vLLM writes it: compact, and with the choices before what is beside them."""
+    shaped = {"id": "c", "object": "x", "created": 1, "model": "m", "choices": [choice], **beside}
+    return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def said(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **rest: Any) -> bytes:
+    return event({"index": index, "delta": {"content": text, **(delta or {})}, "finish_reason": None, **rest})
+
+
+def test_a_run_of_text_is_one_event() -> None:
+    (one,) = compacted(Endpoint.CHAT, [said("a"), said("\n"), said(' "b"'), said("é\\")])
+    assert one == said('a\n "b"é\\')
+
+
+def test_a_run_of_reasoning_is_one_event() -> None:
+    pieces = [event({"index": 0, "delta": {"reasoning": text}}) for text in ("I", " see")]
+    assert compacted(Endpoint.CHAT, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
+
+
+def test_a_run_of_a_completions_text_is_one_event() -> None:
+    pieces = [event({"index": 0, "text": text, "token_ids": None}) for text in ("def", " f", "():")]
+    (one,) = compacted(Endpoint.COMPLETIONS, pieces)
+    assert one == event({"index": 0, "text": "def f():", "token_ids": None})
+
+
+def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
+    other = event({"index": 0, "delta": {"tool_calls": []}})
+    stream = [said("a"), said("b"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
+    expected = [said("ab"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
+    assert compacted(Endpoint.CHAT, stream) == expected
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        said("x", delta={"reasoning": "y"}),
+        said("x", delta={"refusal": "y"}),
+        said("x", token_ids=[5]),
+        said("x", logprobs={"content": []}),
+        said("x", vendor={"content": "z"}),
+        event({"index": 0, "delta": {"reasoning": "y", "content": "x"}}),
+        event({"index": 0, "delta": {"content": "x"}}, annotations=["z"]),
+        event({"index": 0, "text": "y", "delta": {"content": "x"}}),
+        event({"index": 0, "delta": {"content": None}}),
+        b'{"vendor":{"choices":[{"index":0,"delta":{"content":"x"}}]},"choices":[]}',
+        b'{"text":"y","choices":[{"index":0,"delta":{"content":"x"}}]}',
+        b"not JSON",
+    ],
+)
+def test_an_event_with_more_to_join_than_its_text_is_left_as_it_is(same: bytes) -> None:
+    assert compacted(Endpoint.CHAT, [same, same]) == [same, same]
+
+
+@pytest.mark.parametrize("endpoint", list(Endpoint))
+def test_an_empty_stream_stays_empty(endpoint: Endpoint) -> None:
+    assert compacted(endpoint, []) == []
+
+
+@pytest.mark.parametrize("path", sorted(FULL_CAPTURES.glob("*.sse")), ids=lambda path: path.stem)
+def test_what_vllm_streamed_gives_the_same_answer(path: Path) -> None:
+    frames = [payload(frame) for frame in split(path.read_bytes()) if frame.startswith(b"data: {")]
+    payloads = [data for data in frames if data is not None]
+    endpoint = Endpoint.CHAT if "chat" in path.name else Endpoint.COMPLETIONS
+    assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)
+
+
+texts = st.one_of(
+    st.text(max_size=6), st.sampled_from(['"', "\\", "\n", "[DONE]", '},{"', "\\u0041", "\u2028", "{", "["])
+)
+deltas = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.one_of(st.none(), texts),
+        "role": st.just("assistant"),
+        "reasoning": st.one_of(st.none(), texts),
+        "vendor": st.one_of(st.integers(0, 1), texts),
+    },
+)
+choices = st.fixed_dictionaries(
+    {"index": st.integers(0, 1), "delta": deltas},
+    optional={
+        "text": texts,
+        "finish_reason": st.sampled_from([None, "stop"]),
+        "token_ids": st.one_of(st.none(), st.lists(st.integers(0, 9), max_size=2)),
+        "logprobs": st.one_of(st.none(), st.just({"content": [{"token": "a"}]})),
+        "score": st.integers(0, 1),
+    },
+)
+beside = st.fixed_dictionaries({}, optional={"service_tier": st.sampled_from([None, "a"]), "text": texts})
+
+
+@given(st.lists(st.tuples(choices, beside), max_size=8), st.sampled_from([Endpoint.CHAT, Endpoint.COMPLETIONS]))
+def test_any_stream_gives_the_same_answer_compacted_or_not(
+    stream: list[tuple[dict[str, Any], dict[str, Any]]], endpoint: Endpoint
+) -> None:
+    payloads = [event(choice, **more) for choice, more in stream for _ in range(2)]
+    assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)
+
+
+@pytest.mark.parametrize("name", ["thinking", "partial_json"])
+def test_a_text_of_another_endpoint_is_left_as_it_is(name: str) -> None:
+    same = event({"index": 0, "delta": {name: "x"}})
+    assert compacted(Endpoint.CHAT, [same, same]) == [same, same]
+
+
+def test_numbered_events_are_left_as_they_are() -> None:
+    events = [event({"index": 0, "delta": {"content": "x"}}, sequence_number=number) for number in (1, 2)]
+    assert compacted(Endpoint.CHAT, events) == events

@@ -1,0 +1,155 @@
+"""An engine's refusal, whatever its shape, becomes an error of OpenAI's shape with the engine's message."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.engine_errors import MAX_MESSAGE, is_refusal, read_refusal, read_refusal_in_stream
+from router.errors import ApiError
+
+ADDRESS = "10.0.0.7:8000"
+
+
+def refused(body: Any, status: int = 400) -> ApiError:
+    return read_refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), address=ADDRESS)
+
+
+@pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 409, 410, 413, 415, 422, 451, 499, 501])
+def test_what_is_the_clients(status: int) -> None:
+    assert is_refusal(status)
+
+
+@pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504])
+def test_what_is_not_the_clients(status: int) -> None:
+    assert not is_refusal(status)
+
+
+def test_openais_shape_goes_on_as_it_stands() -> None:
+    body = b'{ "error": {"message": "x", "code": 400} }'
+    refusal = refused(body)
+    assert (refusal.status, refusal.body()) == (400, body)
+
+
+def test_anthropics_shape_becomes_openais() -> None:
+    refusal = refused({"type": "error", "error": {"type": "BadRequestError", "message": "Too long."}})
+    error = {"message": "Too long.", "type": "BadRequestError", "param": None, "code": None}
+    assert json.loads(refusal.body()) == {"error": error}
+
+
+def test_the_shape_of_older_vllm_becomes_openais() -> None:
+    refusal = refused({"object": "error", "message": "x", "type": "BadRequestError", "param": "n", "code": 400})
+    error = {"message": "x", "type": "BadRequestError", "param": "n", "code": None}
+    assert json.loads(refusal.body()) == {"error": error}
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        ({"detail": "No such token."}, "No such token.", None),
+        (
+            {"detail": [{"loc": ["body", "messages", 0, "role"], "msg": "Field required"}, {"msg": "Wrong"}]},
+            "`messages.0.role`: Field required; Wrong",
+            "messages.0.role",
+        ),
+        ({"detail": ["x", 1, {}]}, "x", None),
+        ({"error": "Input validation error", "error_type": "validation"}, "Input validation error", None),
+        ({"message": "x"}, "x", None),
+        ("just text", "just text", None),
+        (b"upstream says: too large\n", "upstream says: too large", None),
+        (b'{"detail": "cut of', "cut of", None),
+        ({"detail": "a\nb\tc\u202e d\x00"}, "a b c d", None),
+    ],
+)
+def test_other_shapes_become_openais(body: Any, message: str, param: str | None) -> None:
+    refusal = refused(body)
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    assert json.loads(refusal.body()) == {"error": error}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"error": {"a": 1}}', b"<html>10.0.0.7</html>", b"\xff"])
+def test_what_says_nothing_is_the_clients_all_the_same(body: bytes) -> None:
+    assert refused(body).status == 400
+    assert refused(body).body().count(b'"message":"') == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": f"Could not reach http://{ADDRESS}/x", "code": 400}},
+        {"detail": f"Could not reach http://{ADDRESS}/x"},
+        f"Could not reach http://{ADDRESS}/x",
+    ],
+)
+def test_the_address_of_the_engine_stays_here(body: Any) -> None:
+    assert ADDRESS.encode() not in refused(body).body()
+    assert b"Could not reach" in refused(body).body()
+
+
+def test_a_long_message_is_cut() -> None:
+    body = json.dumps({"error": {"message": "é" * 100_000, "code": 400}}).encode()
+    refusal = read_refusal(400, body[: 64 << 10], complete=False)
+    assert refusal.message == "é" * (MAX_MESSAGE - 1) + "…"
+    assert len(refusal.body()) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told", "code"),
+    [
+        (404, {"error": {"message": "The model `x` does not exist.", "param": "model"}}, 404, "model_not_found"),
+        (404, {"detail": "Not Found"}, 404, "unsupported_endpoint"),
+        (404, b"", 404, "unsupported_endpoint"),
+        (405, {"detail": "Method Not Allowed"}, 404, "unsupported_endpoint"),
+        (501, {"error": {"message": "The model does not support Embeddings API"}}, 400, None),
+    ],
+)
+def test_what_an_engine_lacks(status: int, body: Any, told: int, code: str | None) -> None:
+    refusal = refused(body, status)
+    assert (refusal.status, refusal.code, refusal.raw) == (told, code, None)
+
+
+def test_an_earlier_response_that_is_not_there_is_told_as_it_stands() -> None:
+    body = b'{"error": {"message": "x", "type": "invalid_request_error", "param": "response_id", "code": 404}}'
+    assert (refused(body, 404).status, refused(body, 404).body()) == (404, body)
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"),
+    [
+        (b'{"error": {"message": "Grammar error", "type": "BadRequestError", "code": 400}}', 400),
+        (b'{"error": {"message": "x", "code": 404}}', 400),
+        (b'{"error": {"message": "x", "code": 500}}', None),
+        (b'{"error": {"message": "x", "code": 429}}', None),
+        (b'{"error": {"message": "x", "code": true}}', None),
+        (b'{"error": {"message": "x", "code": "400"}}', None),
+        (b'{"error": {"code": 400}}', None),
+        (b'{"error": "x"}', None),
+        (b"an event was not JSON", None),
+    ],
+)
+def test_an_error_in_a_stream_is_the_clients_if_its_code_says_so(payload: bytes, status: int | None) -> None:
+    found = read_refusal_in_stream(payload)
+    assert (found.status if found is not None else None) == status
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["error", "message", "detail", "msg", "loc", "type", "param", "code", "object"]), inner
+        )
+    ),
+)
+
+
+@given(st.sampled_from([400, 404, 405, 413, 422, 501]), st.binary(max_size=200) | JSON, st.booleans())
+def test_no_refusal_is_too_odd(status: int, body: Any, complete: bool) -> None:
+    written = body if isinstance(body, bytes) else json.dumps(body).encode()
+    refusal = read_refusal(status, written, complete=complete, address=ADDRESS)
+    assert refusal.status in (400, 404, 413, 422)
+    assert json.loads(refusal.body())["error"]["message"]
+    assert refusal.message.isprintable()
+    read_refusal_in_stream(written)

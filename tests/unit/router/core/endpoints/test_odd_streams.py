@@ -1,0 +1,154 @@
+"""Streams that other engines than vLLM send: their usage, their choices, and pieces of fields that are unknown here."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.recorded_response import Recording
+from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.sse import DONE
+from router.core.types import Endpoint
+from tests.support.factories import HELLO, ROLE, chat, chunk, completion, frame, piece, recorded, stream, whole
+from tests.support.replay_helpers import STREAM, as_json, call, in_json
+
+STOP = chunk(piece(finish="stop"))
+
+
+# -- a piece that is said twice ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["ha", ["ha"]])
+def test_a_piece_of_an_unknown_field_that_came_twice_has_no_json_form(value: Any) -> None:
+    twice = [chunk(piece(content="x", thoughts=value)), chunk(piece(content="y", thoughts=value))]
+    assert as_json(ROLE, *twice, STOP) is None
+    apart = [chunk(piece(thoughts=value)), chunk(piece(content="y")), chunk(piece(thoughts=value))]
+    assert as_json(ROLE, *apart, STOP) is None
+
+
+def test_a_piece_beside_the_text_is_seen_where_runs_of_text_are_joined() -> None:
+    twice = (
+        stream(ROLE, *[chunk(piece(content="x", thoughts="ha"))] * 2, STOP).replace(b": ", b":").replace(b", ", b",")
+    )
+    twice = twice.replace(b"data:", b"data: ")
+    recorder = StreamRecorder(1 << 20)
+    recorder.feed(twice)
+    assert in_json_of(recorder) is None
+
+
+def test_a_piece_of_an_unknown_field_of_a_choice_or_a_call_has_no_json_form_either() -> None:
+    again = {"index": 0, "text": "a", "notes": "ha", "finish_reason": None}
+    last = {"index": 0, "text": "", "finish_reason": "stop"}
+    events = [{"choices": [again]}, {"choices": [again]}, {"choices": [last]}]
+    assert as_json(*events, asked=completion(stream=True)) is None
+    calls = [call(0, id="a", type="function", function={"name": "f", "arguments": "{}"}, why="ha"), call(0, why="ha")]
+    assert as_json(ROLE, *calls, STOP) is None
+
+
+def test_what_is_no_piece_may_be_repeated() -> None:
+    said: dict[str, Any] = {
+        "role": "assistant",
+        "content": "x",
+        "score": 1,
+        "safe": True,
+        "filter": {"a": "no"},
+        "none": None,
+    }
+    calls = [
+        call(0, id="a", type="function", function={"name": "f", "arguments": "{"}),
+        call(0, id="a", type="function", function={"name": "f", "arguments": "}"}),
+    ]
+    got = as_json(*[chunk(piece(**said), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP)
+    assert (got["system_fingerprint"], got["citations"]) == ("f", ["u"])
+    message = got["choices"][0]["message"]
+    assert (message["role"], message["content"], message["score"], message["filter"]) == (
+        "assistant", "xx", 1, {"a": "no"},
+    )  # fmt: skip
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["content", "thoughts"]), st.sampled_from(["", "a", "ha"])), max_size=6))
+def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
+    deltas: list[dict[str, Any]] = [{name: text} for name, text in said]
+    got = as_json(ROLE, chunk(piece(content="!")), *[chunk(piece(**delta)) for delta in deltas], STOP)
+    thoughts = [text for name, text in said if name == "thoughts" and text]
+    if got is None:
+        assert sum(name == "thoughts" for name, _ in said) > 1
+        return
+    message = got["choices"][0]["message"]
+    assert message["content"] == "!" + "".join(text for name, text in said if name == "content")
+    assert (message.get("thoughts") or "") == "".join(thoughts)
+
+
+# -- usage -------------------------------------------------------------------------------------------------------------
+
+
+def in_json_of(recorder: StreamRecorder) -> Any:
+    return in_json(whole(recorder, STREAM))
+
+
+def test_usage_in_an_event_with_choices_is_the_answers() -> None:
+    running = chunk(piece(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
+    last = chunk(piece(finish="stop"), usage={"prompt_tokens": 3, "completion_tokens": 2})
+    got = whole(recorded(stream(ROLE, running, last)), STREAM)
+    assert (got.prompt_tokens, got.completion_tokens) == (3, 2)
+    assert as_json(ROLE, running, last)["usage"] == last["usage"]
+
+
+def test_usage_of_its_own_event_comes_first() -> None:
+    running = chunk(piece(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
+    total = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}
+    assert as_json(ROLE, running, STOP, total)["usage"] == total["usage"]
+
+
+ODD_USAGE: list[Any] = [
+    None, 1.5, "many", [], {}, {"prompt_tokens": None, "completion_tokens": None},
+    {"prompt_tokens": "3", "completion_tokens": True}, {"prompt_tokens": -1.0, "completion_tokens": 1e300},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("usage", ODD_USAGE, ids=str)
+@pytest.mark.parametrize("choices", [[], None], ids=str)
+def test_odd_usage_and_choices_fail_no_stream(usage: Any, choices: Any) -> None:
+    recorder = StreamRecorder(1 << 20)
+    recorder.feed(stream(*HELLO).removesuffix(DONE) + frame({"choices": choices, "usage": usage}) + DONE)
+    assert (recorder.failure, recorder.whole) == (None, True)
+    recording = recorder.recording(STREAM)
+    assert isinstance(recording, Recording)
+    assert recording.prompt_tokens == 0
+    assert 0 <= recording.completion_tokens <= 2**53
+    assert in_json_of(recorder)["choices"][0]["message"]["content"]
+
+
+def test_float_usage_is_counted() -> None:
+    used = {"prompt_tokens": 3.0, "completion_tokens": 7.0}
+    recording = whole(recorded(stream(*HELLO, {"choices": None, "usage": used})), STREAM)
+    assert (recording.prompt_tokens, recording.completion_tokens) == (3, 7)
+
+
+@pytest.mark.parametrize("usage", ODD_USAGE, ids=str)
+def test_odd_usage_fails_no_json_answer(usage: Any) -> None:
+    body = {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
+    assert isinstance(record_body(chat(), json.dumps(body).encode(), 1 << 20), Recording)
+
+
+@pytest.mark.parametrize("used", [{"input_tokens": None, "output_tokens": 2.0}, None, "x"], ids=str)
+def test_odd_usage_fails_no_response_and_no_message(used: Any) -> None:
+    item = {"type": "message", "content": [{"type": "output_text", "text": "x"}]}
+    response = {"status": "completed", "output": [item], "usage": used}
+    recorder = recorder_for(Endpoint.RESPONSES, 1 << 20)
+    recorder.feed(frame({"type": "response.output_text.delta", "delta": "x"}))
+    recorder.feed(frame({"type": "response.completed", "response": response}))
+    assert (recorder.failure, recorder.whole) == (None, True)
+    recorder = recorder_for(Endpoint.MESSAGES, 1 << 20)
+    for event in (
+        {"type": "message_start", "message": {"type": "message", "content": [], "usage": used}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "x"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": used},
+        {"type": "message_stop"},
+    ):
+        recorder.feed(frame(event))
+    assert (recorder.failure, recorder.whole) == (None, True)

@@ -1,0 +1,343 @@
+"""The streams and bodies of /v1/responses: what is kept of them, and that both forms say the same."""
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recording import Recorder
+from router.core.endpoints.replay import replay
+from router.core.endpoints.sse import DONE, payload, split
+from router.core.types import Endpoint
+from tests.support.factories import (
+    JSON,
+    TEXT,
+    captured,
+    entry,
+    frames_of,
+    given_by,
+    responses,
+    told,
+    typed,
+    usage_frame_of,
+    whole,
+)
+
+JSON_FORM: Final = responses()
+STREAM_FORM: Final = responses(stream=True)
+LIMIT: Final = 1 << 20
+USAGE: Final = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+
+
+def text_part(text: str, **beside: Any) -> dict[str, Any]:
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": None, **beside}
+
+
+def message(*texts: str) -> dict[str, Any]:
+    content = [text_part(text) for text in texts]
+    return {"id": "msg_1", "content": content, "role": "assistant", "status": "completed", "type": "message"}
+
+
+def reasoning(text: str) -> dict[str, Any]:
+    content = [{"text": text, "type": "reasoning_text"}]
+    return {"id": "rs_1", "summary": [], "type": "reasoning", "content": content, "encrypted_content": None}
+
+
+CALL: Final = {"arguments": '{"x": "é"}', "call_id": "c", "name": "f", "type": "function_call", "id": "fc_1"}
+
+
+def response(*output: Any, status: str = "completed", **beside: Any) -> dict[str, Any]:
+    return {"id": "resp_1", "created_at": 7, "object": "response", "output": [*output], "status": status,
+            "usage": USAGE, "metadata": {"a": "b"}, "incomplete_details": None, **beside}  # fmt: skip
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {**fields, "sequence_number": 0, "type": f"response.{kind}"}
+
+
+BEGUN: Final = response(status="in_progress", usage=None)
+OPENING: Final = (
+    event("created", response=BEGUN),
+    event("in_progress", response=BEGUN),
+    event("output_item.added", item={**message(), "status": "in_progress"}, output_index=0),
+    event("content_part.added", part=text_part(""), content_index=0),
+)
+HELLO: Final = (
+    *OPENING,
+    event("output_text.delta", delta="Hel", logprobs=[]),
+    event("output_text.delta", delta="lo", logprobs=[]),
+    event("output_text.done", text="Hello"),
+)
+
+
+def completed(answer: dict[str, Any], kind: str = "completed") -> dict[str, Any]:
+    return event(kind, response=answer)
+
+
+def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
+    recorder = recorder_for(Endpoint.RESPONSES, limit)
+    recorder.feed(sent)
+    return recorder
+
+
+def kept(*events: dict[str, Any]) -> Recording | NotKept:
+    return recorded(typed(*events)).recording(STREAM_FORM)
+
+
+# A stream
+
+
+def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
+    last = typed(completed(response(message("Hello"))))
+    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    assert recorder.feed(typed(*HELLO)) == typed(*HELLO)
+    assert not recorder.whole
+    assert recorder.feed(last) == b""
+    assert recorder.ended
+    assert recorder.ending(include_usage=False) == recorder.ending(include_usage=True) == last
+
+
+def test_the_json_form_of_a_stream_is_the_response_of_its_last_event_byte_for_byte() -> None:
+    answer = json.dumps(response(message("Hello")), ensure_ascii=False, separators=(", ", ":")).encode()
+    last = b'event: response.completed\ndata: {"response":%b,"type":"response.completed"}\n\n' % answer
+    recording = whole(recorded(typed(*HELLO) + last), STREAM_FORM)
+    assert recording.body == answer
+    assert frames_of(recording) == typed(*HELLO) + last
+    assert usage_frame_of(recording) == b""
+    assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
+    assert replay(entry(recording), JSON_FORM) == answer
+    assert replay(entry(recording), STREAM_FORM) == typed(*HELLO) + last
+
+
+@given(st.data())
+def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
+    sent = typed(*HELLO, completed(response(message("Hello"))))
+    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    got, rest = b"", sent
+    while rest:
+        size = data.draw(st.integers(1, 200))
+        got += recorder.feed(rest[:size])
+        rest = rest[size:]
+    assert got + recorder.ending(include_usage=False) == sent
+    assert given_by(recorder.recording(STREAM_FORM)) == given_by(recorded(sent).recording(STREAM_FORM))
+
+
+def test_events_without_content_do_not_start_a_stream() -> None:
+    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    for one in (*OPENING, event("output_text.delta", delta=""), event("web_search_call.in_progress")):
+        recorder.feed(typed(one))
+        recorder.feed(b": a comment\n\n")
+        assert not recorder.started
+    recorder.feed(typed(HELLO[4]))
+    assert recorder.started
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        event("reasoning_text.delta", delta="x"),
+        event("function_call_arguments.delta", delta="{"),
+        event("output_item.added", item={**CALL, "arguments": ""}),
+        event("custom_tool_call_input.delta", delta="x"),
+        event("refusal.delta", delta="x"),
+    ],
+)
+def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict[str, Any]) -> None:
+    assert recorded(typed(*OPENING, one)).started
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        {"type": "error", "code": "x", "message": "y", "param": None},
+        {"type": "error", "error": {"message": "y"}},
+        completed(response(status="failed", error={"code": "server_error"}), "failed"),
+    ],
+)
+def test_an_error_is_held_back_and_nothing_is_kept(failed: dict[str, Any]) -> None:
+    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    assert recorder.feed(typed(*HELLO, failed)) == typed(*HELLO)
+    assert json.loads(recorder.failure or b"") == failed
+    assert not recorder.whole
+    assert recorder.feed(typed(completed(response(message("Hello"))))) == b""
+    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+
+
+def test_an_error_as_openais_other_streams_have_it_is_one_here() -> None:
+    recorder = recorded(typed(*HELLO) + b'data: {"error": {"message": "x"}}\n\n')
+    assert recorder.failure is not None
+
+
+@pytest.mark.parametrize("broken", [b"data: {\n\n", b"event: x\ndata: []\n\n", b'data: {"type": 1}\n\n'])
+def test_what_is_no_event_fails_a_stream_that_has_not_begun(broken: bytes) -> None:
+    recorder = recorded(typed(HELLO[0]) + broken)
+    assert recorder.failure is not None
+    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+
+
+def test_a_broken_event_in_the_middle_is_not_kept() -> None:
+    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    recorder.feed(typed(*HELLO))
+    recorder.feed(b'event: response.output_text.delta\ndata: {"delta\n\n')
+    recorder.feed(typed(completed(response(message("Hello")))))
+    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+
+
+def test_a_stream_without_its_last_event_is_not_kept_whatever_else_it_ends_with() -> None:
+    for end in (b"", DONE):
+        recorder = recorded(typed(*HELLO) + end)
+        assert not recorder.ended
+        assert recorder.recording(STREAM_FORM) is NotKept.INCOMPLETE
+
+
+def test_a_done_after_the_last_event_reaches_nobody() -> None:
+    sent = typed(*HELLO, completed(response(message("Hello"))))
+    recorder = recorded(sent + DONE)
+    assert frames_of(whole(recorder, STREAM_FORM)) == sent
+
+
+TOKENS: Final = {"reason": "max_output_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "verdict"),
+    [
+        (response(message("x")), "completed", None),
+        (response(message("x"), status="incomplete", incomplete_details=TOKENS), "completed", None),
+        (response(message("x"), status="incomplete", incomplete_details=TOKENS), "incomplete", None),
+        (response(CALL), "completed", None),
+        (response(reasoning("x")), "completed", None),
+        (response(message("x"), status="incomplete", incomplete_details={"reason": "content_filter"}), "incomplete",
+         NotKept.INCOMPLETE),
+        (response(message("x"), status="incomplete"), "completed", NotKept.INCOMPLETE),
+        (response(message("x"), status="cancelled"), "completed", NotKept.INCOMPLETE),
+        (response(message("x"), status="in_progress"), "completed", NotKept.INCOMPLETE),
+        (response(), "completed", NotKept.EMPTY),
+        (response(message()), "completed", NotKept.EMPTY),
+        (response(message("")), "completed", NotKept.EMPTY),
+        (response(status="incomplete", incomplete_details=TOKENS), "completed", NotKept.EMPTY),
+        (response(message("x"), error={"code": "x"}), "completed", NotKept.ERROR),
+    ],
+)  # fmt: skip
+def test_only_a_whole_answer_is_kept_in_either_form(answer: dict[str, Any], kind: str, verdict: NotKept | None) -> None:
+    recorder = recorded(typed(*HELLO, completed(answer, kind)))
+    assert recorder.whole  # for the client it ended as the engine meant it
+    body = json.dumps(answer).encode()
+    for recording in (recorder.recording(STREAM_FORM), record_body(JSON_FORM, body, LIMIT)):
+        assert (recording if verdict is not None else isinstance(recording, Recording)) == (verdict or True)
+
+
+def test_an_answer_over_the_limit_is_not_kept_its_last_event_included() -> None:
+    sent = typed(*HELLO, completed(response(message("Hello"))))
+    size = entry(whole(recorded(sent), STREAM_FORM)).size
+    assert isinstance(recorded(sent, size).recording(STREAM_FORM), Recording)
+    assert recorded(sent, size - 1).recording(STREAM_FORM) is NotKept.TOO_LARGE
+    recorder = recorder_for(Endpoint.RESPONSES, 10)
+    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
+
+
+# A body
+
+
+def body_of(answer: Any) -> bytes:
+    return json.dumps(answer).encode()
+
+
+def test_a_body_is_kept_byte_for_byte() -> None:
+    body = json.dumps(response(message("x")), indent=2).encode()
+    recording = record_body(JSON_FORM, body, LIMIT)
+    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
+    assert record_body(JSON_FORM, body, len(body) - 1) is NotKept.TOO_LARGE
+
+
+@given(JSON | st.fixed_dictionaries({"status": JSON, "output": JSON | st.lists(JSON)}))
+def test_no_body_makes_a_recorder_or_a_replay_fail(body: Any) -> None:
+    recording = record_body(JSON_FORM, body_of(body), LIMIT)
+    assert isinstance(recording, NotKept | Recording)
+    if isinstance(recording, Recording):
+        replay(entry(recording), STREAM_FORM)
+
+
+def streamed(answer: dict[str, Any]) -> list[Any] | None:
+    """The events of a JSON answer's stream."""
+    recording = record_body(JSON_FORM, body_of(answer), LIMIT)
+    assert isinstance(recording, Recording)
+    frames = replay(entry(recording), STREAM_FORM)
+    return None if frames is None else told(frames)
+
+
+@given(TEXT, TEXT)
+def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: str, said: str) -> None:
+    answer = response(reasoning(thought), message(said, "more"), CALL)
+    events = streamed(answer)
+    assert events is not None
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    deltas = {one["type"]: one["delta"] for one in reversed(events) if "delta" in one}
+    assert deltas == {
+        "response.reasoning_text.delta": thought,
+        "response.output_text.delta": said,
+        "response.function_call_arguments.delta": CALL["arguments"],
+    }
+    assert [one["item"] for one in events if one["type"] == "response.output_item.done"] == answer["output"]
+    assert events[0]["response"] == {**answer, "output": [], "status": "in_progress", "usage": None}
+    again = recorded(typed(*events))
+    assert again.started
+    assert json.loads(whole(again, STREAM_FORM).body or b"") == answer
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {**message(), "content": [text_part("x", annotations=[{"type": "url_citation"}])]},
+        {**message(), "content": [text_part("x", logprobs=[{"token": "x"}])]},
+        {**message(), "content": [{"type": "refusal", "refusal": "No."}]},
+        {**reasoning("x"), "summary": [{"type": "summary_text", "text": "x"}]},
+        {**reasoning("x"), "encrypted_content": "x"},
+        {"type": "mcp_call", "id": "m"},
+        {"type": "custom_tool_call", "input": "x"},
+    ],
+)
+def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: dict[str, Any]) -> None:
+    assert streamed(response(item, message("x"))) is None
+
+
+# What a real vLLM server sent
+
+
+@pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
+def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
+    asked, sent = captured(name)
+    recorder = recorder_for(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
+    recording = whole(recorder, asked)
+    assert frames_of(recording) == sent
+    assert recording.completion_tokens > 0
+    last = payload(split(sent)[-1]) or b""
+    assert json.loads(last)["response"] == json.loads(recording.body or b"")
+    assert (recording.body or b"-") in last
+
+
+@pytest.mark.parametrize("name", ["responses", "responses-items", "responses-tool"])
+def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
+    asked, body = captured(name)
+    recording = record_body(asked, body, LIMIT)
+    assert isinstance(recording, Recording)
+    assert recording.body == body
+    frames = replay(entry(recording), STREAM_FORM)
+    assert frames is not None
+    assert json.loads(whole(recorded(frames), STREAM_FORM).body or b"") == json.loads(body)
+
+
+def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
+    """Compared by kind: what is streamed here in one piece came in several there."""
+    own: dict[str, Any] = {}
+    for name in ("responses-stream", "responses-tool-stream"):
+        own |= {one["type"]: one for one in told(captured(name)[1])}
+    made: dict[str, Any] = {}
+    for name in ("responses", "responses-tool"):
+        made |= {one["type"]: one for one in streamed(json.loads(captured(name)[1])) or ()}
+    assert {kind: event.keys() for kind, event in made.items()} == {kind: event.keys() for kind, event in own.items()}

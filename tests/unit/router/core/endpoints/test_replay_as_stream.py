@@ -1,0 +1,188 @@
+"""A JSON answer that is told as a stream: every field comes out in its place, and what is deeper as it was written."""
+
+import json
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.recorded_response import Recording
+from router.core.endpoints.replay import replay
+from router.core.endpoints.request import Request
+from router.core.endpoints.sse import DONE, split
+from router.core.types import Endpoint
+from tests.support.factories import JSON, TEXT, completion, entry
+from tests.support.replay_helpers import CALLS, STREAM, STREAM_USAGE, answer, choice, events_of
+
+COMPLETION: Final = completion(stream=True, stream_options={"include_usage": True})
+
+
+def streamed(body: bytes, asked: Request = STREAM_USAGE) -> bytes | None:
+    found = entry(Recording(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
+    return replay(found, asked)
+
+
+def events(body: Any, asked: Request = STREAM_USAGE) -> list[Any]:
+    return events_of(streamed(body if isinstance(body, bytes) else json.dumps(body).encode(), asked))
+
+
+def expected(body: dict[str, Any], asked: Request = STREAM_USAGE) -> list[Any]:
+    """What the events of an answer have to say, in the plainest words."""
+    is_chat = asked.endpoint is Endpoint.CHAT
+    named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
+    head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}
+    begun, told = [], []
+    for one in body["choices"]:
+        told.append({**one})
+        if is_chat:
+            message = told[-1].pop("message")
+            delta = {name: value for name, value in message.items() if name != "role" and value is not None}
+            if delta.get("tool_calls"):
+                delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta["tool_calls"])]
+            told[-1]["delta"] = delta
+            role = {"role": message.get("role") or "assistant", "content": ""}
+            begun.append({"index": one["index"], "delta": role, "logprobs": None, "finish_reason": None})
+    made: list[Any] = [{**head, "choices": [piece]} for piece in begun + told]
+    known = {*head, "choices", "usage"}
+    if told:
+        made[-1] |= {name: value for name, value in body.items() if name not in known and value is not None}
+    if body.get("usage") is not None:
+        made.append({**head, "choices": [], "usage": body["usage"]})
+    return made
+
+
+CALL: Final = st.fixed_dictionaries(
+    {}, optional={"id": TEXT, "index": st.integers(0, 9), "function": JSON, "vendor": JSON}
+)
+MESSAGE: Final = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["assistant", "tool", "", None]),
+        "content": TEXT | st.none() | JSON,
+        "tool_calls": st.lists(CALL, max_size=3) | st.none(),
+        "vendor": JSON,
+        'é "\n': JSON,
+    },
+)
+BESIDE: Final = {"logprobs": JSON, "finish_reason": JSON, "token_ids": JSON, "vendor": JSON}
+CHOICE: Final = st.fixed_dictionaries({"index": st.integers(0, 9), "message": MESSAGE}, optional=BESIDE)
+PIECE: Final = st.fixed_dictionaries({"index": st.integers(0, 9), "text": TEXT}, optional=BESIDE)
+TOP: Final = dict.fromkeys(("id", "object", "created", "model", "usage", "prompt_logprobs", "vendor", 'é "\n'), JSON)
+
+
+@given(st.data(), st.sampled_from([STREAM_USAGE, COMPLETION]), st.sampled_from([None, 1]), st.booleans())
+def test_each_field_of_any_answer_comes_out_in_its_place(
+    data: st.DataObject, asked: Request, indent: int | None, escaped: bool
+) -> None:
+    choices = st.lists(CHOICE if asked.endpoint is Endpoint.CHAT else PIECE, max_size=3)
+    body = data.draw(st.fixed_dictionaries({"choices": choices}, optional=TOP))
+    written = json.dumps(body, indent=indent, ensure_ascii=escaped)
+    assert events(written.encode(), asked) == expected(body, asked)
+
+
+def test_a_field_that_nobody_knows_stays_at_its_level() -> None:
+    calls = [{**CALLS[0], "mood": "call", "function": {"name": "f", "arguments": "{}", "mood": "function"}}, CALLS[1]]
+    one = choice(0, content="a", mood="message", tool_calls=calls, beside={"mood": "choice", "logprobs": {"mood": 1}})
+    usage = {"prompt_tokens": 1, "mood": "usage"}
+    told = events(answer(one, choice(1, content="b"), mood="answer", usage=usage))
+    first, second = (event["choices"][0] for event in told[2:4])
+    assert [event.get("mood") for event in told] == [None, None, None, "answer", None]
+    assert (first["mood"], first["logprobs"], first["delta"]["mood"]) == ("choice", {"mood": 1}, "message")
+    assert [call.get("mood") for call in first["delta"]["tool_calls"]] == ["call", None]
+    assert first["delta"]["tool_calls"][0]["function"] == calls[0]["function"]
+    assert (second["index"], second["delta"]) == (1, {"content": "b"})
+    assert told[-1]["usage"] == usage
+
+
+@pytest.mark.parametrize(
+    "number", ["1.0", "1.10", "-0", "1E5", "1e400", "0.1000000000000000055511151231257827", "9" * 40, "9" * 5000]
+)
+def test_a_number_inside_a_message_or_the_usage_is_told_as_it_was_written(number: str) -> None:
+    body = (
+        f'{{"choices":[{{"index":0,"message":{{"content":"x","score":{number},"deep":[{{"score":{number}}}]}},'
+        f'"logprobs":{{"content":[{number}]}}}}],"usage":{{"score":{number}}}}}'
+    )
+    sent = streamed(body.encode())
+    assert sent is not None
+    assert sent.count(f'"score":{number}'.encode()) == 3
+    assert f'"logprobs":{{"content":[{number}]}}'.encode() in sent
+
+
+@pytest.mark.parametrize(("number", "told"), [("1.0", "1.0"), ("-7", "-7"), ("0.1", "0.1"), ("9" * 40, "9" * 40)])
+def test_a_number_beside_a_message_keeps_its_value_and_kind(number: str, told: str) -> None:
+    body = f'{{"choices":[{{"index":0,"message":{{}},"score":{number}}}],"score":{number}}}'
+    assert (streamed(body.encode()) or b"").count(f'"score":{told}'.encode()) == 2
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_an_answer_of_several_lines_becomes_events_of_one_line_each(end: str) -> None:
+    one = choice(content="a\r\nb  c", tool_calls=CALLS, vendor=[1, [2, {}]], beside={"logprobs": {"content": [{}]}})
+    body = answer(one, vendor={"a": [1]}, usage={"details": {"a": 1}})
+    sent = streamed(json.dumps(body, indent=2).replace("\n", end).encode() + end.encode())
+    assert sent is not None
+    assert sent.count(b"\n") == 2 * len(split(sent))
+    assert b"\r" not in sent
+    assert events_of(sent) == expected(body)
+
+
+@pytest.mark.parametrize("text", ["é ✓ 👩‍👧", '\u2028"\\\n\x00', "data: [DONE]\n\n"])
+@pytest.mark.parametrize("escaped", [True, False])
+def test_text_is_told_as_it_was_written(text: str, escaped: bool) -> None:
+    written = json.dumps(text, ensure_ascii=escaped)
+    sent = streamed(f'{{"choices":[{{"index":0,"message":{{"content":{written}}}}}]}}'.encode())
+    assert sent is not None
+    assert f'"delta":{{"content":{written}}}'.encode() in sent
+    assert len(split(sent)) == 3
+
+
+def test_what_is_null_in_a_message_or_beside_the_choices_is_not_told() -> None:
+    one = choice(content=None, refusal=None, tool_calls=None, beside={"stop_reason": None})
+    told = events(answer(one, service_tier=None, usage=None))
+    assert told == expected(answer(choice(beside={"stop_reason": None})))
+    assert told[1]["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": None}]
+
+
+@pytest.mark.parametrize("message", [{}, {"role": None}, {"role": ""}, {"role": "assistant"}])
+def test_who_is_not_named_is_the_assistant(message: dict[str, Any]) -> None:
+    told = events(answer({"index": 0, "message": message}))
+    assert [event["choices"][0]["delta"] for event in told] == [{"role": "assistant", "content": ""}, {}]
+
+
+@pytest.mark.parametrize("calls", [[], "", 0, False, {}])
+def test_calls_that_are_none_are_told_as_they_are(calls: Any) -> None:
+    assert events(answer(choice(tool_calls=calls)))[1]["choices"][0]["delta"] == {"tool_calls": calls}
+
+
+def test_a_call_that_has_an_index_keeps_it() -> None:
+    told = events(answer(choice(tool_calls=[{"id": "a", "index": 4}, {"id": "b"}])))
+    assert [call["index"] for call in told[1]["choices"][0]["delta"]["tool_calls"]] == [4, 1]
+
+
+def test_an_answer_without_choices_has_only_its_usage_and_its_end() -> None:
+    assert streamed(json.dumps(answer(vendor=1)).encode(), STREAM) == DONE
+    assert [event["choices"] for event in events(answer(usage={"prompt_tokens": 1}))] == [[]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices":{}}', b'{"choices":""}', b'{"choices":"x"}', b'{"choices":[null]}', b'{"choices":[[]]}',
+        b'{"choices":[{"index":0,"message":null}]}', b'{"choices":[{"index":0,"message":[]}]}',
+        b'{"choices":[{"index":0,"message":{"tool_calls":"x"}}]}',
+        b'{"choices":[{"index":0,"message":{"tool_calls":{"a":1}}}]}',
+        b'{"choices":[{"index":0,"message":{"tool_calls":[[]]}}]}',
+        b'{"choices":[{"index":0,"message":{"content":"x}}]}', b'{"choices":[{"index":0,"message":{"content":"x"}}]',
+        b'{"choices":[{"index":0,"message":{"content":"x"}}]}}',
+        b'{"choices":[{"index":0,"message":{"content":"\t"}}]}',
+        b'{"choices":[{"index":0,"message":{"content":"\\ud800"}}]}',
+        b'{"choices":[{"index":0,"message":{"content":"\\x00"}}]}',
+        b'{"choices":[{"index":0,"message":{"content":"\n"}}]}',
+        b'{"choices":[{"index":0,"message":{"deep":[1,{"a":]}}]}', b'{"choices":[{"index":0,"message":{"deep":01}}]}',
+        b'{"choices":[{"index":0,"message":{"deep":NaN}}]}',
+        b'{"choices":[{"index":0,"message":{"deep":' + b"[" * 10**5,
+        b'{\n"choices":[{"index":0,"message":{"deep":' + b"[" * 10**5,
+    ],
+)  # fmt: skip
+def test_what_is_no_answer_has_no_stream(body: bytes) -> None:
+    assert streamed(body) is None

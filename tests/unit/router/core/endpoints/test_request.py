@@ -1,0 +1,286 @@
+"""What a client sent becomes a request, or a refusal that names the field; and an engine gets what the client sent."""
+
+import json
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.request import MAX_DEPTH, MAX_FLOATS, MAX_MODEL_NAME, for_engine, parse, without
+from router.core.types import Endpoint
+from router.errors import ApiError
+from router.process_limits import limit_digits
+from tests.support.factories import JSON, chat, completion, request
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def refused(endpoint: Endpoint, fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        request(endpoint, fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [USER]}, "model"),
+        ({"model": 1, "messages": [USER]}, "model"),
+        ({"model": "", "messages": [USER]}, "model"),
+        ({"model": "x" * (MAX_MODEL_NAME + 1), "messages": [USER]}, "model"),
+        ({"model": "m"}, "messages"),
+        ({"model": "m", "messages": []}, "messages"),
+        ({"model": "m", "messages": "Hi"}, "messages"),
+        ({"model": "m", "messages": ["Hi"]}, "messages[0]"),
+        ({"model": "m", "messages": [USER, {"content": "Hi"}]}, "messages[1].role"),
+        ({"model": "m", "messages": [{"role": 1}]}, "messages[0].role"),
+        ({"model": "m", "messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"model": "m", "messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content[0]"),
+        ({"model": "m", "messages": [USER], "stream": "yes"}, "stream"),
+        ({"model": "m", "messages": [USER], "stream_options": True}, "stream_options"),
+        ({"model": "m", "messages": [USER], "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"model": "m", "messages": [USER], "temperature": "hot"}, "temperature"),
+        ({"model": "m", "messages": [USER], "seed": 1.5}, "seed"),
+        ({"model": "m", "messages": [USER], "max_tokens": "8"}, "max_tokens"),
+        ({"model": "m", "messages": [USER], "max_completion_tokens": []}, "max_completion_tokens"),
+        ({"model": "m", "messages": [USER], "documents": {}}, "documents"),
+        ({"model": "m", "messages": [USER], "documents": ["text"]}, "documents[0]"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refused(Endpoint.CHAT, fields)
+    assert error.param == param
+    assert f"`{param}`" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "m"}, "prompt"),
+        ({"model": "m", "prompt": ""}, "prompt"),
+        ({"model": "m", "prompt": []}, "prompt"),
+        ({"model": "m", "prompt": {}}, "prompt"),
+    ],
+)
+def test_a_completion_needs_a_prompt(fields: dict[str, Any], param: str) -> None:
+    assert refused(Endpoint.COMPLETIONS, fields).param == param
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], [[1, 2], [3]]])
+def test_a_prompt_is_text_or_tokens_or_several_of_either(prompt: Any) -> None:
+    assert completion(prompt=prompt).fields["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[1]", b'"x"', b"null", b"\xff", b'{"model": "\xff"}', b'{"model": NaN}', b'{"a": 1e999}',
+        b'{"a": "\\ud800"}', b'{"model":"m"} x', b'{"a":' + b"1" * 5000 + b"}", b'{"a":' * 100_000,
+    ],
+)  # fmt: skip
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(Endpoint.CHAT, body)
+    assert caught.value.status == 400
+    assert caught.value.code == "invalid_json"
+
+
+@given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()), st.sampled_from(Endpoint))
+def test_nothing_that_a_client_sends_raises_anything_but_a_refusal(body: bytes, endpoint: Endpoint) -> None:
+    with pytest.raises(ApiError):
+        parse(endpoint, body)
+
+
+@given(st.sampled_from(["messages", "prompt", "stream", "stream_options", "n", "seed", "documents", "content"]), JSON)
+def test_no_value_of_a_known_field_raises_anything_but_a_refusal(name: str, value: Any) -> None:
+    for endpoint in Endpoint:
+        fields = {"model": "m", "messages": [USER], "prompt": "x", name: value}
+        with suppress(ApiError):
+            assert request(endpoint, fields).fields == fields
+
+
+def test_a_field_that_nobody_here_knows_is_let_through() -> None:
+    assert chat(frobnicate={"a": [1]}).fields["frobnicate"] == {"a": [1]}
+
+
+def test_an_omitted_temperature_is_not_0() -> None:
+    assert not chat().deterministic
+    assert not chat(temperature=1).deterministic
+    assert not chat(temperature=None).deterministic
+    assert chat(temperature=0).deterministic
+    assert chat(temperature=0.0).deterministic
+
+
+def test_a_seed_makes_a_request_deterministic_even_if_it_is_0() -> None:
+    assert chat(seed=0, temperature=1).deterministic
+    assert not chat(seed=None).deterministic
+
+
+def test_the_newer_name_of_max_tokens_counts_first() -> None:
+    assert chat().max_tokens is None
+    assert chat(max_tokens=5).max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=6).max_tokens == 6
+    assert completion(max_tokens=5).max_tokens == 5
+
+
+def test_usage_is_asked_for_only_by_a_stream() -> None:
+    options = {"include_usage": True}
+    assert chat(stream=True, stream_options=options).include_usage
+    assert not chat(stream=False, stream_options=options).include_usage
+    assert not chat(stream=True, stream_options={}).include_usage
+    assert not chat(stream=True, stream_options=None).include_usage
+    assert not chat(stream=None).stream
+
+
+@pytest.mark.parametrize("spelt", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
+def test_a_number_is_one_value_however_it_is_spelt(spelt: str) -> None:
+    asked = parse(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    assert repr(asked.fields["x"]) == "1"
+
+
+@pytest.mark.parametrize("spelt", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
+def test_a_number_loses_nothing(spelt: str) -> None:
+    asked = parse(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    assert asked.fields["x"] == json.loads(spelt)
+
+
+def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
+    sent = for_engine(chat(model="llama"), "meta-llama/Llama-3.1-8B-Instruct")
+    assert json.loads(sent) == {"model": "meta-llama/Llama-3.1-8B-Instruct", "messages": [USER]}
+
+
+def test_a_request_that_needs_no_change_goes_to_the_engine_byte_for_byte() -> None:
+    body = b'{ "model" : "m",\n"messages":[{"role":"user","content":"\\u00e9"}] , "x": 1.50 }'
+    assert for_engine(parse(Endpoint.CHAT, body), "m") is body
+
+
+def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
+    messages = b'[ {"role":"user","content":"\\u00e9\\r\\n"} ]'
+    body = b'{"model":"m","messages":%b,"x":1.50,"big":12345678901234567890123,"y":{ "b":1, "a":2 }}' % messages
+    sent = for_engine(parse(Endpoint.CHAT, body), "other")
+    assert messages in sent
+    assert b'"x":1.50,' in sent
+    assert b'"big":12345678901234567890123,' in sent
+    assert b'{ "b":1, "a":2 }' in sent
+    assert list(json.loads(sent)) == ["model", "messages", "x", "big", "y"]
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
+def test_a_stream_always_asks_the_engine_for_the_usage(options: Any) -> None:
+    asked = chat(stream=True) if options is None else chat(stream=True, stream_options=options)
+    assert json.loads(for_engine(asked, "llama"))["stream_options"] == {"include_usage": True}
+
+
+def test_other_stream_options_stay_as_they_are() -> None:
+    asked = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
+    sent = json.loads(for_engine(asked, "llama"))
+    assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
+
+
+def test_a_json_request_is_given_no_stream_options() -> None:
+    assert "stream_options" not in json.loads(for_engine(chat(), "other"))
+
+
+def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
+    body = b'{"model": "llama", "min_p": 0.1, "messages": [ {"role":"user","content":"\\u0048i"} ], "top_p": 1e-1}'
+    left = without(parse(Endpoint.CHAT, body), ["min_p", "logit_bias"])
+    assert left.body == b'{"model":"llama","messages":[ {"role":"user","content":"\\u0048i"} ],"top_p":1e-1}'
+    assert left.fields == {"model": "llama", "messages": [USER], "top_p": 0.1}
+
+
+@given(st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), JSON, max_size=4), st.booleans())
+def test_an_engine_gets_the_fields_of_the_client(others: dict[str, Any], stream: bool) -> None:
+    asked = chat(stream=stream, **others)
+    sent = json.loads(for_engine(asked, "served"))
+    sent.pop("stream_options", None)
+    assert sent == {"model": "served", "messages": [USER], "stream": stream, **others}
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+NUMBERS = st.from_regex(rb"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+
+
+@given(numbers=st.lists(NUMBERS, min_size=1, max_size=20))
+def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[bytes]) -> None:
+    listed = b",".join(numbers)
+    body = b'{"model":"m","input":"x","x":[%b],"y":{"z":%b}}' % (listed, numbers[0])
+    small, large = (parse(Endpoint.EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
+    assert repr(small.fields) == repr(large.fields)
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
+def test_a_number_that_is_none_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(Endpoint.EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() -> None:
+    body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * 100_000)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "_number"
+
+    sys.setprofile(count)
+    try:
+        parse(Endpoint.EMBEDDINGS, body)
+    finally:
+        sys.setprofile(None)
+    assert calls == 0
+
+
+def test_more_fractional_numbers_than_anybody_needs_are_refused() -> None:
+    body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * (MAX_FLOATS + 1))
+    with pytest.raises(ApiError) as caught:
+        parse(Endpoint.EMBEDDINGS, body)
+    assert (caught.value.status, caught.value.code) == (400, "too_many_parts")
+
+
+LEAST = {
+    Endpoint.CHAT: b'"messages":[{"role":"user","content":"x"}]', Endpoint.COMPLETIONS: b'"prompt":"x"',
+    Endpoint.EMBEDDINGS: b'"input":"x"', Endpoint.RESPONSES: b'"input":"x"',
+    Endpoint.MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [0, 100_000], ids=["small", "large"])
+@pytest.mark.parametrize("pair", [(b"[", b"]", b""), (b'{"a":', b"}", b"1")], ids=["lists", "objects"])
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_a_body_may_be_so_deep_and_no_deeper(
+    endpoint: Endpoint, pair: tuple[bytes, bytes, bytes], padding: int
+) -> None:
+    opening, closing, inside = pair
+    for levels, allowed in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False), (450, False), (100_000, False)):
+        deep = opening * levels + inside + closing * levels
+        body = b'{"model":"m",%b,"x":%b}' % (LEAST[endpoint], deep) + b" " * padding
+        if allowed:
+            assert parse(endpoint, body).model == "m"
+            continue
+        with pytest.raises(ApiError) as caught:
+            parse(endpoint, body)
+        assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_an_integer_of_more_digits_than_a_server_allows_is_refused() -> None:
+    before = sys.get_int_max_str_digits()
+    limit_digits()
+    try:
+        for digits, allowed in ((640, True), (641, False)):
+            body = b'{"model":"m","input":"x","x":%b}' % (b"9" * digits)
+            if allowed:
+                assert len(str(parse(Endpoint.EMBEDDINGS, body).fields["x"])) == digits
+                continue
+            with pytest.raises(ApiError) as caught:
+                parse(Endpoint.EMBEDDINGS, body)
+            assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    finally:
+        sys.set_int_max_str_digits(before)

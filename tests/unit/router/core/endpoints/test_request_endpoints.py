@@ -1,0 +1,102 @@
+"""What embeddings, responses and messages need, and what of them an engine gets."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.core.endpoints.request import Request, for_engine
+from router.core.types import Endpoint
+from router.errors import ApiError
+from tests.support.factories import embeddings, messages, request, responses
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def refused(endpoint: Endpoint, fields: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        request(endpoint, {"model": "m", **fields})
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "param"),
+    [
+        (Endpoint.EMBEDDINGS, {}, "input"),
+        (Endpoint.EMBEDDINGS, {"input": []}, "input"),
+        (Endpoint.EMBEDDINGS, {"input": 1}, "input"),
+        (Endpoint.EMBEDDINGS, {"input": "x", "dimensions": "3"}, "dimensions"),
+        (Endpoint.EMBEDDINGS, {"input": "x", "encoding_format": 3}, "encoding_format"),
+        (Endpoint.EMBEDDINGS, {"input": "x", "encoding_format": "bytes"}, "encoding_format"),
+        (Endpoint.RESPONSES, {}, "input"),
+        (Endpoint.RESPONSES, {"input": []}, "input"),
+        (Endpoint.RESPONSES, {"input": ["x"]}, "input[0]"),
+        (Endpoint.RESPONSES, {"input": [{"role": 1}]}, "input[0].role"),
+        (Endpoint.RESPONSES, {"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
+        (Endpoint.RESPONSES, {"input": "x", "instructions": ["x"]}, "instructions"),
+        (Endpoint.RESPONSES, {"input": "x", "max_output_tokens": "9"}, "max_output_tokens"),
+        (Endpoint.RESPONSES, {"input": "x", "stream": 1}, "stream"),
+        (Endpoint.RESPONSES, {"input": "x", "background": "no"}, "background"),
+        (Endpoint.RESPONSES, {"input": "x", "tools": {}}, "tools"),
+        (Endpoint.MESSAGES, {"max_tokens": 9}, "messages"),
+        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": []}, "messages"),
+        (Endpoint.MESSAGES, {"messages": [USER]}, "max_tokens"),
+        (Endpoint.MESSAGES, {"messages": [USER], "max_tokens": None}, "max_tokens"),
+        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [{"content": "Hi"}]}, "messages[0].role"),
+        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [USER], "system": 1}, "system"),
+        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [USER], "system": ["x"]}, "system[0]"),
+    ],
+)
+def test_a_missing_or_wrong_field_is_refused_by_name(endpoint: Endpoint, fields: dict[str, Any], param: str) -> None:
+    error = refused(endpoint, fields)
+    assert error.param == param
+    assert f"`{param}`" in error.message
+
+
+@pytest.mark.parametrize("given", ["x", "", ["x", "y"], [1, 2], [[1, 2], [3]], [USER], [[USER], [USER]]])
+def test_embeddings_take_text_tokens_or_conversations(given: Any) -> None:
+    assert embeddings(input=given).fields["input"] == given
+
+
+def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
+    assert request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER]}).fields["messages"] == [USER]
+
+
+def test_embeddings_never_stream_since_vllm_passes_over_the_field() -> None:
+    asked = embeddings(stream=True)
+    assert not asked.stream
+    assert json.loads(for_engine(asked, "served")) == {"model": "served", "input": "Hi", "stream": True}
+
+
+def test_embeddings_are_deterministic_by_nature() -> None:
+    assert embeddings().deterministic
+    assert not responses().deterministic
+    assert not messages().deterministic
+    assert messages(temperature=0).deterministic
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "x", "", [USER], [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+        [{"type": "function_call_output", "call_id": "c", "output": "x"}],
+        [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]}],
+    ],
+)  # fmt: skip
+def test_responses_take_a_text_or_items(given: Any) -> None:
+    assert responses(input=given).fields["input"] == given
+
+
+def test_the_limit_of_tokens_has_another_name_at_each_endpoint() -> None:
+    assert responses(max_output_tokens=5, max_tokens=6).max_tokens == 5
+    assert responses().max_tokens is None
+    assert messages(max_tokens=7).max_tokens == 7
+    assert embeddings().max_tokens is None
+
+
+@pytest.mark.parametrize("asked", [responses(stream=True), messages(stream=True)], ids=["responses", "messages"])
+def test_a_stream_that_tells_its_usage_unasked_is_given_no_stream_options(asked: Request) -> None:
+    assert asked.stream
+    assert for_engine(asked, "llama") is asked.body
+    assert "stream_options" not in json.loads(for_engine(asked, "served"))

@@ -1,0 +1,105 @@
+"""Events come out whole and unchanged, wherever the network cuts them and however their lines end."""
+
+from itertools import pairwise
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.sse import DONE, FrameReader, payload, split
+
+LINES: Final = st.sampled_from([b"data: {}", b"data:x", b"data: ", b"data", b": comment", b":", b"event: e", b"id: \r"])
+ENDS: Final = st.sampled_from([b"\n", b"\r\n"])
+EVENT: Final = st.builds(
+    lambda lines, end: b"".join(lines) + end,
+    st.lists(st.builds(lambda line, end: line.rstrip(b"\r") + end, LINES, ENDS), min_size=1, max_size=3),
+    ENDS,
+)
+
+
+def fed(pieces: list[bytes]) -> tuple[list[bytes], int]:
+    """What a reader gives back for each piece, and how much it then still holds."""
+    reader = FrameReader()
+    return [reader.feed(piece) for piece in pieces], reader.pending
+
+
+@given(st.lists(EVENT, max_size=5), st.binary(max_size=3), st.data())
+def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: bytes, data: st.DataObject) -> None:
+    rest = b"data: " + rest.replace(b"\n", b"")  # the begin of another one
+    sent = b"".join(events) + rest
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(sent)), max_size=8)))
+    given_back, pending = fed([sent[a:b] for a, b in pairwise([0, *cuts, len(sent)])])
+    assert b"".join(given_back) == b"".join(events)
+    assert pending == len(rest)
+    assert [event for piece in given_back for event in split(piece)] == events
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_every_single_cut_of_a_stream_is_no_cut(end: bytes) -> None:
+    sent = (b": hi\n\n" + b"data: {}\n\n" * 2 + b"event: x\ndata: a\ndata: b\n\n" + DONE).replace(b"\n", end)
+    for at in range(len(sent) + 1):
+        given_back, pending = fed([sent[:at], sent[at:]])
+        assert b"".join(given_back) == sent
+        assert pending == 0
+        assert not given_back[0] or given_back[0].endswith(end * 2)
+
+
+def test_an_event_passes_with_its_last_byte_and_not_before() -> None:
+    reader = FrameReader()
+    assert reader.feed(b"data: a\n") == b""
+    assert reader.pending == 8
+    assert reader.feed(b"\nda") == b"data: a\n\n"
+    assert reader.pending == 2
+    assert reader.feed(b"ta: b\r\n\r") == b""
+    assert reader.feed(b"\n") == b"data: b\r\n\r\n"
+    assert reader.pending == 0
+
+
+def test_line_ends_may_be_mixed() -> None:
+    for sent in (b"data: a\r\n\n", b"data: a\n\r\n"):
+        for at in range(len(sent)):
+            assert fed([sent[:at], sent[at:]]) == ([b"", sent], 0)
+    assert split(b"data: a\r\n\ndata: b\n\r\ndata: c\n\n") == [b"data: a\r\n\n", b"data: b\n\r\n", b"data: c\n\n"]
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"data: x", b"\n\n", b"\r\n\r\n"])).map(b"".join))
+def test_nothing_is_lost_when_events_are_told_apart(frames: bytes) -> None:
+    assert b"".join(split(frames)) == frames
+
+
+def test_empty_lines_between_events_say_nothing() -> None:
+    frames = split(b"data: a\n\n\n\ndata: b\n\n\n")
+    assert [found for found in map(payload, frames) if found is not None] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (b"data: x\n\n", b"x"),
+        (b"data:x\n\n", b"x"),
+        (b"data:  x \n\n", b" x "),
+        (b"data: x\r\n\r\n", b"x"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data: a\r\ndata:\r\ndata: b\r\n\r\n", b"a\n\nb"),
+        (b"event: e\ndata: x\nid: 1\n\n", b"x"),
+        (b"event: e\ndata:  x \n\n", b" x "),
+        (b": comment\ndata: x\n\n", b"x"),
+        (b"data\n\n", b""),
+        (b"data: \n\n", b""),
+        (b"data: a: b\n\n", b"a: b"),
+        (b": comment\n\n", None),
+        (b": data: x\n\n", None),
+        (b"event: e\n\n", None),
+        (b"database: x\n\n", None),
+        (b" data: x\n\n", None),
+        (b"\n", None),
+    ],
+)
+def test_the_payload_of_an_event_is_what_its_data_lines_say(frame: bytes, said: bytes | None) -> None:
+    assert payload(frame) == said
+
+
+def test_the_end_of_a_stream_is_an_event() -> None:
+    assert payload(DONE) == b"[DONE]"
+    assert split(DONE) == [DONE]

@@ -1,0 +1,193 @@
+"""Whose turn it is: fair between tenants, in order within one, bounded, and nobody is passed over for ever."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.quota.fair_queue import MOST_SECONDS, FairQueue, seconds_until_room
+
+TENANTS = st.sampled_from("abcd")
+
+
+def anything(_: object) -> bool:
+    return True
+
+
+def queue(*items: str, limit: int = 100) -> FairQueue[str]:
+    """Items that wait, each named for its tenant and told apart by the rest: a1, a2, b1."""
+    made: FairQueue[str] = FairQueue(limit)
+    for item in items:
+        assert made.push(item[0], item) is None
+    return made
+
+
+def order(waiting: FairQueue[str], *, keep: bool = True) -> list[str]:
+    """Who has a turn, one after the other; each keeps its place, or gives it back at once."""
+    had = []
+    while (item := waiting.pop(anything)) is not None:
+        had.append(item)
+        if not keep:
+            waiting.ended(item[0])
+    return had
+
+
+def test_within_a_tenant_the_first_that_came_has_the_first_turn() -> None:
+    assert order(queue("a1", "a2", "a3")) == ["a1", "a2", "a3"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_tenant_with_one_request_does_not_wait_behind_another_with_a_thousand(keep: bool) -> None:
+    waiting = queue(*[f"a{n}" for n in range(50)], "b1", "c1", "c2")
+    assert order(waiting, keep=keep)[:6] == ["a0", "b1", "c1", "a1", "c2", "a2"]
+
+
+def test_the_place_goes_to_who_holds_the_fewest() -> None:
+    waiting = queue("a1", "a2", "b1", "b2")
+    for _ in range(2):
+        waiting.began("a")
+    assert order(waiting) == ["b1", "b2", "a1", "a2"]
+
+
+def test_a_tenant_with_long_answers_has_its_share_of_the_places_and_not_all_of_them() -> None:
+    waiting = queue(*[f"a{n}" for n in range(100)], *[f"b{n}" for n in range(100)], limit=1000)
+    held = [waiting.pop(anything) for _ in range(8)]
+    served = Counter[str]()
+    for _ in range(90):  # a's answers never end
+        short = next(item for item in held if item is not None and item[0] == "b")
+        held.remove(short)
+        waiting.ended("b")
+        held.append(waiting.pop(anything))
+        served[str(held[-1])[0]] += 1
+    assert served == {"b": 90}
+    assert Counter(str(item)[0] for item in held) == {"a": 4, "b": 4}
+
+
+def test_who_does_not_accept_a_place_keeps_its_turn() -> None:
+    waiting = queue("a1", "a2", "b1", "c1")
+    assert waiting.pop(lambda item: item in ("a2", "c1")) == "a2"
+    assert waiting.pop(lambda item: item == "nobody") is None
+    waiting.ended("a")
+    assert order(waiting) == ["b1", "c1", "a1"]
+
+
+def test_who_has_left_has_no_turn() -> None:
+    waiting = queue("a1", "a2", "b1")
+    waiting.remove("a", "a1")
+    waiting.remove("b", "b1")
+    waiting.remove("b", "b1")
+    waiting.remove("nobody", "x")
+    assert len(waiting) == 1
+    assert order(waiting) == ["a2"]
+
+
+def test_a_tenant_that_is_alone_may_fill_the_queue_and_then_gives_way_itself() -> None:
+    waiting = queue("a1", "a2", "a3", "a4", limit=4)
+    assert waiting.push("a", "a5") == ("a", "a5")
+    assert not waiting.has_its_share("a"), "nobody else wants any of it"
+    assert len(waiting) == 4
+
+
+def test_of_a_full_queue_the_newest_of_who_has_the_most_gives_way() -> None:
+    waiting = queue("a1", "a2", "a3", "b1", limit=4)
+    assert waiting.push("b", "b2") == ("a", "a3")
+    assert waiting.has_its_share("a")
+    assert waiting.push("a", "a4") == ("a", "a4")
+    assert waiting.push("c", "c1") == ("a", "a2")
+
+
+def test_where_all_have_as_much_of_a_full_queue_the_newcomer_gives_way() -> None:
+    waiting = queue("a1", "b1", limit=2)
+    assert waiting.push("c", "c1") == ("c", "c1")
+    assert not waiting.has_its_share("c"), "it has nothing"
+
+
+def test_a_long_life_leaves_nothing_behind() -> None:
+    waiting: FairQueue[str] = FairQueue(10)
+    for n in range(5000):
+        tenant = "abc"[n % 3]
+        waiting.push(tenant, f"{n}")
+        assert waiting.pop(anything) == f"{n}"
+        waiting.ended(tenant)
+    for n in range(5000):
+        waiting.push("a", f"{n}")
+        waiting.remove("a", f"{n}")
+    assert len(waiting._turns) < 200
+
+
+Step = tuple[str, str]
+STEPS = st.lists(st.tuples(st.sampled_from(["push", "pop", "end", "leave"]), TENANTS), max_size=120)
+
+
+@given(STEPS, st.integers(1, 12))
+def test_however_they_come_and_go_all_wait_in_order_within_the_bound_and_have_their_turn(
+    steps: Iterable[Step], limit: int
+) -> None:
+    waiting: FairQueue[str] = FairQueue(limit)
+    lines: dict[str, list[str]] = {tenant: [] for tenant in "abcd"}
+    held = Counter[str]()
+    for number, (what, tenant) in enumerate(steps):
+        if what == "push":
+            gave_way = waiting.push(tenant, f"{tenant}{number}")
+            lines[tenant].append(f"{tenant}{number}")
+            if gave_way is not None:
+                most = max(map(len, lines.values()))
+                assert len(lines[gave_way[0]]) == most, "who has the most gives way"
+                assert lines[gave_way[0]].pop() == gave_way[1], "with its newest"
+        elif what == "pop":
+            item = waiting.pop(anything)
+            wanting = [name for name, line in lines.items() if line]
+            assert (item is None) == (not wanting)
+            if item is not None:
+                assert held[item[0]] == min(held[name] for name in wanting)
+                assert lines[item[0]].pop(0) == item
+                held[item[0]] += 1
+        elif what == "end" and held[tenant]:
+            waiting.ended(tenant)
+            held[tenant] -= 1
+        elif what == "leave" and lines[tenant]:
+            waiting.remove(tenant, lines[tenant].pop(len(lines[tenant]) // 2))
+        assert len(waiting) == sum(map(len, lines.values())) <= limit
+    assert sorted(order(waiting)) == sorted(item for line in lines.values() for item in line)
+
+
+@given(st.lists(TENANTS, min_size=1, max_size=60), st.lists(TENANTS, max_size=200))
+def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_tenant_a_turn(
+    there: list[str], later: list[str]
+) -> None:
+    """Whatever comes later: places that are given back as fast as they are given go round."""
+    waiting: FairQueue[str] = FairQueue(1000)
+    for number, tenant in enumerate(there):
+        waiting.push(tenant, f"{tenant}{number}")
+    last = f"{there[-1]}{len(there) - 1}"
+    before = there.count(there[-1])
+    for turn in range(4 * before):
+        item = waiting.pop(anything)
+        if item == last:
+            return
+        if item is not None:
+            waiting.ended(item[0])
+        for tenant in later[turn::3]:
+            waiting.push(tenant, f"{tenant}later{turn}-{len(waiting)}")
+    raise AssertionError("it has been passed over for ever")
+
+
+def test_the_advice_to_come_back_follows_the_pace_at_which_work_is_finished() -> None:
+    every_second = [float(n) for n in range(10)]
+    assert seconds_until_room(0, every_second, 10.0, unknown=99) == 1
+    assert seconds_until_room(20, every_second, 10.0, unknown=99) == 21
+    assert seconds_until_room(20, every_second, 40.0, unknown=99) == MOST_SECONDS, "nothing has been finished for long"
+    assert seconds_until_room(3, [9.9], 10.0, unknown=99) == 1
+    assert seconds_until_room(3, [], 10.0, unknown=7.5) == 8
+    assert seconds_until_room(3, [], 10.0, unknown=600) == MOST_SECONDS
+
+
+@given(st.integers(0, 2000), st.lists(st.floats(0, 1e6), max_size=64), st.floats(0, 1e6), st.floats(0.001, 1e6))
+def test_the_advice_is_always_one_to_sixty_seconds(
+    waiting: int, finished: list[float], since: float, unknown: float
+) -> None:
+    finished.sort()
+    now = (finished[-1] if finished else 0.0) + since
+    assert 1 <= seconds_until_room(waiting, finished, now, unknown=unknown) <= MOST_SECONDS

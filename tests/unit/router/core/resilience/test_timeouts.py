@@ -1,0 +1,28 @@
+"""How long an engine may take for a whole answer."""
+
+import pytest
+
+from router.core.resilience.timeouts import MOST_TOKENS, UNKNOWN_LENGTH, Patience
+
+PATIENCE = Patience(first_token=30, between_tokens=15, min_tokens_per_second=10)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_model_len", "seconds"),
+    [
+        (100, None, 30 + 10),
+        (100, 4096, 30 + 10),
+        (8192, 4096, 30 + 409.6),  # an engine cannot say more than fits into its context
+        (None, 4096, 30 + 409.6),
+        (None, None, 30 + UNKNOWN_LENGTH / 10),
+        (0, 4096, 30 + 409.6),  # what 0 means is for the engine to say
+        (1, 1, 30.1),
+        (-1000, 4096, 30 + 409.6),  # so that the engine has the time to refuse it
+        (-1000, None, 30 + UNKNOWN_LENGTH / 10),
+        (10**400, None, 30 + MOST_TOKENS / 10),
+    ],
+)
+def test_an_answer_may_take_its_length_at_the_least_speed(
+    max_tokens: int | None, max_model_len: int | None, seconds: float
+) -> None:
+    assert PATIENCE.total(max_tokens, max_model_len) == pytest.approx(seconds)

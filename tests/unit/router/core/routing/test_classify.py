@@ -1,0 +1,260 @@
+"""Prompts are told apart well enough, at a bounded cost, and nothing that a client can send raises."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.routing.classify import (
+    HEAD,
+    SHORT,
+    TAIL,
+    Classifier,
+    Table,
+    Weights,
+    feature,
+    features,
+    is_short,
+    name_of,
+)
+from router.core.types import Task
+from tests.support.paths import ROOT
+
+HERE = Path(__file__).parent
+TOOLS = ROOT / "tools"
+# Hypothesis takes no fixtures of function scope, and a classifier does not change.
+SHARED: Final = Classifier.load()
+
+
+class Labelled(msgspec.Struct, frozen=True):
+    prompt: str
+    task: Task
+
+
+def weights(bias: int, **words: int) -> Weights:
+    """The same for short and for long prompts."""
+    return Weights(short=Table(bias, words), long=Table(bias, words))
+
+
+def environment(seed: str) -> dict[str, str]:
+    """That of another process, in which sets have another order."""
+    return {"PYTHONHASHSEED": seed, "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
+
+
+def figures(classifier: Classifier, path: Path) -> tuple[int, float, float]:
+    """How many prompts, how many of them judged rightly, and the F1 of code."""
+    verdicts = [(one.task, classifier.classify(one.prompt).task) for one in labelled(path)]
+    both = verdicts.count(("code", "code"))
+    f1 = 2 * both / (2 * both + verdicts.count(("code", "chat")) + verdicts.count(("chat", "code")))
+    return len(verdicts), sum(truth == said for truth, said in verdicts) / len(verdicts), f1
+
+
+def labelled(path: Path) -> list[Labelled]:
+    return [msgspec.json.decode(line, type=Labelled) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return Classifier.load()
+
+
+def test_prompts_that_training_never_saw_are_told_apart(classifier: Classifier) -> None:
+    count, accuracy, f1 = figures(classifier, HERE / "classify_prompts.jsonl")
+
+    assert count >= 120
+    assert accuracy >= 0.92
+    assert f1 >= 0.92
+
+
+def test_prompts_of_other_kinds_and_languages_are_told_apart(classifier: Classifier) -> None:
+    count, accuracy, f1 = figures(classifier, HERE / "classify_kinds.jsonl")
+
+    assert count >= 200
+    assert accuracy >= 0.88
+    assert f1 >= 0.88
+
+
+def test_no_test_prompt_is_among_the_examples_for_training() -> None:
+    def bare(prompt: str) -> str:
+        return re.sub(r"\W+", " ", prompt).casefold().strip()
+
+    trained = {bare(one.prompt) for one in labelled(TOOLS / "classifier_examples.jsonl")}
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl"):
+        assert not trained & {bare(one.prompt) for one in labelled(HERE / name)}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "def fib(n):\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\n\nwhy is this function slow?",
+        "Write a SQL query that joins orders and customers",
+        'Traceback (most recent call last):\n  File "app.py", line 3, in <module>\nKeyError: 1',
+        "用Python写一个函数计算数组的平均值",
+        "Напиши функцию на Python, которая сортирует массив",
+        "파이썬 함수 코드를 작성해줘",
+    ],
+)
+def test_a_prompt_that_asks_for_a_program_is_code(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "code"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Write a poem about the autumn rain",
+        "Write a poem about a programmer in love",
+        "What is the derivative of x^3 + 2x?",
+        "给我讲一个关于月亮的故事",
+        "Придумай сказку про медведя",
+        "Erzähl mir eine Geschichte über einen Drachen",
+    ],
+)
+def test_a_prompt_that_asks_for_prose_or_mathematics_is_chat(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\n", "\x00", "\ud800", "🦙", "!"])
+def test_a_prompt_that_says_nothing_is_chat(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "chat"
+
+
+@given(st.text(st.characters() | st.sampled_from("\ud800\ufeff\u2019\x00\x01?_#\\\n 函数コード함수код")))
+def test_any_text_has_a_verdict_that_its_explanation_adds_up_to(text: str) -> None:
+    verdict = SHARED.classify(text)
+    log_odds = sum(amount for _, amount in SHARED.explain(text))
+
+    assert 0 <= verdict.score <= 1
+    assert verdict.task == ("code" if verdict.score > 0.5 else "chat")
+    assert (log_odds > 1e-9) <= (verdict.task == "code") <= (log_odds > -1e-9)
+
+
+@given(st.text(), st.text(min_size=1), st.text())
+def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str, middle: str, end: str) -> None:
+    head, tail = start.ljust(HEAD, "a")[:HEAD], end.rjust(TAIL, "z")[-TAIL:]
+
+    assert features(head + middle + tail) == features(head + middle * 2 + "def main():" + tail)
+
+
+@given(st.text(st.characters() | st.sampled_from("a;字é ф"), min_size=1), st.integers(1, 1000))
+def test_the_features_of_the_longest_prompt_are_no_more_than_its_window_has_characters(text: str, times: int) -> None:
+    # A letter is part of one word or symbol, and of two pairs at most; a few marks of layout come on top.
+    assert len(features(text * times)) <= 2 * (HEAD + TAIL) + 20
+
+
+def test_an_instruction_at_either_end_of_a_long_document_is_read(classifier: Classifier) -> None:
+    document = "The quick brown fox jumps over the lazy dog. " * 2000
+
+    for prompt in (f"Fix the python function\n{document}", f"{document}\nFix the python function"):
+        assert "python" in dict(classifier.explain(prompt))
+
+
+def test_typographic_quotes_do_not_change_how_english_is_read() -> None:
+    assert features("why doesn\u2019t my \u201cfor loop\u201d end\u2026") == features("why doesn t my  for loop  end ")
+
+
+def test_words_symbols_and_layout_are_features() -> None:
+    found = set(features("#include <map>\nint main() {\n    f_1 = c++;\n}"))
+
+    assert {"#include", "int", "main", "f_1", "c++", "()", "~\n    ", "~_"} <= found
+
+
+def test_scripts_without_spaces_are_cut_into_pairs_and_inflected_words_are_cut_short() -> None:
+    found = [name_of(one) for one in features("编写函数 コード 프로그램을 คำสั่ง")]
+
+    assert {"编写", "写函", "函数", "コー", "ード", "프로", "คำ"} <= set(found)
+    assert {"функц", "lambda", "été"} <= set(features("функциями lambda été"))
+
+
+def test_latin_words_between_characters_without_spaces_are_found() -> None:
+    assert {"python", "c++"} <= set(features("用Python写函数或者用C++"))
+
+
+@given(st.text(st.sampled_from("编写函数コード함수คำ"), min_size=2, max_size=40))
+def test_every_pair_is_found_again_by_its_name(text: str) -> None:
+    pairs = [one for one in features(text) if isinstance(one, int)]
+
+    assert len(pairs) == len(text) - 1
+    assert [feature(name_of(one)) for one in pairs] == pairs
+
+
+def test_an_explanation_names_the_weightiest_feature_first() -> None:
+    classifier = Classifier(weights(-100, python=300, poem=-500, unseen=900))
+
+    assert classifier.explain("a Python poem") == [
+        ("poem", pytest.approx(-5 / 2**0.5)),
+        ("python", pytest.approx(3 / 2**0.5)),
+        ("(bias)", -1.0),
+    ]
+    assert classifier.classify("a Python poem").task == "chat"
+    assert classifier.classify("python").task == "code"
+
+
+def test_an_explanation_can_be_printed(classifier: Classifier) -> None:
+    names = dict(classifier.explain("def f(x):\n\ty = x;\n    return y;\n"))
+
+    assert {"~⏎    ", "~;⏎", "~⏎⇥"} <= names.keys()
+    assert all(name.isprintable() for name in names)
+
+
+def test_a_feature_counts_once_however_often_it_stands_there() -> None:
+    classifier = Classifier(weights(0, python=100, poem=-90))
+
+    assert classifier.classify("poem poem poem python") == classifier.classify("python poem")
+
+
+def test_the_weights_are_small_enough_to_carry_and_lean_to_chat_where_nothing_is_known() -> None:
+    packed = (ROOT / "router" / "core" / "routing" / "classify_weights.json").read_bytes()
+
+    assert len(packed) < 300_000
+    decoded = msgspec.json.decode(packed, type=Weights)
+    assert decoded.short.bias < 0
+    assert decoded.long.features.keys() == decoded.short.features.keys()
+
+
+def test_short_and_long_prompts_have_weights_of_their_own() -> None:
+    classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(0, {"python": -300})))
+
+    at_the_limit = "python" + " " * (SHORT - len("python"))
+    assert is_short(at_the_limit)
+    assert classifier.classify(at_the_limit).task == "code"
+    assert classifier.classify(at_the_limit + " ").task == "chat"
+
+
+def test_the_verdict_is_the_same_in_every_process() -> None:
+    script = (
+        "from router.core.routing.classify import Classifier; import sys; "
+        "print([repr(Classifier.load().classify(line).score) for line in sys.stdin])"
+    )
+    prompts = "\n".join(one.prompt.replace("\n", " ") for one in labelled(HERE / "classify_kinds.jsonl")[::7])
+
+    def scores(seed: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-c", script],
+            input=prompts,
+            check=True,
+            capture_output=True,
+            env=environment(seed),
+            encoding="utf-8",
+        )
+        return ran.stdout
+
+    assert scores("1") == scores("2")
+
+
+def test_the_same_examples_train_the_same_weights(tmp_path: Path) -> None:
+    lines = (TOOLS / "classifier_examples.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(lines[::12]), encoding="utf-8")
+
+    def trained(out: Path, seed: str) -> bytes:
+        script = [sys.executable, str(TOOLS / "train_classifier.py"), "--examples", str(few), "--repeats", "0"]
+        subprocess.run([*script, "--out", str(out)], check=True, capture_output=True, env=environment(seed))
+        return out.read_bytes()
+
+    assert trained(tmp_path / "one.json", "1") == trained(tmp_path / "two.json", "2")

@@ -1,0 +1,141 @@
+"""In which order the engines of a model are tried."""
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.routing.context_length import Length
+from router.core.routing.ranking import EngineView, plan
+from router.core.types import EngineTask, Task
+
+ENGINE = st.builds(
+    EngineView,
+    st.text("abc", min_size=1, max_size=2),
+    st.sampled_from(["code", "chat", "any"]),
+    st.sampled_from([None, True, False]),
+    st.integers(0, 3),
+    others=st.none() | st.floats(0, 9),
+    running=st.none() | st.floats(0, 9),
+    waiting=st.none() | st.floats(0, 9),
+    kv_cache_usage=st.none() | st.floats(0, 1),
+    max_model_len=st.none() | st.integers(100, 300),
+    slow=st.booleans(),
+)
+TASKS = st.sampled_from(["code", "chat"])
+
+
+def view(name: str, task: EngineTask = "any", *, up: bool | None = True, in_flight: int = 0, **more: Any) -> EngineView:
+    return EngineView(name, task, up, in_flight, **more)
+
+
+def order(task: Task, *engines: EngineView, length: Length | None = None) -> list[str]:
+    """The names in the order of the plan, which must not depend on the order they are given in."""
+    plans = {tuple(engine.name for engine in plan(task, given, length=length)) for given in permutations(engines)}
+    assert len(plans) == 1
+    return list(plans.pop())
+
+
+def test_no_engines_are_no_plan() -> None:
+    assert plan("chat", []) == []
+
+
+def test_a_drained_engine_gets_nothing_even_where_there_is_no_other() -> None:
+    assert order("chat", view("a", "chat", drained=True), view("b", "code", up=False)) == ["b"]
+    assert order("chat", view("a", drained=True)) == []
+
+
+def test_the_draft_for_the_task_comes_first_then_any_then_the_other() -> None:
+    engines = view("a", "chat"), view("b", "any"), view("c", "code")
+    assert order("code", *engines) == ["c", "b", "a"]
+    assert order("chat", *engines) == ["a", "b", "c"]
+
+
+def test_of_the_same_kind_who_has_less_to_do_comes_first() -> None:
+    assert order("chat", view("a", in_flight=3), view("b", in_flight=1), view("c", in_flight=2)) == ["b", "c", "a"]
+
+
+def test_the_task_counts_more_than_the_load() -> None:
+    assert order("code", view("busy", "code", in_flight=50), view("idle", "chat")) == ["busy", "idle"]
+
+
+def test_an_engine_that_is_known_to_be_down_comes_last_and_not_never() -> None:
+    assert order("code", view("down", "code", up=False), view("other", "chat", in_flight=9)) == ["other", "down"]
+
+
+def test_an_engine_that_nobody_has_asked_yet_may_well_be_up() -> None:
+    assert order("code", view("unknown", "code", up=None), view("up", "any")) == ["unknown", "up"]
+    assert order("chat", view("b", up=None), view("a", up=True)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("task", ["code", "chat"])
+def test_equals_are_ordered_by_name(task: Task) -> None:
+    assert order(task, view("c"), view("a"), view("b")) == ["a", "b", "c"]
+
+
+def test_what_others_have_an_engine_do_counts_as_its_load() -> None:
+    engines = view("a", in_flight=1, others=5.0), view("b", in_flight=4, others=0.0), view("c", in_flight=5)
+    assert order("chat", *engines) == ["b", "c", "a"]
+
+
+def test_a_full_kv_cache_counts_as_load() -> None:
+    full, empty = view("a", in_flight=2, kv_cache_usage=0.9), view("b", in_flight=4, kv_cache_usage=0.1)
+    assert order("chat", full, empty) == ["b", "a"]
+
+
+def test_a_kv_cache_of_unknown_usage_counts_as_the_others_do() -> None:
+    engines = view("a", in_flight=2), view("b", in_flight=1, kv_cache_usage=0.9), view("c", kv_cache_usage=0.9)
+    assert order("chat", *engines) == ["c", "b", "a"]
+
+
+def test_a_crowded_engine_comes_behind_whatever_its_task_is() -> None:
+    crowded = view("crowded", "code", running=20.0, waiting=9.0)
+    assert order("code", crowded, view("other", "chat", running=3.0, waiting=0.0)) == ["other", "crowded"]
+    assert order("code", crowded, view("unknown", "chat")) == ["unknown", "crowded"]
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(20.0, 5.0), (0.0, 4.0), (None, 4.0), (20.0, None), (400.0, 90.0)])
+def test_a_few_that_wait_are_no_crowd(running: float | None, waiting: float | None) -> None:
+    engines = view("own", "code", running=running, waiting=waiting), view("other", "chat", running=0.0, waiting=0.0)
+    assert order("code", *engines) == ["own", "other"]
+
+
+def test_an_engine_that_has_proved_slower_comes_behind_whatever_its_label_says() -> None:
+    engines = view("labelled", "code", slow=True), view("fast", "chat"), view("other", "any", slow=True)
+    assert order("code", *engines) == ["fast", "labelled", "other"]
+
+
+LONG = Length(0, 100, 5000)
+
+
+def test_a_long_prompt_goes_to_an_engine_that_surely_takes_it_before_one_of_its_task() -> None:
+    small, large = view("small", "code", max_model_len=4096), view("large", "chat", max_model_len=32768)
+    assert order("code", small, large, length=LONG) == ["large", "small"]
+    assert order("code", small, large, length=Length(0, 100, 4096)) == ["small", "large"]
+
+
+def test_where_none_surely_suffices_the_largest_comes_first() -> None:
+    engines = view("a", "code", max_model_len=2048), view("b", "chat", max_model_len=4096)
+    assert order("code", *engines, length=LONG) == ["b", "a"]
+
+
+def test_an_engine_that_could_never_take_it_is_not_asked() -> None:
+    small, large = view("small", "code", max_model_len=2048), view("large", "chat", max_model_len=8192)
+    assert order("code", small, large, length=Length(0, 3000, 9000)) == ["large"]
+    assert order("code", small, length=Length(3000, 1, 9000)) == []
+
+
+def test_a_context_that_is_not_known_alone_decides_nothing() -> None:
+    assert order("code", view("a", "code"), view("b", "chat"), length=LONG) == ["a", "b"]
+    unknown, known = view("unknown", "code"), view("known", "chat", max_model_len=8192)
+    assert order("code", unknown, known, length=LONG) == ["unknown", "known"]
+
+
+@given(TASKS, st.lists(ENGINE, max_size=6))
+def test_every_engine_is_tried_once_and_those_that_are_down_last(task: Task, engines: list[EngineView]) -> None:
+    found = plan(task, engines)
+    assert sorted(found, key=repr) == sorted(engines, key=repr)
+    downs = [engine.up is False for engine in found]
+    assert downs == sorted(downs)

@@ -1,0 +1,223 @@
+"""What the choice of engine makes of what is known, and what it learns; no engine is asked."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.core.cache.key import Markers
+from router.core.routing.draft_stats import ENOUGH, Counts, Experience
+from router.core.types import Endpoint, Task
+from router.errors import ApiError
+from router.flow.engine_selection import Chooser
+from router.flow.exchange import Work
+from router.flow.parsed_request import Reading
+from router.flow.request_resolver import RequestReader
+from router.upstream.catalog import Catalog, Engine, Gauges, Model
+
+MODEL = Model("llama", "1")
+
+
+class House:
+    """A chooser with engines, and a clock and randomness that are set by hand."""
+
+    def __init__(self, *engines: Engine, explore: float = 0.1) -> None:
+        self.now = 100.0
+        self.dice = 1.0
+        self.engines = {engine.name: engine for engine in engines}
+        catalog = Catalog([MODEL, Model("phi", "1")], engines)
+        self.chooser = Chooser(catalog, Experience(), explore=explore, clock=lambda: self.now, random=lambda: self.dice)
+
+    def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
+        choice = self.chooser.choose(chat(task, **fields), "acme", session)
+        return [engine.name for engine in choice.engines()]
+
+    def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
+        """Streams of 60 tokens that end now, at so many tokens a second."""
+        for _ in range(times):
+            work = Work(
+                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, begun=0.0
+            )
+            work.engine, work.completion_tokens, work.dispatched = engine, 60, self.now - 60 / speed
+            for name, value in facts.items():
+                setattr(work, name, value)
+            self.chooser.landed(work)
+
+    def counted(self, engine: str, steps: float, accepted: float) -> None:
+        self.engines[engine].observe(Gauges(running=0, spec_counts=Counts(steps, accepted)))
+        self.chooser.checked()
+
+
+def chat(task: Task = "code", **fields: Any) -> Reading:
+    """A chat request as it was understood."""
+    reader = RequestReader(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=Markers())
+    body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return reader.read(Endpoint.CHAT, "acme", json.dumps(body).encode())
+
+
+def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
+    facts = {"task": "any", "model": "llama", **more}
+    made = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
+    made.up, made.speculates = up, speculates
+    return made
+
+
+def test_what_is_in_flight_counts_at_the_moment_at_which_the_engines_are_asked_for() -> None:
+    house = House(engine("a"), engine("b"))
+    choice = house.chooser.choose(chat(), "acme", None)
+    house.engines["a"].in_flight = 1
+    assert [one.name for one in choice.engines()] == ["b", "a"]
+
+
+BIASED: dict[str, Any] = {"logit_bias": {"5": 1}}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "order", "adjusted"),
+    [
+        ({}, {"speculates": False}, ["b"], ()),
+        ({}, {"speculates": None}, ["b"], ()),
+        ({}, {"speculates": False, "up": None}, ["b"], ()),
+        ({}, {"speculates": False, "up": False}, ["a", "b"], ("logit_bias",)),
+        ({}, {}, ["a", "b"], ("logit_bias",)),
+        ({"speculates": False}, {"speculates": False}, ["a", "b"], ()),
+    ],
+)
+def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
+    a: dict[str, Any], b: dict[str, Any], order: list[str], adjusted: tuple[str, ...]
+) -> None:
+    house = House(engine("a", **a), engine("b", **b))
+    choice = house.chooser.choose(chat(**BIASED), "acme", None)
+    assert ([one.name for one in choice.engines()], choice.adjusted) == (order, adjusted)
+    there = {"logit_bias" in choice.request.fields, b"logit_bias" in choice.request.body}
+    assert there == {not adjusted}
+
+
+def test_an_engine_without_a_draft_that_is_too_small_is_no_way_out() -> None:
+    house = House(engine("a", max_model_len=8192), engine("b", speculates=False, max_model_len=100))
+    choice = house.chooser.choose(chat(max_tokens=500, **BIASED), "acme", None)
+    assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
+
+
+def test_a_drained_engine_is_no_way_out_and_is_not_tried_out() -> None:
+    house = House(engine("a"), engine("b", speculates=False), engine("c"))
+    house.engines["b"].drained = house.engines["c"].drained = True
+    choice = house.chooser.choose(chat(**BIASED), "acme", None)
+    assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
+    house.dice = 0.0
+    assert house.order() == ["a"]
+    house.engines["a"].drained = True
+    assert house.order() == [], "which is a matter of time, and no fault of the request"
+
+
+def test_what_no_engine_could_take_is_refused() -> None:
+    house = House(engine("a", max_model_len=100), engine("b", max_model_len=200))
+    with pytest.raises(ApiError, match="maximum context length is 200 tokens"):
+        house.order(max_tokens=201)
+    assert house.order(max_tokens=101) == ["b"]
+
+
+def test_the_engines_of_a_model_that_answers_in_its_place_come_after_its_own() -> None:
+    house = House(engine("z"), engine("y", up=False), engine("b", model="phi"), engine("a", model="phi"))
+    choice = house.chooser.choose(chat(), "acme", None, ("llama", "phi"))
+    assert [one.name for one in choice.engines()] == ["z", "y", "a", "b"]
+
+
+def test_a_crowded_engine_is_not_tried_out() -> None:
+    house = House(engine("a"), engine("b"))
+    house.generated("a", 100)
+    house.dice = 0.0
+    house.engines["b"].gauges = Gauges(running=2, waiting=20)
+    assert house.order() == ["a", "b"]
+
+
+def test_the_label_decides_until_another_has_proved_faster() -> None:
+    house = House(engine("code", task="code"), engine("chat", task="chat"))
+    assert house.order() == ["code", "chat"]
+    house.generated("chat", 100)
+    assert house.order() == ["code", "chat"]
+    house.generated("code", 50)
+    assert house.order() == ["chat", "code"]
+    assert house.order(task="chat") == ["chat", "code"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"error": "broken-off"},
+        {"dispatched": None},
+        {"attempts": [("other", "timeout")]},
+    ],
+)
+def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -> None:
+    house = House(engine("a"), engine("b"))
+    house.generated("b", 100)
+    house.generated("a", 10, **facts)
+    assert house.order() == ["a", "b"]
+
+
+def test_a_generation_is_timed_from_its_dispatch_on_since_late_tokens_come_together() -> None:
+    house = House(engine("a"))
+    house.generated("a", 120, first_token=house.now - 0.001)
+    house.chooser.checked()
+    assert house.engines["a"].drafts["code"].tokens_per_second == pytest.approx(120)
+
+
+def test_a_share_of_the_requests_tries_what_is_least_known() -> None:
+    house = House(engine("a"), engine("b"), engine("down", up=False))
+    house.dice = 0.09
+    assert house.order()[0] == "a"  # there is nothing to compare with yet
+    house.generated("a", 100)
+    assert house.order() == ["b", "a", "down"]
+    house.dice = 0.1
+    assert house.order() == ["a", "b", "down"]
+
+
+def test_a_session_is_not_tried_out() -> None:
+    house = House(engine("a"), engine("b"))
+    house.generated("a", 100)
+    stays = house.order(session="s1")
+    house.dice = 0.0
+    assert house.order(session="s1") == stays
+
+
+def test_what_is_tried_fits_as_well() -> None:
+    house = House(engine("a", max_model_len=8192), engine("b", max_model_len=1000))
+    house.generated("a", 100)
+    house.dice = 0.0
+    assert house.order() == ["b", "a"]
+    assert house.order(max_tokens=900) == ["a", "b"]
+
+
+def test_replicas_are_one_and_need_not_be_tried() -> None:
+    house = House(engine("a.1", family="a"), engine("a.2", family="a"))
+    house.generated("a.1", 100, times=int(ENOUGH))
+    house.dice = 0.0
+    assert house.order() == ["a.1", "a.2"]
+
+
+def test_a_draft_that_stops_paying_is_told_once_and_again_when_it_pays(caplog: pytest.LogCaptureFixture) -> None:
+    house = House(engine("a.1", family="a"), engine("a.2", family="a"))
+    with caplog.at_level("INFO"):
+        for steps, accepted in ((0, 0), (1000, 3000), (21_000, 3100), (21_500, 3110)):
+            house.counted("a.1", steps, accepted)
+            house.counted("a.2", 0, 0)
+        assert [record.getMessage() for record in caplog.records] == [
+            "engine a: its draft does not pay for code: unknown tokens a second, 1.15 a step",
+            "engine a: its draft does not pay for chat: unknown tokens a second, 1.15 a step",
+        ]
+        assert house.engines["a.2"].drafts["code"].pays is False
+        house.counted("a.1", 31_500, 43_110)
+    assert [record.getMessage() for record in caplog.records][2:] == [
+        "engine a: its draft pays for code again",
+        "engine a: its draft pays for chat again",
+    ]
+
+
+def test_of_an_engine_without_a_draft_nothing_pays() -> None:
+    house = House(engine("a", speculates=False), engine("b"))
+    house.generated("a", 100)
+    house.generated("b", 50)
+    house.chooser.checked()
+    assert house.engines["a"].drafts["code"].pays is None
+    assert house.engines["b"].drafts["code"].pays is False

@@ -1,0 +1,265 @@
+"""A request is explained as the router would take it: its key part by part, what stands there, and what is nearest."""
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from router.app import build_catalog, build_explainer, build_reader
+from router.core.cache.miss_reason import fingerprint
+from router.core.cache.redis_keys import PURGES
+from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.stream_encoding import encode_stream
+from router.core.types import Endpoint, Entry
+from router.errors import ApiError
+from router.flow.explain import Explainer, Explanation, Question
+from router.flow.parsed_request import Reading
+from router.net.redis.connect import open_client
+from router.net.redis.errors import LinkError
+from router.settings import parse
+from tests.support.entry_factory import entry, store
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import RouterServer, chat_body, configuration
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ENGINES = {
+    "one": ("llama", "any", "http://127.0.0.1:1"), "two": ("mistral", "any", "http://127.0.0.1:2"),
+}  # fmt: skip
+TENANTS = '[[tenant]]\nname = "acme"\n'
+
+Explain = Callable[..., Awaitable[Explanation]]
+
+
+def explainer(url: str, client: Any, *, cache: str = "") -> Explainer:
+    settings = parse(configuration(url, ENGINES, cache=cache, rest=TENANTS), {})
+    return build_explainer(settings, build_reader(settings, build_catalog(settings)), client)
+
+
+def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT) -> Reading:
+    settings = parse(configuration("redis://x", ENGINES), {})
+    return build_reader(settings, build_catalog(settings)).read(endpoint, tenant, json.dumps(body).encode())
+
+
+async def answered(client: Any, asked: Any, tenant: str = "default", **fields: Any) -> Entry:
+    """Stores an answer to a request, as a router would."""
+    reading = read(asked, tenant)
+    of = fingerprint(reading.key.text, reading.parts)
+    kept = entry(
+        digest=reading.key.digest, documents=reading.parts.documents(), question=of.question, params=of.params, **fields
+    )
+    await store(client, reading.key.text, kept)
+    return kept
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def explain(redis_server: RedisServer, client: Any) -> Explain:
+    one = explainer(redis_server.url, client)
+
+    async def ask(body: Any, **about: str) -> Explanation:
+        return await one.explain(Question(msgspec.Raw(json.dumps(body).encode()), **about))
+
+    return ask
+
+
+SAID = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "<context>one</context> Why?"},
+]
+BODY = {"model": "llama", "messages": SAID}
+
+
+async def test_a_request_whose_answer_is_stored_would_hit(client: Any, explain: Explain) -> None:
+    await answered(client, BODY)
+    told = await explain(BODY)
+    assert (told.result, told.reason, told.state, told.nearest) == ("HIT", None, "fresh", None)
+    assert told.entry is not None
+    assert told.entry.engine == "llama-chat"
+    stream = await explain({**BODY, "stream": True, "user": "somebody"})
+    assert (stream.result, stream.key) == ("MISS", told.key), "the stored body is no answer that a stream could tell"
+    assert stream.state == "no-such-form"
+
+
+async def test_what_a_router_has_answered_would_hit_and_its_key_is_the_one_that_it_told(
+    router: RouterServer, config: str, client: Any
+) -> None:
+    settings = parse(config, {})
+    one = build_explainer(settings, build_reader(settings, build_catalog(settings)), client)
+    for body in (chat_body("Tell me about the sea."), chat_body("x", model="auto", temperature=0, stream=True)):
+        sent = await router.post("/v1/chat/completions", body)
+        told = await one.explain(Question(msgspec.Raw(json.dumps(body).encode())))
+        assert (told.result, told.key) == ("HIT", sent.headers["x-cache-key"])
+        assert told.task == sent.headers["x-task"]
+
+
+async def test_the_key_is_told_part_by_part(explain: Explain) -> None:
+    told = await explain({**BODY, "documents": [{"doc_id": "handbook", "text": "t"}]}, tenant="acme")
+    parts = {part.part: part.value for part in told.parts}
+    assert list(parts) == ["tenant", "model", "system", "rag", "query"]
+    assert told.key == "rh:1:" + ":".join(parts.values())
+    assert (parts["tenant"], told.model, told.task) == ("acme", "llama", "chat")
+    assert told.documents[0] == "handbook"
+    assert len(told.documents) == 2
+    made_of = {part.part: part.made_of for part in told.parts}
+    assert made_of["system"] == "9 characters of system text"
+    assert "Be brief" not in msgspec.json.encode(told).decode()
+
+
+async def test_a_request_without_system_text_or_context_says_so(explain: Explain) -> None:
+    made_of = {part.part: part.made_of for part in (await explain(chat_body("Hi"))).parts}
+    assert (made_of["system"], made_of["rag"]) == ("no system text", "no retrieved context")
+
+
+async def test_with_nothing_stored_it_is_new(explain: Explain) -> None:
+    told = await explain(BODY)
+    assert (told.result, told.reason, told.state) == ("MISS", "new", "absent")
+    assert told.nearest is not None
+    assert (told.nearest.key, told.nearest.looked_at, told.nearest.everything) == (None, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("part", "asked"),
+    [
+        ("system", {**BODY, "messages": [{"role": "system", "content": "Be brief. "}, SAID[1]]}),
+        ("rag", {**BODY, "messages": [SAID[0], {"role": "user", "content": "<context>two</context> Why?"}]}),
+        ("query", {**BODY, "messages": [SAID[0], {"role": "user", "content": "<context>one</context> How?"}]}),
+        ("params", {**BODY, "temperature": 0.5}),
+        ("params", {**BODY, "somebodys_field": 1}),
+        ("model", {**BODY, "model": "mistral"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_miss_by_one_part_names_it(client: Any, explain: Explain, part: str, asked: Any) -> None:
+    await answered(client, BODY)
+    told = await explain(asked)
+    assert (told.result, told.reason) == ("MISS", part)
+    assert told.nearest is not None
+    assert (told.nearest.key, told.nearest.differs) == (read(BODY).key.text, [part])
+    assert len(told.differs) == 1
+
+
+async def test_a_miss_by_several_parts_names_them_all(client: Any, explain: Explain) -> None:
+    await answered(client, BODY)
+    told = await explain({**chat_body("Something else"), "temperature": 0})
+    assert told.reason == "new"
+    assert told.nearest is not None
+    assert told.nearest.differs == ["system", "rag", "query", "params"]
+    assert len(told.differs) == 4
+
+
+async def test_another_tenants_answer_explains_nothing(client: Any, explain: Explain) -> None:
+    await answered(client, BODY, "acme")
+    told = await explain(BODY)
+    assert told.reason == "new"
+    assert told.nearest is not None
+    assert told.nearest.looked_at == 0
+    assert (await explain(BODY, tenant="acme")).result == "HIT"
+
+
+async def test_an_answer_that_has_outlived_its_time_is_no_hit(client: Any, explain: Explain) -> None:
+    await answered(client, BODY, created=time.time() - 100, ttl=50.0)
+    told = await explain(BODY)
+    assert (told.result, told.reason, told.state) == ("MISS", "expired", "stale")
+
+
+async def test_the_answer_to_another_request_with_the_same_hashes_is_no_hit(client: Any, explain: Explain) -> None:
+    await store(client, read(BODY).key.text, entry(digest="e" * 64))
+    told = await explain(BODY)
+    assert (told.result, told.state) == ("MISS", "other-digest")
+
+
+@pytest.mark.parametrize("command", [("SET", "x"), ("HSET", "digest", "only"), ("HSET", b"\xff", b"\xff")])
+async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
+    client: Any, explain: Explain, command: tuple[Any, ...]
+) -> None:
+    await client.execute_command(command[0], read(BODY).key.text, *command[1:])
+    told = await explain(BODY)
+    assert (told.result, told.state) == ("MISS", "unreadable")
+
+
+async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
+    await answered(client, BODY)
+    await client.xadd(PURGES, {"scope": '{"all":true}'})  # whose deleting it has escaped
+    told = await explain(BODY)
+    assert (told.result, told.state) == ("MISS", "purged")
+
+
+async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:
+    await answered(client, BODY, stream=encode_stream(StreamParts(), b"{}", None, lossless=False), body=b"{}")
+    assert (await explain(BODY)).state == "no-such-form"
+    assert (await explain({**BODY, "stream": True})).result == "HIT"
+
+
+async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: RedisServer, client: Any) -> None:
+    one = explainer(redis_server.url, client, cache='store = "deterministic"')
+    told = await one.explain(Question(msgspec.Raw(json.dumps(BODY).encode())))
+    assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "about", "param"),
+    [
+        (BODY, {"tenant": "nobody"}, "tenant"),
+        (BODY, {"path": "/v1/nothing"}, "path"),
+        ({**BODY, "model": "nope"}, {}, "model"),
+        ({"model": "llama"}, {}, "messages"),
+        ({"messages": SAID}, {}, "model"),
+    ],
+)
+async def test_what_the_router_would_refuse_is_refused(
+    explain: Explain, body: Any, about: dict[str, str], param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        await explain(body, **about)
+    assert caught.value.param == param
+
+
+async def test_explaining_changes_nothing(client: Any, explain: Explain) -> None:
+    await answered(client, BODY)
+    before = {name: await client.dump(name) for name in await client.keys("*")}
+    await explain(BODY)
+    await explain(chat_body("Something else"))
+    assert {name: await client.dump(name) for name in await client.keys("*")} == before
+
+
+async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
+    client = open_client(own_redis.url, timeout=1)
+    with pytest.raises(LinkError):
+        await explainer(own_redis.url, client).explain(Question(msgspec.Raw(json.dumps(BODY).encode())))
+    await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        (Endpoint.RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
+        (Endpoint.RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
+        (Endpoint.RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
+        (
+            Endpoint.CHAT,
+            {"messages": [{"role": "user", "content": [{"image_url": "https://example.com/cat.png"}]}]},
+            "`image_url`",
+        ),
+    ],
+)
+async def test_an_uncacheable_request_is_explained_by_what_makes_it_so(
+    explain: Explain, path: Endpoint, fields: dict[str, Any], said: str
+) -> None:
+    told = await explain({"model": "llama", **fields}, path=path.value)
+    assert (told.result, told.reason) == ("BYPASS", "uncacheable")
+    assert said in told.why
+    assert "cache.store" not in told.why
+
+
+async def test_remote_content_that_is_stable_is_explained_like_any_other(
+    redis_server: RedisServer, client: Any
+) -> None:
+    one = explainer(redis_server.url, client, cache='remote_content = "stable"')
+    content = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
+    body = {"model": "llama", "messages": [{"role": "user", "content": content}]}
+    told = await one.explain(Question(msgspec.Raw(json.dumps(body).encode())))
+    assert told.result == "MISS"

@@ -1,0 +1,370 @@
+"""The promises of the transport about failure: which error, what it was caused by, that nothing stays in use."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from router.net.client.connection import Connection
+from router.net.client.errors import EngineError
+from router.net.client.transport import Transport
+from tests.support.transport_harness import OK, STREAM, Pieces, answer, fails, on_both_loops, rig, send, serving
+
+
+@on_both_loops
+async def test_a_refused_connection_is_told_as_such() -> None:
+    with socket.socket() as bound:  # bound, and not listening: nobody else gets the port
+        bound.bind(("127.0.0.1", 0))
+        async with Transport() as transport:
+            with fails("connect", cause="Errno"):
+                await send(transport, f"http://127.0.0.1:{bound.getsockname()[1]}/")
+            assert transport.in_use == 0
+
+
+@pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/", "http://127.0.0.1:99999/"])
+async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None:
+    async with Transport() as transport:
+        with fails("connect"):
+            await send(transport, url)
+        assert transport.in_use == 0
+
+
+@pytest.mark.parametrize(("connect", "patience", "reason"), [(0.05, 60, "connect"), (60, 0.05, "timeout")])
+def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: float, reason: str) -> None:
+    @on_both_loops
+    async def story() -> None:
+        async with rig(ssl_context=ssl.create_default_context()) as (transport, server):
+            # The server does not speak TLS, so that the handshake never ends.
+            with fails(reason):
+                await send(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
+            assert await (await server.peer()).reader.read() != b""  # and then our end was closed
+
+    for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        story(loop_factory=loop)
+
+
+@on_both_loops
+async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url, patience=0.05))
+        peer = await server.peer()
+        await peer.request()
+        with fails("timeout"):
+            await asked
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        stream = Pieces(await asked, each=0.05)
+        assert await anext(stream) == b"a"
+        with fails("timeout"):
+            await anext(stream)
+        with pytest.raises(RuntimeError, match="closed"):
+            await anext(stream)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine() -> None:
+    def sink(piece: bytes) -> bool:
+        raise KeyError(piece)
+
+    for first in (b"1\r\na\r\n", b""):  # it is there already, or comes later
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(STREAM + first)
+            poured = asyncio.create_task((await asked).pour(sink))
+            await asyncio.sleep(0)
+            peer.say(b"1\r\nb\r\n")
+            with pytest.raises(KeyError):
+                await poured
+            assert await peer.left()
+
+
+@on_both_loops
+async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"3\r\nabc\r\n")
+        with fails("too-large"):
+            await (await asked).read(2)
+        assert await peer.left()
+
+
+class Clock:
+    """An event loop of which only the time and the timers are used, so that a test can move them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, object]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    def call_at(self, when: float, callback: object) -> asyncio.TimerHandle:
+        self.timers.append((when, callback))
+        return asyncio.TimerHandle(when, callback, (), asyncio.get_running_loop())  # type: ignore[arg-type]
+
+    def fire(self) -> None:
+        """Let the time of the last timer come."""
+        self.now, callback = self.timers[-1]
+        callback()  # type: ignore[operator]
+
+
+def asking(clock: Clock, patience: float, total: float = 1000.0) -> tuple[Connection, asyncio.Future[Exception | None]]:
+    """A connection on which an exchange has begun, and the wait for its head, on a socket that is not there."""
+    connection = Connection(
+        ("http", "h", 80),
+        clock,  # type: ignore[arg-type]
+        high_water=1000,
+        max_head=1000,
+        on_lost=lambda _: None,
+    )
+    connection.connection_made(Nowhere())
+    return connection, connection.ask(b"", clock.now + patience, clock.now + total)
+
+
+class Nowhere(asyncio.Transport):
+    """A socket that is not there."""
+
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def waits(arrival: "asyncio.Future[Exception | None] | None") -> bool:
+    return arrival is not None and not arrival.done()
+
+
+def is_too_late(arrival: "asyncio.Future[Exception | None] | None") -> bool:
+    failure = arrival.result() if arrival is not None else None
+    return isinstance(failure, EngineError) and failure.reason == "timeout"
+
+
+async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False, 10.0)
+    for second in range(1, 10):
+        clock.now = float(second)
+        connection.data_received(b"1\r\na\r\n")
+    assert [when for when, _ in clock.timers] == [10.0]
+    clock.fire()
+    assert waits(poured)  # one second since the last piece is not ten
+    assert [when for when, _ in clock.timers] == [10.0, 19.0]
+    clock.fire()
+    assert is_too_late(poured)
+
+
+async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0, total=12.0)
+    connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False, 10.0)
+    clock.now = 9.0
+    connection.data_received(b"1\r\na\r\n")
+    clock.now = 10.0
+    clock.fire()
+    assert [when for when, _ in clock.timers] == [10.0, 12.0]
+    clock.fire()
+    assert is_too_late(poured)
+
+
+async def test_bytes_that_do_not_end_the_head_do_not_put_its_time_off() -> None:
+    clock = Clock()
+    connection, asked = asking(clock, 10.0)
+    clock.now = 9.0
+    connection.data_received(b"HTTP/1.1 2")
+    clock.fire()
+    assert is_too_late(asked)
+
+
+async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_of_their_own() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    connection.data_received(STREAM)
+    poured = connection.pour(lambda _: False)
+    clock.now = 9.0
+    connection.data_received(b"1\r\na\r\n")
+    clock.fire()
+    assert is_too_late(poured)
+
+
+async def test_no_time_is_too_long_while_nobody_waits() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    connection.data_received(STREAM)
+    clock.fire()
+    clock.now = 100.0
+    poured = connection.pour(lambda _: False, 10.0)
+    assert [when for when, _ in clock.timers] == [10.0, 110.0]
+    assert waits(poured)
+    clock.fire()
+    assert is_too_late(poured)
+
+
+async def test_a_shorter_time_does_not_wait_for_the_timer_of_a_longer_one() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 60.0)
+    connection.data_received(STREAM)
+    connection.pour(lambda _: False, 1.0)
+    assert [when for when, _ in clock.timers] == [60.0, 1.0]
+
+
+async def test_one_timer_does_for_one_exchange_after_the_other() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 60.0)
+    for second in range(1, 60):
+        connection.data_received(OK)
+        assert connection.pour(lambda _: False) is None
+        assert connection.finish()
+        clock.now = float(second)
+        asked = connection.ask(b"", clock.now + 60.0, 1000.0)
+    clock.now = 60.0
+    clock.fire()
+    assert [when for when, _ in clock.timers] == [60.0, 119.0]
+    assert waits(asked)
+
+
+async def test_a_lost_connection_leaves_no_timer_behind() -> None:
+    clock = Clock()
+    connection, _ = asking(clock, 10.0)
+    timer = connection._timer
+    assert timer is not None
+    connection.connection_lost(None)
+    assert timer.cancelled()
+
+
+@on_both_loops
+async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        stream = Pieces(await asked)
+        assert await anext(stream) == b"a"
+        peer.reset()
+        with fails("reset", cause="reset"):
+            await anext(stream)
+
+
+@on_both_loops
+async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it() -> None:
+    for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(reply)
+            peer.close()
+            stream = Pieces(await asked)
+            assert await anext(stream) == b"ab"
+            with fails("broken-off"):
+                await anext(stream)
+
+
+@on_both_loops
+async def test_a_malformed_response_is_broken_off_and_its_connection_is_closed() -> None:
+    for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(reply)
+            with fails("broken-off"):
+                await asked
+            assert await peer.left()
+
+
+@on_both_loops
+async def test_a_head_that_is_too_large_is_refused() -> None:
+    async with rig(max_head=1024) as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
+        with fails("broken-off", cause="head of more than 1024 bytes"):
+            await asked
+
+
+@on_both_loops
+async def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    for version in (b"1.0", b"1.1"):
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(answer(transport, server))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
+            peer.close()
+            assert await asked == b"to the end"
+            assert transport.idle == 0
+
+
+def certificate(folder: Path) -> Path:
+    """A self-signed certificate for 127.0.0.1 with its key, in one file."""
+    path = folder / "server.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", path, "-out", folder / "c.pem"], check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + (folder / "c.pem").read_bytes())
+    return path
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+@on_both_loops
+async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = certificate(Path(folder))
+        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        theirs.load_cert_chain(path)
+        ours = ssl.create_default_context(cafile=str(path))
+    async with serving(theirs) as server, Transport(ssl_context=ours) as transport, Transport() as distrustful:
+        for _ in range(2):
+            asked = asyncio.create_task(answer(transport, server))
+            if server.accepted == 0:
+                peer = await server.peer()
+            await peer.request()
+            peer.say(OK)
+            assert await asked == b"ok"
+        assert (server.accepted, transport.idle) == (1, 1)
+
+        asked = asyncio.create_task(answer(transport, server))
+        await peer.request()
+        peer.say(STREAM + b"4\r\nab")
+        peer.writer.transport.abort()
+        with pytest.raises(EngineError) as caught:
+            await asked
+        assert caught.value.reason in ("broken-off", "reset")
+
+        with fails("connect", cause="certificate"):
+            await send(distrustful, server.url)
+        assert distrustful.in_use == 0

@@ -1,0 +1,234 @@
+"""The promises of the transport about using connections again, and of the pool that decides it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from router.net.client.pool import IdlePool
+from tests.support.transport_harness import OK, STREAM, Peer, answer, exchange, fails, on_both_loops, rig, send
+
+
+@on_both_loops
+async def test_a_connection_that_the_server_closed_while_idle_is_never_used() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        peer.close()
+        assert await peer.left()  # our end has closed too, so it has noticed
+        again = await exchange(transport, server)
+        assert again is not peer
+        assert transport.idle == 1
+
+
+@on_both_loops
+async def test_a_connection_of_which_only_the_end_was_read_yet_is_not_used_either() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        (connection,) = transport._idle._since
+        connection.eof_received()
+        exchanges = connection._exchanges
+        again = await exchange(transport, server)
+        assert again is not peer
+        assert connection._exchanges == exchanges
+        assert await peer.left()
+
+
+async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        asked = asyncio.create_task(answer(transport, server, b"again"))
+        first = await peer.request()
+        end(peer)
+        fresh = await server.peer()
+        assert await fresh.request() == first
+        fresh.say(OK)
+        assert await asked == b"ok"
+
+
+@on_both_loops
+async def test_a_request_is_sent_once_more_if_a_reused_connection_is_closed_before_the_first_byte() -> None:
+    await is_sent_once_more(Peer.close)
+
+
+@on_both_loops
+async def test_a_request_is_sent_once_more_if_a_reused_connection_is_reset_before_the_first_byte() -> None:
+    await is_sent_once_more(Peer.reset)
+
+
+@on_both_loops
+async def test_a_request_is_not_sent_a_third_time() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        asked = asyncio.create_task(answer(transport, server))
+        await peer.request()
+        peer.close()
+        fresh = await server.peer()
+        await fresh.request()
+        fresh.close()
+        with fails("broken-off"):
+            await asked
+        assert server.accepted == 2
+
+
+@on_both_loops
+async def test_a_request_is_not_sent_again_after_a_byte_of_the_response_came() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        asked = asyncio.create_task(answer(transport, server))
+        await peer.request()
+        peer.say(b"H")
+        peer.close()
+        with fails("broken-off"):
+            await asked
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_request_whose_connection_was_new_is_not_sent_again() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(answer(transport, server))
+        peer = await server.peer()
+        await peer.request()
+        peer.close()
+        with fails("broken-off"):
+            await asked
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_read_timeout_on_a_reused_connection_is_not_sent_again() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        with fails("timeout"):
+            await send(transport, server.url, patience=0.02)
+        await peer.request()
+        assert await peer.left()
+        assert server.accepted == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        OK + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil",
+        OK + b"garbage",
+        OK + b"H",
+        b"HTTP/1.1 204 No Content\r\n\r\nbody",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_a_connection_with_more_than_was_asked_for_or_that_the_server_gives_up_is_not_kept(reply: bytes) -> None:
+    async def story() -> None:
+        async with rig() as (transport, server):
+            peer = await exchange(transport, server, reply)
+            assert await peer.left()
+            assert transport.idle == 0
+
+    asyncio.run(story())
+
+
+@on_both_loops
+async def test_bytes_on_an_idle_connection_close_it_and_never_answer_the_next_request() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+        assert await peer.left()
+        fresh = await exchange(transport, server)
+        assert fresh is not peer
+
+
+@on_both_loops
+async def test_an_idle_connection_is_closed_when_it_expires() -> None:
+    async with rig(idle_expiry=0.02) as (transport, server):
+        peers = [await exchange(transport, server)]
+        assert await peers[0].left()
+        assert transport.idle == 0
+
+
+@on_both_loops
+async def test_no_more_than_max_idle_connections_are_kept() -> None:
+    async with rig(max_idle=1) as (transport, server):
+        asked = [asyncio.create_task(answer(transport, server)) for _ in range(2)]
+        peers = [await server.peer() for _ in asked]
+        for peer in peers:
+            await peer.request()
+        assert transport.in_use == 2
+        peers[0].say(OK)
+        peers[1].say(OK)
+        assert await asyncio.gather(*asked) == [b"ok", b"ok"]
+        assert (transport.in_use, transport.idle) == (0, 1)
+
+
+@on_both_loops
+async def test_hundreds_of_streams_share_the_transport_and_leave_nothing() -> None:
+    async with rig() as (transport, server):
+
+        async def serve() -> None:
+            while True:
+                peer = await server.peer()
+                await peer.request()
+                peer.say(STREAM + b"1\r\na\r\n")
+                peer.say(b"1\r\nb\r\n0\r\n\r\n")
+
+        serving = asyncio.create_task(serve())
+        bodies = await asyncio.gather(*(answer(transport, server) for _ in range(400)))
+        assert set(bodies) == {b"ab"}
+        assert (transport.in_use, transport.idle) == (0, 256)
+        serving.cancel()
+
+
+def pool(max_idle: int = 10) -> IdlePool[str, str]:
+    return IdlePool(max_idle=max_idle, expiry=5.0)
+
+
+def test_the_connection_that_became_idle_last_is_taken_first() -> None:
+    idle = pool()
+    for now, item in enumerate(("a", "b", "c")):
+        assert idle.put("x", item, now) == []
+    assert [idle.take("x", 3.0) for _ in range(4)] == ["c", "b", "a", None]
+
+
+def test_a_connection_is_taken_only_for_its_own_origin() -> None:
+    idle = pool()
+    idle.put("x", "a", 0.0)
+    assert idle.take("y", 0.0) is None
+    assert idle.take("x", 0.0) == "a"
+
+
+def test_what_has_expired_is_not_taken_even_before_it_is_swept() -> None:
+    idle = pool()
+    idle.put("x", "a", 0.0)
+    assert idle.take("x", 5.0) is None
+    assert idle.expire(5.0) == ["a"]
+    assert len(idle) == 0
+
+
+def test_the_oldest_of_all_origins_makes_room() -> None:
+    idle = pool(max_idle=2)
+    assert idle.put("x", "a", 0.0) == []
+    assert idle.put("y", "b", 1.0) == []
+    assert idle.put("y", "c", 2.0) == ["a"]
+    assert idle.clear() == ["b", "c"]
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    assert pool(max_idle=0).put("x", "a", 0.0) == ["a"]
+
+
+def test_only_what_is_old_enough_expires_and_the_rest_says_when() -> None:
+    idle = pool()
+    assert idle.next_expiry() is None
+    idle.put("x", "a", 0.0)
+    idle.put("y", "b", 1.0)
+    assert idle.next_expiry() == 5.0
+    assert idle.expire(5.5) == ["a"]
+    assert idle.next_expiry() == 6.0
+
+
+def test_what_was_closed_is_forgotten_and_forgetting_twice_does_no_harm() -> None:
+    idle = pool()
+    idle.put("x", "a", 0.0)
+    idle.discard("a")
+    idle.discard("a")
+    assert idle.take("x", 0.0) is None
+    assert (len(idle), idle._by_key) == (0, {})

@@ -1,0 +1,309 @@
+"""The promises of the transport about one exchange; each test is named for one."""
+
+import asyncio
+import gzip
+import socket
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.transport_harness import (
+    LONG,
+    OK,
+    STREAM,
+    Pieces,
+    answer,
+    exchange,
+    fails,
+    on_both_loops,
+    rig,
+    send,
+)
+
+PIECE = 256 * 1024  # what either event loop reads at once
+
+
+@on_both_loops
+async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_object() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
+        stream = Pieces(await asked)
+        assert await anext(stream) == b"abcdef"
+        peer.say(b"1\r\ng\r\n1\r\nh\r\n0\r\n\r\n")
+        assert await anext(stream) == b"gh"
+        assert transport.idle == 1
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+@on_both_loops
+async def test_the_stream_does_not_decode() -> None:
+    packed = gzip.compress(b"hello")
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
+        response = await asked
+        assert b"".join([part async for part in Pieces(response)]) == packed
+
+
+@on_both_loops
+async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_back() -> None:
+    async with rig() as (transport, server):
+        for value in (b"1", None):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            header = b"rEtry-After: %b\r\n" % value if value is not None else b""
+            peer.say(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\n%bContent-Length: 0\r\n\r\n" % header)
+            with await asked as response:
+                assert response.status == 429
+                assert response.retry_after == (value.decode() if value is not None else None)
+
+
+@on_both_loops
+async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        peer = await exchange(transport, server)
+        assert (transport.in_use, transport.idle) == (0, 1)
+        asked = asyncio.create_task(answer(transport, server))
+        await peer.request()
+        peer.say(OK)
+        assert await asked == b"ok"
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_complete_response_that_is_closed_unread_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(OK)
+        response = await asked
+        assert transport.in_use == 1
+        response.close()
+        response.close()
+        assert (transport.in_use, transport.idle) == (0, 1)
+
+
+@on_both_loops
+async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        response = await asked
+        async for part in Pieces(response):
+            assert part == b"a"
+            break
+        response.close()
+        assert await peer.left()
+        assert (transport.in_use, transport.idle) == (0, 0)
+        with pytest.raises(RuntimeError, match="closed"):
+            await anext(Pieces(response))
+
+
+@on_both_loops
+async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_connection_back() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        response = await asked
+        assert await anext(Pieces(response)) == b"a"
+        response.close(spent=True)
+        assert (transport.in_use, transport.idle) == (1, 0)
+        (connection,) = transport._busy
+        ending = connection._waiter
+        assert ending is not None
+        peer.say(b"0\r\n\r\n")
+        await ending
+        assert (transport.in_use, transport.idle) == (0, 1)
+
+
+@pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
+def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | None) -> None:
+    async def story() -> None:
+        async with rig() as (transport, server):
+            asked = asyncio.create_task(send(transport, server.url))
+            peer = await server.peer()
+            await peer.request()
+            peer.say(STREAM + b"1\r\na\r\n")
+            response = await asked
+            assert await anext(Pieces(response)) == b"a"
+            with patch("router.net.client.response.LINGER", LONG if more else 0.02):
+                response.close(spent=True)
+            if more:
+                peer.say(more)
+            assert await peer.left()
+            assert (transport.in_use, transport.idle) == (0, 0)
+
+    asyncio.run(story())
+
+
+@on_both_loops
+async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert (transport.in_use, transport.idle) == (0, 0)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_without_closing_the_response() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM + b"1\r\na\r\n")
+        stream = Pieces(await asked)
+        assert await anext(stream) == b"a"
+        waits = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # one turn, so that it has begun to wait
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert (transport.in_use, transport.idle) == (0, 0)
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_cancelling_while_connecting_leaks_nothing() -> None:
+    async with rig() as (transport, server):
+        # The server does not speak TLS, so that the handshake never ends.
+        asked = asyncio.create_task(send(transport, server.url.replace("http:", "https:")))
+        peer = await server.peer()
+        await peer.reader.readexactly(1)
+        assert transport.in_use == 1
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert transport.in_use == 0
+        await peer.left()
+
+
+class Spy:
+    """Stands before a socket's transport and tells when reading pauses and goes on."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.paused = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+        self.paused.set()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+        self.resumed.set()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+
+@on_both_loops
+async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> None:
+    high_water, total = 64 * 1024, 24 * 1024 * 1024
+    async with rig(high_water=high_water) as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        response = await asked
+        (connection,) = transport._busy
+        assert connection._transport is not None
+        spy = Spy(connection._transport)
+        connection._transport = spy  # type: ignore[assignment]  # it passes on all that it does not watch
+        peer.say(bytes(total))
+        stream = Pieces(response)
+        received = 0
+        while received < total // 2:
+            await spy.paused.wait()
+            spy.paused.clear()
+            part = await anext(stream)
+            assert high_water < len(part) <= high_water + PIECE
+            assert spy.resumed.is_set()
+            received += len(part)
+        async for part in stream:
+            received += len(part)
+        assert received == total
+        assert transport.idle == 1
+
+
+@on_both_loops
+async def test_two_tasks_cannot_read_one_response() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM)
+        stream = Pieces(await asked)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already reading"):
+            await anext(stream)
+        with pytest.raises(RuntimeError, match="closed"):
+            await first
+
+
+@on_both_loops
+async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        peer.say(STREAM)
+        response = await asked
+        reads = asyncio.ensure_future(anext(Pieces(response)))
+        await asyncio.sleep(0)
+        response.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await reads
+        assert await peer.left()
+
+
+@on_both_loops
+async def test_small_writes_are_not_delayed() -> None:
+    async with rig() as (transport, server):
+        asked = asyncio.create_task(send(transport, server.url))
+        peer = await server.peer()
+        await peer.request()
+        (connection,) = transport._busy
+        assert connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        peer.say(OK)
+        assert await (await asked).read(100) == b"ok"
+
+
+@on_both_loops
+async def test_closing_the_transport_ends_exchanges_with_an_error_and_leaves_no_socket() -> None:
+    async with rig() as (transport, server):
+        idle = await exchange(transport, server)
+        asked = [asyncio.create_task(send(transport, server.url)) for _ in range(2)]
+        waiting = await server.peer()
+        await waiting.request()
+        await idle.request()
+        await transport.aclose()
+        for task in asked:
+            with fails("reset"):
+                await task
+        assert (transport.in_use, transport.idle, len(transport._open)) == (0, 0, 0)
+        assert await waiting.left()
+        with pytest.raises(RuntimeError):
+            await send(transport, server.url)

@@ -1,0 +1,274 @@
+"""The promises of a Link, against every way in which people run Redis."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.exceptions import ClusterDownError, ResponseError
+
+from router.net.redis.backend import Link
+from router.net.redis.commands import Command, Packed, form, later
+from router.net.redis.connection import Connection
+from router.net.redis.errors import LinkError
+from router.net.tasks import end
+from router.shared.redis import open_link
+from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
+from tests.support.redis_traffic import KEYS, Traffic
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PATIENCE = 5.0
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def link(deployment: Deployment) -> AsyncIterator[Link]:
+    async with aclosing(open_link(deployment.url, timeout=2)) as opened:
+        yield opened
+
+
+async def ask(link: Link, *commands: Command | Packed, timeout: float = PATIENCE) -> list[Any]:
+    """The replies, where there is one to each command. Raises LinkError."""
+    replies = await link.execute(commands, timeout)
+    for reply in replies:
+        if isinstance(reply, LinkError):
+            raise reply
+    return replies
+
+
+async def answers(link: Link, *commands: Command) -> list[Any] | None:
+    with suppress(LinkError):
+        replies = await ask(link, *commands, timeout=1)
+        if not any(isinstance(reply, ClusterDownError) for reply in replies):
+            return replies
+    return None
+
+
+# -- what is asked is answered ----------------------------------------------------------------------------------------
+
+
+async def test_each_command_gets_its_own_reply(link: Link) -> None:
+    keys = [f"rh:1:own:{number}" for number in range(300)]
+    await ask(link, *(("SET", key, key) for key in keys))
+    assert await ask(link, *(("GET", key) for key in keys)) == [key.encode() for key in keys]
+
+
+async def test_commands_of_a_key_are_done_in_their_order(link: Link) -> None:
+    keys = [f"rh:1:order:{number}" for number in range(20)]
+    commands: list[Command] = []
+    for value in range(5):
+        for key in keys:
+            commands += [("SET", key, value), ("GET", key)]
+    got = (await ask(link, *commands))[1::2]
+    assert got == [str(value).encode() for value in range(5) for _ in keys]
+
+
+async def test_a_script_finds_its_key(link: Link) -> None:
+    script = "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('GET', KEYS[1])"
+    keys = [f"rh:1:script:{number}" for number in range(20)]
+    assert await ask(link, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
+
+
+async def test_a_packed_command_is_done_as_any_other(link: Link) -> None:
+    keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
+    put, get = form("SET", None, None), form("GET", None)
+    commands: list[Command | Packed] = [put % (len(key), key, len(key), key) for key in keys]
+    commands += [later(get % (len(key), key)) for key in keys]
+    assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
+
+
+async def test_a_command_without_a_key_is_done(link: Link) -> None:
+    assert await ask(link, ("PING",)) == [b"PONG"]
+
+
+async def test_bytes_come_back_as_they_were(link: Link) -> None:
+    value = bytes(range(256)) * 8000
+    assert await ask(link, ("SET", "rh:1:big", value), ("GET", b"rh:1:big")) == [b"OK", value]
+
+
+async def test_what_redis_refuses_is_an_exception_in_its_place(link: Link) -> None:
+    first, refused, last = await ask(link, ("SET", "rh:1:r", "x"), ("HGETALL", "rh:1:r"), ("GET", "rh:1:r"))
+    assert (first, last) == (b"OK", b"x")
+    assert isinstance(refused, ResponseError)
+
+
+# -- what fails leaves nothing behind ---------------------------------------------------------------------------------
+
+
+async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: Deployment, link: Link) -> None:
+    await ask(link, ("SET", "rh:1:back", "1"))
+    for server in deployment.servers:
+        await server.command("CLIENT", "KILL", "TYPE", "normal")
+    assert await eventually(lambda: answers(link, ("GET", "rh:1:back"))) == [b"1"]
+
+
+async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_reach_nobody(
+    deployment: Deployment, link: Link
+) -> None:
+    await ask(link, ("SET", "rh:1:frozen", "old"), ("SET", "rh:1:other", "other"))
+    holder = await deployment.holder("rh:1:frozen")
+    holder.freeze()
+    try:
+        began = time.perf_counter()
+        with pytest.raises(LinkError):
+            await ask(link, ("GET", "rh:1:frozen"), timeout=0.1)
+        assert 0.09 < time.perf_counter() - began < 1, "the bound leaves room for a busy machine"
+    finally:
+        holder.thaw()
+    commands: list[Command] = [("GET", "rh:1:other"), ("SET", "rh:1:frozen", "new"), ("GET", "rh:1:frozen")]
+    assert await eventually(lambda: answers(link, *commands)) == [b"other", b"OK", b"new"]
+
+
+async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Deployment, link: Link) -> None:
+    await ask(link, ("SET", "rh:1:a", "a"), ("SET", "rh:1:b", "b"))
+    holder = await deployment.holder("rh:1:a")
+    holder.freeze()
+    try:
+        leaving = asyncio.ensure_future(ask(link, ("GET", "rh:1:a")))
+        await asyncio.sleep(0)
+        await end(leaving)
+    finally:
+        holder.thaw()
+    assert await eventually(lambda: answers(link, ("GET", "rh:1:b"))) == [b"b"]
+
+
+async def test_nobody_there_is_an_error_within_the_time_given() -> None:
+    for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
+        async with aclosing(open_link(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
+            began = time.perf_counter()
+            with pytest.raises(LinkError) as told:
+                await opened.execute([("PING",)], 0.3)
+            assert time.perf_counter() - began < 1
+            assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("deployment", ["least-rights", "sentinel", "cluster"], indirect=True)
+async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: Deployment) -> None:
+    url = deployment.url.replace("sec%2Fret", "wrong%2Fone")
+    async with aclosing(open_link(url, timeout=1)) as opened:
+        with pytest.raises(LinkError) as told:
+            await opened.execute([("PING",)], 1)
+    assert "wrong" not in str(told.value)
+
+
+# -- listening --------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_listens_is_told_of_a_change_of_every_key(link: Link) -> None:
+    keys = [f"rh:1:told:{number}" for number in range(30)]
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def changed(push: list[Any]) -> None:
+        for key in push[1]:
+            heard.put_nowait(key)
+
+    listening = []
+    for server in await link.servers():
+        connection = Connection(pushed=changed)
+        await server.connect(connection, PATIENCE)
+        assert await connection.send([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
+        listening.append(connection)
+    await ask(link, *(("SET", key, "x") for key in keys))
+    async with asyncio.timeout(PATIENCE):
+        assert {await heard.get() for _ in keys} == {key.encode() for key in keys}
+    for connection in listening:
+        connection.abort()
+
+
+async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: Link) -> None:
+    await ask(link, ("PING",))
+    before = link.topology
+    await link.servers()
+    await ask(link, *(("SET", f"rh:1:same:{number}", "x") for number in range(30)))
+    assert link.topology == before
+
+
+# -- a failover -------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_failover_of_sentinel_the_new_master_is_found_by_itself(start_own: StartDeployment) -> None:
+    group: SentinelGroup = await start_own("sentinel")
+    clock = asyncio.get_running_loop().time
+    async with aclosing(open_link(group.url, timeout=2)) as link, Traffic(link) as traffic:
+        await eventually(lambda: traffic.well_since(0))
+        old, servers = await group.holder(""), link.topology
+        old.kill()
+        await eventually(lambda: _replaced(group, old))
+        decided = clock()
+        await eventually(lambda: traffic.well_since(decided))
+        assert clock() - decided < 2, "about a second after Sentinel's decision"
+        assert link.topology != servers
+    assert traffic.wrong == []
+    assert traffic.slowest < 1, "nothing is tried again for seconds"
+
+
+async def _replaced(group: SentinelGroup, old: Any) -> bool:
+    return await group.holder("") is not old
+
+
+# -- a cluster --------------------------------------------------------------------------------------------------------
+
+
+async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(start_own: StartDeployment) -> None:
+    cluster: Cluster = await start_own("cluster")
+    async with aclosing(open_link(cluster.url, timeout=2)) as link, Traffic(link) as traffic:
+        await eventually(lambda: traffic.well_since(0))
+        source = await cluster.holder(KEYS[0])
+        target = next(server for server in [await cluster.holder(key) for key in KEYS] if server is not source)
+        moved = {cluster.slot(key) for key in KEYS if await cluster.holder(key) is source}
+        for slot in moved:
+            await cluster.move_slot(slot, source, target)
+        assert len(moved) > 5
+        done = traffic.batches
+        await eventually(lambda: traffic.batches > done + 20)
+    assert (traffic.wrong, traffic.refused, traffic.failed) == ([], set(), 0)
+
+
+async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(start_own: StartDeployment) -> None:
+    cluster: Cluster = await start_own("cluster")
+    clock = asyncio.get_running_loop().time
+    async with aclosing(open_link(cluster.url, timeout=2)) as link, Traffic(link) as traffic:
+        await eventually(lambda: traffic.well_since(0))
+        old, slot, servers = await cluster.holder(KEYS[0]), cluster.slot(KEYS[0]), link.topology
+        old.kill()
+        await eventually(lambda: _taken_over(cluster, slot, old))
+        decided = clock()
+        await eventually(lambda: traffic.well_since(decided))
+        assert clock() - decided < 3, "the servers learn of it one by one"
+        assert link.topology != servers
+        assert len(await link.servers()) == 3
+    assert traffic.wrong == []
+    assert traffic.slowest < 1, "nothing is tried again for seconds"
+
+
+async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(start_own: StartDeployment) -> None:
+    cluster: Cluster = await start_own("cluster")
+    async with aclosing(open_link(cluster.url, timeout=2)) as link:
+        await _freeze_one(cluster, link)
+
+
+async def _freeze_one(cluster: Cluster, link: Link) -> None:
+    await ask(link, *(("SET", key, key) for key in KEYS))
+    frozen = await cluster.holder(KEYS[0])
+    mine = {key for key in KEYS if await cluster.holder(key) is frozen}
+    frozen.freeze()
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        replies = await link.execute([("GET", key) for key in KEYS], 0.2)
+        took.append(time.perf_counter() - began)
+        for key, reply in zip(KEYS, replies, strict=True):
+            assert isinstance(reply, LinkError) if key in mine else reply == key.encode()
+    assert took[0] > 0.15
+    assert sum(took[1:]) < 0.2, "nobody waits any more for the one that is frozen"
+    assert await eventually(lambda: answers(link, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
+    frozen.thaw()
+    assert await eventually(lambda: answers(link, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
+
+
+async def _taken_over(cluster: Cluster, slot: int, old: Any) -> bool:
+    return await cluster.owner(slot) is not old

@@ -1,0 +1,190 @@
+"""The promises of RedisClock: what Redis' clock shows, whatever the clocks of this machine do."""
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.net.redis.clock import RedisClock
+from router.net.redis.listener import Listener
+from router.net.tasks import end
+from router.shared.redis import open_line, open_link
+from tests.support.redis_deployments import Deployment
+from tests.support.redis_process import RedisServer
+from tests.support.waiting import eventually
+
+on_the_loop = pytest.mark.asyncio(loop_scope="session")
+
+AN_HOUR = 3600.0
+
+
+class Machine:
+    """A router's machine: its monotonic clock shows `now`, its wall clock that and `wall`."""
+
+    def __init__(self, wall: float = 0.0) -> None:
+        self.now = 50.0
+        self.wall = wall
+        self.clock = RedisClock(wall=lambda: self.now + self.wall, monotonic=lambda: self.now)
+
+    def ask(self, redis: float, *, there: float = 0.0, back: float = 0.0, server: int | None = None) -> None:
+        """Asks a Redis whose clock is so far ahead of the monotonic one; the ways take so many seconds."""
+        sent = self.now
+        self.now += there
+        shown = self.now + redis
+        self.now += back
+        self.clock.note(reply(shown), sent, server)
+
+    def offset(self) -> float:
+        return self.clock.now() - self.now
+
+
+def reply(seconds: float) -> list[bytes]:
+    """As Redis replies to TIME."""
+    whole = round(seconds * 1e6)
+    return [b"%d" % (whole // 1_000_000), b"%d" % (whole % 1_000_000)]
+
+
+def about(seconds: float) -> Any:
+    return pytest.approx(seconds, rel=0, abs=1e-3)
+
+
+def test_before_redis_was_asked_it_is_the_time_of_this_machine() -> None:
+    machine = Machine(wall=1e9)
+    machine.now += 7
+    assert machine.clock.now() == about(1e9 + 57)
+
+
+@pytest.mark.parametrize("skew", [-AN_HOUR, 0, AN_HOUR])
+def test_routers_whose_wall_clocks_differ_have_the_same_time(skew: float) -> None:
+    machine = Machine(wall=1e9 + skew)
+    machine.ask(1e9)
+    assert machine.offset() == about(1e9)
+    machine.wall -= AN_HOUR
+    assert machine.offset() == about(1e9), "a wall clock that is set makes no difference"
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1))
+def test_it_is_never_off_by_more_than_the_quickest_reply_took(ways: list[tuple[float, float]]) -> None:
+    machine = Machine()
+    for there, back in ways:
+        machine.ask(1e9, there=there, back=back)
+    assert abs(machine.offset() - 1e9) <= min(there + back for there, back in ways) + 1e-5
+
+
+def test_a_reply_that_comes_late_because_the_process_was_frozen_moves_nothing() -> None:
+    machine = Machine()
+    machine.ask(1e9)
+    machine.ask(1e9, there=0.001, back=60)
+    assert machine.offset() == about(1e9)
+
+
+@pytest.mark.parametrize(("step", "word"), [(-AN_HOUR, "back"), (AN_HOUR, "forward")])
+def test_a_redis_whose_clock_is_set_is_followed_and_the_log_says_so(
+    step: float, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    machine.ask(1e9)
+    machine.ask(1e9 + 0.5)
+    machine.ask(1e9)
+    assert caplog.text == "", "what a clock is slewed by is not worth a word"
+    with caplog.at_level(logging.WARNING):
+        machine.ask(1e9 + step)
+    assert machine.offset() == about(1e9 + step)
+    assert f"Redis' clock has gone {word} by 360" in caplog.text
+
+
+@pytest.mark.parametrize("said", [None, Exception("NOPERM"), [], [b"x", b"y"], [b"1"], 5, b"12"])
+def test_what_is_no_time_moves_nothing(said: Any) -> None:
+    machine = Machine()
+    machine.ask(1e9)
+    machine.clock.note(said, machine.now)
+    assert machine.offset() == about(1e9)
+
+
+def test_of_several_servers_the_median_counts_once_all_were_asked() -> None:
+    machine = Machine()
+    machine.ask(1e9)
+    machine.clock.listen(3)
+    machine.ask(1e9 + AN_HOUR, server=0)
+    machine.ask(1e9 + 0.2, server=1)
+    assert machine.offset() == about(1e9)
+    machine.ask(1e9 + 0.1, server=2)
+    assert machine.offset() == about(1e9 + 0.2)
+    machine.ask(1e9 + AN_HOUR)
+    assert machine.offset() == about(1e9 + 0.2), "which server that was is not known"
+    machine.clock.listen(0)
+    machine.ask(1e9)
+    assert machine.offset() == about(1e9)
+
+
+def test_an_instant_is_the_same_by_both_clocks() -> None:
+    machine = Machine()
+    machine.ask(1e9)
+    assert machine.clock.shared(machine.now) == about(machine.clock.now())
+    assert machine.clock.own(machine.clock.shared(17.0)) == about(17.0)
+
+
+# -- with a real Redis, whose clock is that of this machine -----------------------------------------------------------
+
+
+class Anyone:
+    """Takes no notice of what it is told."""
+
+    def listening(self) -> None:
+        pass
+
+    def deaf(self) -> None:
+        pass
+
+    def changed(self, keys: Any) -> None:
+        pass
+
+    def message(self, payload: bytes) -> None:
+        pass
+
+
+def is_right(clock: RedisClock) -> bool:
+    return abs(clock.now() - time.time()) < 1
+
+
+@on_the_loop
+async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -> None:
+    clock = RedisClock(wall=lambda: time.time() - AN_HOUR)
+    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    assert not is_right(clock)
+    await line.start()
+    assert is_right(clock)
+    await line.aclose()
+
+
+@on_the_loop
+async def test_whoever_listens_keeps_it_right(deployment: Deployment) -> None:
+    drifting = [-AN_HOUR]
+    clock = RedisClock(wall=lambda: 0.0, monotonic=lambda: time.monotonic() + drifting[0])
+    async with aclosing(open_link(deployment.url, timeout=2)) as link:
+        await link.execute([("PING",)], 2)
+        listener = Listener(
+            link, prefixes=["rh:1:acme:"], channel="rh:1:process:test", hears=Anyone(), retry=0.02, clock=clock
+        )
+        task = asyncio.create_task(listener.run())
+        await eventually(lambda: is_right(clock))
+        drifting[0] += AN_HOUR / 2
+        await eventually(lambda: is_right(clock))
+        await end(task)
+
+
+@on_the_loop
+async def test_a_redis_that_does_not_let_it_ask_leaves_it_as_it_is(own_redis: RedisServer) -> None:
+    await own_redis.start()
+    await own_redis.command("ACL", "SETUSER", "default", "-time")
+    clock = RedisClock()
+    line = open_line(open_link(own_redis.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    await line.start()
+    assert line.up
+    assert is_right(clock)
+    await line.aclose()

@@ -1,0 +1,51 @@
+"""How long a cluster may take for a batch: its servers are asked in rounds, and it is their silence that is bounded."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from router.net.redis.cluster import ClusterLink
+from router.net.redis.commands import later
+from router.net.redis.deadline import MORE
+from router.net.redis.url import Host
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HOST = ("here", 1)
+SLOTS = [[0, 16383, [b"here", 1]]]
+TIMEOUT = 0.05
+
+
+class Server:
+    """Takes longer than the timeout for what is large, as a server may whose replies keep coming."""
+
+    def __init__(self, given: list[tuple[float, float]]) -> None:
+        self._given = given
+
+    async def execute(self, commands: list[Any], timeout: float, more: float = MORE) -> list[Any]:
+        if commands[0][0] == "CLUSTER":
+            return [SLOTS]
+        if commands[0][0] == "GET":
+            self._given.append((timeout, more))
+            await asyncio.sleep(2 * TIMEOUT if commands[0][1] == "large" else 0)
+        return [b"OK"] * len(commands)
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def test_what_is_done_later_has_its_time_although_what_came_before_was_large() -> None:
+    given: list[tuple[float, float]] = []
+
+    def open_server(_: Host) -> Any:
+        return Server(given)
+
+    link = ClusterLink([HOST], open_server, timeout=1)
+    assert await link.execute([("GET", "large"), later(("GET", "small"))], TIMEOUT) == [b"OK", b"OK"]
+    (silence, more), (silence_later, more_later) = given
+    assert 0 < silence <= TIMEOUT
+    assert more == pytest.approx(MORE)
+    assert 0.9 * TIMEOUT < silence_later <= TIMEOUT
+    assert silence_later + more_later <= MORE, "all of it has one cap"
+    await link.aclose()

@@ -1,0 +1,246 @@
+"""The promises of a Connection, against a server on a real socket that says what it is told to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.exceptions import ReadOnlyError
+
+from router.net.redis.backend import Answer
+from router.net.redis.commands import pack
+from router.net.redis.connection import Connection
+from router.net.redis.errors import LinkError
+from router.net.redis.handshake import Login
+from router.net.tasks import end
+from tests.support.waiting import PATIENCE, eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NOBODY = Login(None, None, 0, None)
+HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
+GET = ("GET", "k")
+
+
+class Server:
+    """Answers the greeting; what comes after that is said by the test."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.left = False
+        self._writer: Any = None
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        writer.write(HELLO)
+        try:
+            while data := await reader.read(65536):
+                self.heard += data
+        except ConnectionError:
+            pass
+        self.left = True
+        writer.close()
+
+    async def say(self, *pieces: bytes) -> None:
+        """Each of them in a packet of its own."""
+        for piece in pieces:
+            self._writer.write(piece)
+            await self._writer.drain()
+            await asyncio.sleep(0)
+
+    def leave(self) -> None:
+        self._writer.close()
+
+
+class Pair:
+    """A server and a connection to it, which tells what it was `refused`, what was `pushed`, and that it is `lost`."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.refused: list[Exception] = []
+        self.pushed: list[list[Any]] = []
+        self.lost: list[LinkError] = []
+        self.connection = Connection(refused=self.refused.append, pushed=self.pushed.append, lost=self.lost.append)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def pair() -> AsyncIterator[Pair]:
+    server = Server()
+    async with AsyncExitStack() as stack:
+        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+        stack.callback(listening.close)
+        port = listening.sockets[0].getsockname()[1]
+        pair = Pair(server)
+        stack.callback(pair.connection.abort)
+        await pair.connection.connect(("127.0.0.1", port), NOBODY, PATIENCE)
+        yield pair
+        pair.connection.abort()
+        await eventually(lambda: server.left)
+
+
+async def test_the_greeting_comes_first(pair: Pair) -> None:
+    await eventually(lambda: pair.server.heard == pack(("HELLO", 3, "SETNAME", "roundhouse")))
+    assert pair.connection.ready
+
+
+async def test_a_login_says_who_comes_and_shows_it_in_no_traceback() -> None:
+    assert Login("me", "secret", 2, None).commands() == [
+        ("HELLO", 3, "AUTH", "me", "secret", "SETNAME", "roundhouse"), ("SELECT", 2),
+    ]  # fmt: skip
+    assert Login(None, "secret", 0, None).commands()[0][3:5] == ("default", "secret")
+    assert "secret" not in repr(Login("me", "secret", 2, None))
+
+
+async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
+    said = b"$3\r\none\r\n*2\r\n:2\r\n$-1\r\n-ERR no\r\n%1\r\n$1\r\na\r\n$1\r\nb\r\n"
+    for at in range(1, len(said)):
+        batch = pair.connection.send([GET, GET, GET, GET], PATIENCE)
+        await pair.server.say(said[:at], said[at:])
+        one, two, refused, four = await batch
+        assert (one, two, four) == (b"one", [2, None], {b"a": b"b"})
+        assert str(refused) == "ERR no"
+        assert pair.connection.ready
+
+
+async def test_what_is_pushed_is_no_reply_and_is_told(pair: Pair) -> None:
+    pushed = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
+    await pair.server.say(pushed)
+    batch = pair.connection.send([GET, GET], PATIENCE)
+    await pair.server.say(b":1\r\n", pushed, b":2\r\n")
+    assert await batch == [1, 2]
+    assert pair.pushed == [[b"invalidate", [b"k"]]] * 2
+
+
+async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> None:
+    batch = pair.connection.send([GET, GET], PATIENCE)
+    await pair.server.say(b"-READONLY it is a replica\r\n:1\r\n")
+    assert [type(reply) for reply in await batch] == [ReadOnlyError, int]
+    assert [type(error) for error in pair.refused] == [ReadOnlyError]
+    assert pair.connection.ready
+
+
+async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_more(pair: Pair) -> None:
+    batch = pair.connection.send([GET], PATIENCE)
+    pair.connection.retire()
+    await pair.server.say(b":1\r\n")
+    assert await batch == [1]
+    assert not pair.connection.ready
+
+
+async def test_one_who_stops_waiting_is_in_the_way_until_his_replies_are_there(pair: Pair) -> None:
+    leaving = asyncio.ensure_future(_replies(pair.connection.send([GET], PATIENCE)))
+    await asyncio.sleep(0)
+    await end(leaving)
+    assert not pair.connection.ready
+    await pair.server.say(b":1\r\n")
+    await eventually(lambda: pair.connection.ready)
+    batch = pair.connection.send([GET], PATIENCE)
+    await pair.server.say(b":2\r\n")
+    assert await batch == [2]
+
+
+async def _replies(answer: Answer) -> list[Any]:
+    return await answer
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"-LOADING the data\r\n", "BusyLoadingError"), (b"-NOAUTH say who you are\r\n", "AuthenticationError"),
+        (b":1\r\n:2\r\n", "InvalidResponse"), (b"nonsense\r\n", "ProtocolError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+async def test_what_is_no_answer_ends_it(pair: Pair, said: bytes, why: str) -> None:
+    batch = pair.connection.send([GET], PATIENCE)
+    await pair.server.say(said)
+    with pytest.raises(LinkError, match=why):
+        await batch
+    assert not pair.connection.ready
+    await eventually(lambda: pair.server.left)
+
+
+async def test_an_answer_that_nobody_has_asked_for_ends_it(pair: Pair) -> None:
+    await pair.server.say(b":1\r\n")
+    await eventually(lambda: pair.server.left)
+    assert not pair.connection.ready
+
+
+async def test_a_server_that_leaves_is_missed_at_once(pair: Pair) -> None:
+    batch = pair.connection.send([GET], PATIENCE)
+    pair.server.leave()
+    with pytest.raises(LinkError, match="Connection"):
+        await batch
+    assert not pair.connection.ready
+    assert len(pair.lost) == 1
+
+
+async def test_that_one_is_lost_which_nobody_uses_is_told_once(pair: Pair) -> None:
+    pair.server.leave()
+    await eventually(lambda: bool(pair.lost))
+    pair.connection.abort()
+    await eventually(lambda: pair.server.left)
+    assert [str(error) for error in pair.lost] == ["ConnectionError"]
+
+
+async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pair) -> None:
+    clock = asyncio.get_running_loop().time
+    for timeout in (PATIENCE, 0.05, PATIENCE):
+        batch = pair.connection.send([GET], timeout)
+        await pair.server.say(b":1\r\n")
+        assert await batch == [1]
+    began = clock()
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await pair.connection.send([GET], 0.1)
+    assert 0.09 < clock() - began < 1
+    await eventually(lambda: pair.server.left)
+
+
+# -- replies that take their time -------------------------------------------------------------------------------------
+
+
+async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: Pair) -> None:
+    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.05, more=PATIENCE)))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await pair.server.say(b"$1000\r\n")
+    for _ in range(10):
+        await pair.server.say(b"x" * 100)
+        await asyncio.sleep(0.015)
+    await pair.server.say(b"\r\n")
+    assert await batch == [b"x" * 1000]
+    assert clock() - began > 0.1
+    assert pair.connection.ready
+
+
+async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pair) -> None:
+    batch = pair.connection.send([GET], 0.1, more=PATIENCE)
+    clock = asyncio.get_running_loop().time
+    await pair.server.say(b"$1000\r\nx")
+    began = clock()
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await batch
+    assert 0.09 < clock() - began < 1
+
+
+async def test_a_server_that_says_nothing_at_all_is_given_up_after_the_timeout(pair: Pair) -> None:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await pair.connection.send([GET], 0.05, more=PATIENCE)
+    assert 0.045 < clock() - began < 1
+
+
+async def test_replies_that_come_a_byte_at_a_time_are_given_up_at_the_cap(pair: Pair) -> None:
+    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.1, more=0.2)))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    await pair.server.say(b"$1000\r\n")
+    while not batch.done():
+        await pair.server.say(b"x")
+        await asyncio.wait([batch], timeout=0.01)
+    with pytest.raises(LinkError, match="TimeoutError"):
+        await batch
+    assert 0.28 < clock() - began < 1

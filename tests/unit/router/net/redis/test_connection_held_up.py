@@ -1,0 +1,55 @@
+"""A process that was held up does not take Redis to be silent for that."""
+
+import asyncio
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import uvloop
+
+from router.net.redis.connection import Connection
+from router.net.redis.handshake import Login
+from tests.support.waiting import PATIENCE
+
+HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: Any) -> None:
+    """In a thread of its own is the server, which answers while the client is at something else."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asked = threading.Event()
+
+        def serve() -> None:
+            connected, _ = listening.accept()
+            with connected:
+                connected.recv(65536)
+                connected.sendall(HELLO)
+                connected.recv(65536)
+                connected.sendall(b":1\r\n")
+                asked.set()
+                connected.recv(65536)
+
+        async def work() -> Any:
+            connection = Connection()
+            await connection.connect(listening.getsockname(), Login(None, None, 0, None), PATIENCE)
+            batch = connection.send([("GET", "k")], 0.05)
+            await asyncio.sleep(0)
+            assert asked.wait(PATIENCE)
+            time.sleep(0.1)  # noqa: ASYNC251 - it is the loop that is to be held up
+            try:
+                return await batch
+            finally:
+                connection.abort()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        loop = new_loop()
+        try:
+            assert loop.run_until_complete(work()) == [1]
+        finally:
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+            serving.join()

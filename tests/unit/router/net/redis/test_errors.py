@@ -1,0 +1,30 @@
+"""What Redis says instead of a reply."""
+
+from typing import Any
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from router.net.redis.errors import refusal
+
+
+def test_a_refusal_has_the_exception_that_redis_py_has_for_it() -> None:
+    kinds = {
+        "ERR no": ResponseError, "WRONGTYPE not so": ResponseError, "NOPERM no": ResponseError, "": ResponseError,
+        "MOVED 1 127.0.0.1:7000": MovedError, "ASK 1 127.0.0.1:7000": AskError, "CLUSTERDOWN so": ClusterDownError,
+        "MASTERDOWN so": ClusterDownError, "READONLY so": ReadOnlyError, "LOADING so": BusyLoadingError,
+        "NOAUTH so": AuthenticationError, "WRONGPASS so": AuthenticationError,
+    }  # fmt: skip
+    for text, kind in kinds.items():
+        error = refusal(text)
+        assert isinstance(error, kind), text
+        assert isinstance(error, ResponseError) == (kind not in (BusyLoadingError, AuthenticationError)), text
+    moved: Any = refusal("MOVED 12 127.0.0.1:7000")
+    assert (moved.slot_id, moved.host, moved.port) == (12, "127.0.0.1", 7000)

@@ -1,0 +1,96 @@
+"""Addresses of Redis are read as redis-py's users know them, and a wrong one is told without a word of it."""
+
+import pytest
+
+from router.net.redis.url import AddressError, RedisAddress, parse, problems
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://h", RedisAddress(kind="server", hosts=(("h", 6379),))),
+        ("redis://h:1/2", RedisAddress(kind="server", hosts=(("h", 1),), db=2)),
+        ("redis://h/?db=2", RedisAddress(kind="server", hosts=(("h", 6379),), db=2)),
+        ("redis://:p%40%2F@h", RedisAddress(kind="server", hosts=(("h", 6379),), password="p@/")),
+        ("redis://u:p@[::1]:7", RedisAddress(kind="server", hosts=(("::1", 7),), username="u", password="p")),
+        ("redis://[::1]", RedisAddress(kind="server", hosts=(("::1", 6379),))),
+        ("unix:///run/a%20b.sock?db=3", RedisAddress(kind="socket", path="/run/a b.sock", db=3)),
+        ("unix://u:p@/run/r.sock", RedisAddress(kind="socket", path="/run/r.sock", username="u", password="p")),
+        (
+            "rediss://h?ssl_ca_certs=/ca.pem&ssl_check_hostname=no",
+            RedisAddress(
+                kind="server",
+                hosts=(("h", 6379),),
+                tls=True,
+                tls_options={"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False},
+            ),
+        ),
+        (
+            "redis+sentinel://u:p@a,b:2/main?db=1&sentinel_username=s&sentinel_password=t",
+            RedisAddress(
+                kind="sentinel",
+                hosts=(("a", 26379), ("b", 2)),
+                service="main",
+                db=1,
+                username="u",
+                password="p",
+                sentinel_username="s",
+                sentinel_password="t",
+            ),
+        ),
+        ("redis+cluster://a,b:2/0", RedisAddress(kind="cluster", hosts=(("a", 6379), ("b", 2)))),
+        ("rediss+cluster://a", RedisAddress(kind="cluster", hosts=(("a", 6379),), tls=True)),
+    ],
+)
+def test_an_address_is_read(url: str, address: RedisAddress) -> None:
+    assert parse(url) == address
+    assert problems(url) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://secret@h", "expected embedded, redis://"),
+        ("secret", "expected embedded, redis://"),
+        ("memory://", "memory:// is not supported"),
+        ("redis://", "there is no host"),
+        ("redis://:1", "there is no host"),
+        ("redis://h:0", "a port is a number"),
+        ("redis://h:70000", "a port is a number"),
+        ("redis://h:secret/0", "a port is a number"),
+        ("redis://h/secret", "the database is a number"),
+        ("redis://h/-1", "the database is a number"),
+        ("redis://secret@h", "a user needs a password"),
+        ("redis://u:sec#ret@h", "white space and #"),
+        ("redis://u:sec ret@h", "white space and #"),
+        ("redis://u:sec/ret@h", "must be written as %2F"),
+        ("redis://u:sec?ret@h", "must be written as %2F"),
+        ("redis://[::1/0", "an IPv6 address stands in brackets"),
+        ("redis://a,b", "several hosts are for"),
+        ("redis://h?secret=1", "the options here are db, each once"),
+        ("redis://h?db=1&db=2", "the options here are db, each once"),
+        ("redis://h?db=", "the options here are db, each once"),
+        ("redis://h?ssl_ca_certs=/ca.pem", "those of TLS need a scheme with rediss"),
+        ("rediss://h?ssl_cert_reqs=secret", "ssl_cert_reqs is none, optional or required"),
+        ("rediss://h?ssl_check_hostname=secret", "ssl_check_hostname is true or false"),
+        ("unix://", "the whole path of a socket"),
+        ("unix://secret/redis.sock", "the whole path of a socket"),
+        ("redis+sentinel://a", "the name that the Sentinels give the master"),
+        ("redis+sentinel://a/main/secret", "the name that the Sentinels give the master"),
+        ("redis+sentinel://a,,b/main", "there is no host"),
+        ("redis+cluster://a/1", "a cluster has only database 0"),
+        ("redis+cluster://a?sentinel_password=secret", "the options here are db, each once"),
+    ],
+)
+def test_a_wrong_address_is_told_in_one_line_that_shows_nothing_of_it(url: str, told: str) -> None:
+    (problem,) = problems(url)
+    assert told in problem
+    assert "\n" not in problem
+    assert "secret" not in problem
+    if not url.startswith("memory"):
+        with pytest.raises(AddressError):
+            parse(url)
+
+
+def test_an_address_shows_no_password_in_a_traceback() -> None:
+    assert "secret" not in repr(parse("redis://u:secret@h"))

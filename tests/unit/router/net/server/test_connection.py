@@ -1,0 +1,405 @@
+"""What an application may expect of its server, and what a client gets of it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from router.api.protocol_messages import render
+from router.net.pending_replies import Reply
+from router.net.server.client_connection import CLIENT
+from router.net.server.connection import BoundedHttpProtocol, address_of
+from tests.support.raw_http import CHAT_HEAD, VERSION, connect, request
+from tests.support.waiting import PATIENCE
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Served(asyncio.Protocol):
+    """A connection, of which is noted what its transport was given to write, and when it is gone."""
+
+    def __init__(self, connection: BoundedHttpProtocol, pieces: list[bytes], lost: asyncio.Event) -> None:
+        self.connection, self.pieces, self.lost = connection, pieces, lost
+        self.data_received = connection.data_received  # type: ignore[method-assign]
+        self.eof_received = connection.eof_received  # type: ignore[method-assign]
+        self.pause_writing = connection.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = connection.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: Any) -> None:
+        write = transport.write
+
+        def noted(data: bytes) -> None:
+            self.pieces.append(data)
+            write(data)
+
+        transport.write = noted
+        self.connection.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connection.connection_lost(exc)
+        self.lost.set()
+
+
+@asynccontextmanager
+async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
+    """The port and the pieces that were written; `lost` is set when a connection is gone."""
+    config = uvicorn.Config(app, interface="asgi3", proxy_headers=False, ws="none", log_config=None)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    pieces: list[bytes] = []
+
+    def make() -> Served:
+        return Served(
+            BoundedHttpProtocol(config, state, {}, loop, render_error=render), pieces, lost or asyncio.Event()
+        )
+
+    server = await loop.create_server(make, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], pieces
+        async with asyncio.timeout(PATIENCE):
+            while tasks := state.tasks:
+                await asyncio.wait(tasks)
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+
+def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def test_an_answer_that_waits_for_nothing_is_made_without_a_task_and_is_one_write() -> None:
+    tasks = []
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b'"a"'
+        tasks.append(asyncio.current_task())
+        await send(start((b"content-length", b"5")))
+        await send(body(b"hello"))
+
+    async with serving(app) as (port, pieces), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.answer()).body == b"hello"
+        assert tasks == [None]
+        assert pieces == [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"]
+
+
+async def test_what_a_stream_says_in_a_turn_is_one_write_and_the_head_goes_with_the_first() -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send(start())
+        await receive()
+        await asyncio.sleep(0)
+        await send(body(b"one", more=True))
+        await asyncio.sleep(0)
+        for data in (b"two", b"three"):
+            await send(body(data, more=True))
+        await asyncio.sleep(0)
+        await send(body(b"four"))
+
+    async with serving(app) as (port, pieces), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.answer()).body == b"onetwothreefour"
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert pieces == [head + b"3\r\none\r\n", b"3\r\ntwo\r\n5\r\nthree\r\n", b"4\r\nfour\r\n0\r\n\r\n"]
+
+
+async def test_an_application_that_never_lets_go_fills_no_memory_with_what_it_sends() -> None:
+    large, small = b"a" * 20_000, b"b" * 1000
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(start())
+        await send(body(large, more=True))
+        for _ in range(40):
+            await send(body(small, more=True))
+        await send(body(b""))
+
+    async with serving(app) as (port, pieces), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.answer()).body == large + 40 * small
+        assert len(pieces) > 3
+        assert max(map(len, pieces)) < 21_000
+
+
+async def test_what_was_sent_before_an_application_raises_reaches_the_client() -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(start())
+        await send(body(b"one", more=True))
+        raise RuntimeError("a defect")
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(request("a"))
+        assert (await connection.end()).endswith(b"3\r\none\r\n")
+
+
+async def test_requests_that_are_sent_ahead_have_a_turn_each() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        asyncio.get_running_loop().call_soon(seen.append, "others")
+        await send(start((b"content-length", b"0")))
+        await send(body(b""))
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(*[request(method=b"GET", path=b"/%d" % number) for number in range(3)])
+        for _ in range(3):
+            await connection.answer()
+    assert seen == ["/0", "others", "/1", "others", "/2", "others"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("evil", [b"a\r\nx: y", b"a\nx: y", b"a\rx: y", b"a\0", b"\r", b"\n"])
+async def test_no_value_of_a_header_becomes_another_header(
+    evil: bytes, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        await send(start((b"x-one", b"a"), (b"x-two", evil), (b"content-length", b"0")))
+        await send(body(b""))
+
+    with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+        async with serving(app) as (port, _), connect(port) as connection:
+            connection.write(VERSION)
+            answer = await connection.answer()
+            assert (answer.status, answer.code) == (500, "internal_error")
+            assert b"x-one" not in answer.head
+            assert await connection.end() == b""
+
+
+@pytest.mark.parametrize("parts", [[b"four"], [b"sixsix"], [b"six", b"six"]])
+async def test_a_body_of_another_length_than_it_said_does_not_pass_for_whole(
+    parts: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send(start((b"content-length", b"5")))
+        for part in parts[:-1]:
+            await send(body(part, more=True))
+        await send(body(parts[-1]))
+
+    with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+        async with serving(app) as (port, _), connect(port) as connection:
+            connection.write(VERSION)
+            ended = await connection.end()
+    assert ended.startswith(b"HTTP/1.1 500 ") if len(parts) == 1 else ended.endswith(b"\r\n\r\nsix")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("sends", [[], [start()], [start(), body(b"a", more=True)]])
+async def test_an_application_that_gives_up_is_answered_for_and_the_connection_closes(
+    sends: list[Any], waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        for message in sends:
+            await send(message)
+
+    with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
+        async with serving(app) as (port, _), connect(port) as connection:
+            connection.write(VERSION)
+            ended = await connection.end()
+    assert ended.startswith(b"HTTP/1.1 500 " if len(sends) < 2 else b"HTTP/1.1 200 ")
+    assert not ended.endswith(b"0\r\n\r\n")
+
+
+# -- who speaks with whom ----------------------------------------------------------------------------------------------
+
+
+async def test_a_scope_has_the_addresses_of_both_ends() -> None:
+    scopes = []
+
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        scopes.append(scope)
+        await send(start((b"connection", b"close"), (b"content-length", b"0")))
+        await send(body(b""))
+
+    async with serving(app) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(VERSION)
+        assert await reader.read()
+        here = writer.get_extra_info("sockname")
+        writer.close()
+    assert [(scope["client"], scope["server"]) for scope in scopes] == [(here, ("127.0.0.1", port))]
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (("10.0.0.1", 80), ("10.0.0.1", 80)),
+        (("::1", 80, 0, 3), ("::1", 80)),
+        ("/run/roundhouse.sock", ("/run/roundhouse.sock", None)),
+        ("", None),
+        (None, None),
+    ],
+    ids=["IPv4", "IPv6", "a path", "a client without a path", "gone"],
+)
+def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
+    assert address_of(name) == address
+
+
+# -- who leaves -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["before it is watched", "while it is watched"])
+async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bool) -> None:
+    begun, left, told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        if late:
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        client.watch()
+        begun.set()
+        try:
+            await left.wait()
+        except asyncio.CancelledError:
+            assert client.left
+            told.set()
+
+    async with serving(app) as (port, _):
+        async with connect(port) as connection:
+            connection.write(request("a"))
+            await begun.wait()
+        async with asyncio.timeout(PATIENCE):
+            await told.wait()
+
+
+async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_all_the_same() -> None:
+    lost, told = asyncio.Event(), asyncio.Event()
+    replies: asyncio.Queue[Reply] = asyncio.Queue()
+
+    async def app(scope: Any, _: Any, __: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        reply = Reply(asyncio.get_running_loop())
+        replies.put_nowait(reply)
+        await reply
+        assert asyncio.current_task() is None
+        client.watch()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            assert client.left
+            told.set()
+
+    async with serving(app, lost) as (port, _):
+        async with connect(port) as connection:
+            connection.write(request("a"))
+            reply = await replies.get()
+        await lost.wait()
+        asyncio.get_running_loop().call_soon(reply.set_result, [])
+        async with asyncio.timeout(PATIENCE):
+            await told.wait()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stopped: bool) -> None:
+    begun, told = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        if stopped:
+            client.watch()
+            client.stop()
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send(start())
+        await send(body(b"nobody gets it"))
+        assert not client.left
+        told.set()
+
+    async with serving(app) as (port, pieces):
+        async with connect(port) as connection:
+            connection.write(request("a"))
+            await begun.wait()
+        async with asyncio.timeout(PATIENCE):
+            await told.wait()
+        assert pieces == []
+
+
+async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
+    lefts = []
+    lost = asyncio.Event()
+
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        client.watch()
+        await send(start((b"connection", b"close"), (b"content-length", b"0")))
+        await send(body(b""))
+        await lost.wait()
+        lefts.append(client.left)
+
+    async with serving(app, lost) as (port, _), connect(port) as connection:
+        connection.write(VERSION)
+        assert (await connection.end()).startswith(b"HTTP/1.1 200 ")
+    assert lefts == [False]
+
+
+# -- what goes past `send` --------------------------------------------------------------------------------------------
+
+
+async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full() -> None:
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        assert not client.take(b"too early")
+        await send(start())
+        assert not client.take(b"too early")
+        await send(body(b"a", more=True))
+        assert client.take(b"b")
+        taken = 0
+        while client.take(b"x" * 65536):
+            taken += 1
+        await send(body(b"c%d" % taken))
+        assert not client.take(b"too late")
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(VERSION)
+        answer = await connection.answer()
+    assert answer.body.startswith(b"abx")
+    assert answer.body.count(b"x") == 65536 * int(answer.body.rpartition(b"c")[2])
+
+
+@pytest.mark.parametrize(
+    ("length", "framing"), [(5, b"content-length: 5"), (None, b"transfer-encoding: chunked")], ids=["whole", "stream"]
+)
+async def test_an_answer_may_begin_with_lines_that_are_made(length: int | None, framing: bytes) -> None:
+    async def app(scope: Any, _: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT]
+        client.begin(203, b"x-one: a\r\n", length)
+        with pytest.raises(RuntimeError):
+            client.begin(200, b"", None)
+        await send(body(b"hello"))
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(VERSION)
+        answer = await connection.answer()
+        assert (answer.status, answer.body) == (203, b"hello")
+        assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
+
+
+async def test_a_request_that_is_arriving_may_be_answered_before_it_is_whole_and_the_next_one_follows() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(start((b"content-length", b"0"), status=413 if scope["method"] == "POST" else 200))
+        await send(body(b""))
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(CHAT_HEAD, b"content-length: 200000\r\n\r\n")
+        assert (await connection.answer()).status == 413
+        connection.write(b"x" * 200000, VERSION)
+        assert (await connection.answer()).status == 200

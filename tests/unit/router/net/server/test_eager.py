@@ -1,0 +1,199 @@
+"""An application's work is begun at once, and gets a task only where it has to wait."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from router.net.pending_replies import Reply
+from router.net.server.eager import Runner
+
+Value = TypeVar("Value")
+
+
+class Ends:
+    """Notes how a coroutine came to its end."""
+
+    def __init__(self) -> None:
+        self.seen: list[BaseException | None] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, coroutine: Coroutine[Any, None, None]) -> "asyncio.Task[None] | None":
+        Runner(asyncio.get_running_loop()).begin(coroutine, self.tasks.append, self.seen.append)
+        return self.tasks.pop() if self.tasks else None
+
+
+async def test_what_waits_for_nothing_is_over_at_once_and_gets_no_task() -> None:
+    ends = Ends()
+
+    async def work() -> None:
+        pass
+
+    assert ends.begin(work()) is None
+    assert ends.seen == [None]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_what_waits_goes_on_in_a_task_where_it_waited(turns: int) -> None:
+    ends = Ends()
+    futures = [asyncio.get_running_loop().create_future() for _ in range(turns)]
+    heard: list[Any] = []
+
+    async def work() -> None:
+        for future in futures:
+            heard.append(await future)
+            await asyncio.sleep(0)
+            assert asyncio.current_task() is task
+
+    task = ends.begin(work())
+    assert task is not None
+    for number, future in enumerate(futures):
+        asyncio.get_running_loop().call_soon(future.set_result, number)
+    await task
+    assert heard == list(range(turns))
+    assert ends.seen == [None]
+
+
+async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_and_needs_no_task() -> None:
+    ends = Ends()
+    first, second = (Reply(asyncio.get_running_loop()) for _ in range(2))
+    heard: list[Any] = []
+
+    async def work() -> None:
+        heard.append(await first)
+        heard.append(await second)
+
+    assert await called(lambda: ends.begin(work())) is None
+    await called(lambda: first.set_result([1]))
+    assert (heard, ends.seen) == ([[1]], [])
+    await called(lambda: second.set_result([2]))
+    assert (heard, ends.seen) == ([[1], [2]], [None])
+
+
+async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() -> None:
+    ends = Ends()
+    reply, future = Reply(asyncio.get_running_loop()), asyncio.get_running_loop().create_future()
+    in_tasks: list[bool] = []
+
+    async def work() -> None:
+        with contextlib.suppress(LookupError):
+            await reply
+        in_tasks.append(asyncio.current_task() is not None)
+        await future
+        in_tasks.append(asyncio.current_task() is not None)
+
+    assert await called(lambda: ends.begin(work())) is None
+    await called(lambda: reply.set_exception(LookupError()))
+    (task,) = ends.tasks
+    future.set_result(None)
+    await task
+    assert (in_tasks, ends.seen) == ([False, True], [None])
+
+
+async def test_in_a_task_a_reply_is_as_a_future_is() -> None:
+    ends = Ends()
+    reply = Reply(asyncio.get_running_loop())
+    heard: list[Any] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        heard.append(await reply)
+        heard.append(await reply)
+
+    task = ends.begin(work())
+    await asyncio.sleep(0)
+    reply.set_result([1])
+    assert task is not None
+    await task
+    assert (heard, ends.seen) == ([[1], [1]], [None])
+
+
+async def called(function: Callable[[], Value]) -> Value:
+    """As the loop calls what has no task."""
+    value: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(lambda: value.set_result(function()))
+    return await value
+
+
+async def test_what_it_waits_for_may_be_there_before_its_task_has_begun() -> None:
+    ends = Ends()
+    future = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        assert await future == "there"
+
+    task = ends.begin(work())
+    future.set_result("there")
+    assert task is not None
+    await task
+    assert ends.seen == [None]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
+async def test_who_is_cancelled_takes_what_he_waits_for_with_him(at_once: bool) -> None:
+    ends = Ends()
+    future = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await future
+
+    task = ends.begin(work())
+    assert task is not None
+    if not at_once:
+        await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert future.cancelled()  # so that whoever would have given something keeps it
+    assert [type(error) for error in ends.seen] == [asyncio.CancelledError]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
+async def test_a_cancellation_reaches_what_waits_and_it_may_go_on(at_once: bool) -> None:
+    ends = Ends()
+    begun = asyncio.Event()
+    cancelled = False
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await begun.wait()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled = True
+        await asyncio.sleep(0)
+
+    task = ends.begin(work())
+    assert task is not None
+    if not at_once:
+        begun.set()
+        await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert cancelled
+    assert ends.seen == [None]
+
+
+async def test_what_is_raised_is_told_once_and_not_to_the_task() -> None:
+    ends = Ends()
+
+    async def work(*, waits: bool) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise ValueError
+
+    assert ends.begin(work(waits=False)) is None
+    task = ends.begin(work(waits=True))
+    assert task is not None
+    await task
+    assert [type(error) for error in ends.seen] == [ValueError, ValueError]
+
+
+async def test_a_cancellation_that_is_not_caught_is_told() -> None:
+    ends = Ends()
+    task = ends.begin(asyncio.Event().wait())  # type: ignore[arg-type]  # what it gives is nobody's concern
+    assert task is not None
+    task.cancel()
+    await task
+    assert [type(error) for error in ends.seen] == [asyncio.CancelledError]

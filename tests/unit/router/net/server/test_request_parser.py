@@ -1,0 +1,148 @@
+"""However a client's bytes are cut, the same requests come of them."""
+
+import asyncio
+import tracemalloc
+from collections import deque
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.net.server.errors import ProtocolError
+from router.net.server.request_parser import MAX_REQUESTS, Arriving, Queue
+from router.net.server.write_batcher import Outbox, Sender
+from tests.support.raw_http import CHAT_HEAD, VERSION, chunked, request
+
+H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
+SENT = b"".join([
+    request({"a": 1}, b"X-Mixed: Case"),
+    VERSION,
+    b"\r\n" + VERSION,
+    VERSION.replace(b"/version", b"/version?"),
+    VERSION.replace(b"GET", b"PUT"),
+    request({"b": 2}, *H2C),
+    CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"abc", b"def", trailers=b"x-trailer: y\r\n"),
+    request(method=b"GET", path=b"/a%20b?c=d"),
+])  # fmt: skip
+
+
+class Nobody:
+    """A connection that has nothing to do, and is never written to."""
+
+    sender = Sender(cast("asyncio.Transport", None), Outbox(), cast("asyncio.AbstractEventLoop", None))
+
+    def pause_reading(self, _: Any) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
+    queue: Queue = deque()
+    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    for piece in pieces:
+        arriving.feed(piece)
+    arriving.close()
+    requests = []
+    for cycle, scope in queue:
+        message = await cycle.receive()
+        assert not message["more_body"]
+        requests.append((scope["method"], scope["path"], scope["query_string"], scope["headers"], message["body"]))
+    return requests
+
+
+@given(cuts=st.lists(st.integers(0, len(SENT)), max_size=8).map(sorted))
+async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
+    whole = await arrive(SENT)
+    assert [(method, path) for method, path, *_ in whole] == [
+        ("POST", "/v1/chat/completions"), *[(method, "/version") for method in ("GET", "GET", "GET", "PUT")],
+        ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("GET", "/a b"),
+    ]  # fmt: skip
+    assert [body for *_, body in whole] == [b'{"a": 1}', *[b""] * 4, b'{"b": 2}', b"abcdef", b""]
+    assert (b"x-mixed", b"Case") in whole[0][3]
+    assert whole[-1][2] == b"c=d"
+    assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == whole
+
+
+async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
+    requests = await arrive(*[VERSION, VERSION, VERSION.replace(b"version", b"versions"), VERSION])
+    assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
+    with pytest.raises(ProtocolError):
+        await arrive(VERSION, VERSION.replace(b"HTTP/1.1", b"HTTP/1.1x"))
+
+
+BODIED = b"".join([request("x" * 100_000), request(method=b"GET", path=b"/next"), request("y" * 70_000)])
+
+
+@given(cuts=st.lists(st.integers(0, len(BODIED)), max_size=4).map(sorted))
+@example(cuts=[100_100])
+@example(cuts=[50, 100_080])
+@example(cuts=[100_180])
+@example(cuts=[100_000, 100_300])
+async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_like_any_other(
+    cuts: list[int],
+) -> None:
+    arrived = await arrive(*[BODIED[a:b] for a, b in zip([0, *cuts], [*cuts, len(BODIED)], strict=True)])
+    assert [(path, len(body)) for _, path, _, _, body in arrived] == [
+        ("/v1/chat/completions", 100_002), ("/next", 0), ("/v1/chat/completions", 70_002),
+    ]  # fmt: skip
+
+
+async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_like_any_other() -> None:
+    one = request(None, b"x-filler: " + b"y" * 500, method=b"GET", path=b"/version")
+    assert len(await arrive(one * 200 + one[:-5], one[-5:])) == 201
+
+
+async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
+    with pytest.raises(ProtocolError) as caught:
+        await arrive(VERSION + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
+    assert caught.value.status == 431
+
+
+# -- requests for another protocol ------------------------------------------------------------------------------------
+
+UPGRADES = request({"b": 2}, *H2C, b"x-filler: " + b"y" * 800)
+
+
+async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other_requests() -> None:
+    many = MAX_REQUESTS
+    peaks = []
+    for sent in (request({"b": 2}, b"x-filler: " + b"y" * (len(UPGRADES) - len(request({"b": 2})) - 12)), UPGRADES):
+        assert len(sent) == len(UPGRADES)
+        tracemalloc.start()
+        assert len(await arrive(sent * many)) == many
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
+
+
+@pytest.mark.parametrize("headers", [(), H2C], ids=["plain", "upgrades"])
+async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tuple[bytes, ...]) -> None:
+    queue: Queue = deque()
+    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        arriving.feed(request(None, *headers, method=b"GET", path=b"/") * 5000)
+    assert len(queue) == MAX_REQUESTS
+    arriving.close()
+
+
+@given(cuts=st.lists(st.integers(0, 3 * len(UPGRADES)), max_size=8).map(sorted))
+async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[int]) -> None:
+    sent = UPGRADES * 3
+    arrived = await arrive(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
+    assert [(path, body) for _, path, _, _, body in arrived] == [("/v1/chat/completions", b'{"b": 2}')] * 3
+    names = [b"host", b"x-filler", b"content-length"]
+    assert all([name for name, _ in headers] == names for _, _, _, headers, _ in arrived)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@given(cut=st.integers(0, 60))
+async def test_what_is_refused_is_refused_wherever_it_is_cut(cut: int) -> None:
+    sent = CHAT_HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
+    with pytest.raises(ProtocolError) as caught:
+        await arrive(sent[:cut], sent[cut:])
+    assert caught.value.status == 400

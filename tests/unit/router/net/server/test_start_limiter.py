@@ -1,0 +1,50 @@
+"""A burst of requests is begun a few at a time, in its order; who comes alone is begun at once."""
+
+import asyncio
+
+import pytest
+
+from router.net.server.start_limiter import Turns
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def come(turns: Turns, begun: list[int], *numbers: int) -> None:
+    for number in numbers:
+        turns.begin(lambda number=number: begun.append(number), asyncio.get_running_loop())  # type: ignore[misc]
+
+
+async def test_a_few_begin_at_once() -> None:
+    begun: list[int] = []
+    come(Turns(3), begun, 1, 2, 3)
+    assert begun == [1, 2, 3]
+
+
+async def test_of_many_some_begin_in_each_turn_in_the_order_in_which_they_came() -> None:
+    begun: list[int] = []
+    come(Turns(3), begun, *range(8))
+    seen = [list(begun)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        seen.append(list(begun))
+    assert seen == [[0, 1, 2], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+async def test_who_comes_later_begins_after_those_who_wait() -> None:
+    begun: list[int] = []
+    turns = Turns(2)
+    come(turns, begun, 1, 2, 3, 4, 5)
+    await asyncio.sleep(0)
+    come(turns, begun, 6)
+    await asyncio.sleep(0)
+    assert begun == [1, 2, 3, 4, 5, 6]
+
+
+async def test_after_a_burst_who_comes_alone_begins_at_once_again() -> None:
+    begun: list[int] = []
+    turns = Turns(2)
+    come(turns, begun, 1, 2, 3)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    come(turns, begun, 4)
+    assert begun == [1, 2, 3, 4]

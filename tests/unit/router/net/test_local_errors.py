@@ -1,0 +1,41 @@
+"""Which errors of a connection attempt are this machine's own."""
+
+import errno
+import socket
+
+import pytest
+
+from router.core.resilience.retry import Failed, judge
+from router.net.local_errors import local_cause
+from router.net.redis.errors import LinkError
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
+def test_what_this_machine_lacks_is_its_own_fault_and_is_named(number: int) -> None:
+    error = OSError(number, "Connect call failed ('10.0.0.1', 6379)")
+    cause = local_cause(error)
+    assert cause
+    assert cause in str(LinkError.of(error))
+    assert "10.0.0.1" not in str(LinkError.of(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "refused"), ConnectionResetError(), TimeoutError(), OSError(),
+        OSError(errno.EHOSTUNREACH, ""), OSError("Multiple exceptions: [Errno 111], [Errno 99]"), ValueError(),
+        socket.gaierror(socket.EAI_NONAME, ""), socket.gaierror(socket.EAI_AGAIN, ""),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_any_other_error_may_be_the_servers(error: Exception) -> None:
+    assert local_cause(error) is None
+    assert str(LinkError.of(error)) == type(error).__name__
+
+
+def test_a_resolver_without_memory_is_this_machines_fault() -> None:
+    assert local_cause(socket.gaierror(socket.EAI_MEMORY, ""))
+
+
+def test_an_error_of_this_machine_counts_against_nobody_and_costs_no_attempt() -> None:
+    assert judge("local", None) == Failed(counts=False, busy=False, again=False, cost=False, attempt=False)

@@ -1,0 +1,30 @@
+"""Quota are counted in one step in every way in which people run Redis, with the rights that the router needs."""
+
+import asyncio
+import secrets
+
+import pytest
+
+from router.core.quota.rate_limit import Quota
+from router.shared.rate_limits import TenantLimits
+from router.shared.redis import open_line, open_link
+from tests.support.redis_deployments import Deployment
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
+    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.05)
+    await line.start()
+    try:
+        tenant = secrets.token_hex(4)
+        limits = TenantLimits(line, {tenant: Quota(requests_per_minute=7, concurrent_requests=90)})
+        permits = await asyncio.gather(*(limits.ask(tenant) for _ in range(40)))
+        assert line.up
+        assert [permit.allowance.refused for permit in permits if permit is not None].count(None) == 7
+        alone = TenantLimits(line, {tenant: Quota(requests_per_minute=7)})
+        other = await alone.ask(tenant)
+        assert other is not None
+        assert other.allowance.refused == "requests", "it was counted there and not here"
+    finally:
+        await line.aclose()

@@ -1,0 +1,76 @@
+"""What looks into the cache and changes it does the same with a Redis Cluster."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.asyncio.cluster import RedisCluster
+
+from router.core.cache.entry_filter import Scope
+from router.core.cache.fingerprint import Fingerprint
+from router.core.cache.redis_keys import PURGES, claim_of
+from router.shared.hit_counter import Popularity
+from router.store.admin.export_import import export, import_
+from router.store.admin.listing import page, show
+from router.store.admin.nearest import nearest
+from router.store.admin.purge import Purged, count, purge
+from router.store.admin.scan import ask
+from router.store.admin.stats import stats, top
+from tests.support.entry_factory import entry, key, store
+from tests.support.redis_process import RedisServer
+from tests.support.waiting import eventually, free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SLOTS = 16384
+ALL = Scope(all=True)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster() -> AsyncIterator[Any]:
+    """A client of a cluster of two servers that have half the slots each."""
+    # The servers talk to each other at their ports and 10,000.
+    ports = list({port for port in (free_port() for _ in range(200)) if port < 55_000})[:2]
+    servers = [RedisServer("--port", str(port), "--cluster-enabled", "yes") for port in ports]
+    try:
+        for server, half in zip(servers, (range(SLOTS // 2), range(SLOTS // 2, SLOTS)), strict=True):
+            await server.start()
+            await server.command("CLUSTER", "ADDSLOTS", *map(str, half))
+        await servers[0].command("CLUSTER", "MEET", "127.0.0.1", str(ports[1]))
+
+        async def met() -> bool:
+            return all(["cluster_state:ok" in await server.command("CLUSTER", "INFO") for server in servers])
+
+        await eventually(met)
+        client: Any = RedisCluster(host="127.0.0.1", port=ports[0], protocol=3)
+        yield client
+        await client.aclose()
+    finally:
+        for server in servers:
+            server.remove()
+
+
+async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) -> None:
+    keys = [await store(cluster, key(n, rag="b" * 16), entry(documents=("handbook",))) for n in range(500)]
+    assert ((told := await stats(cluster)).total.entries, len(told.redis)) == (500, 2)
+    assert [listed.key for listed in (await page(cluster, ALL, 10)).entries] == keys[:10]
+    assert (await show(cluster, keys[7])) is not None
+    near = await nearest(cluster, Fingerprint("acme", "llama", "0" * 16, "b" * 16, "0" * 32, "", ""), keys[0], 1000)
+    assert (near.differs, near.looked_at, near.everything) == (["query"], 499, True)
+
+    popularity = Popularity()
+    for at in (keys[1], keys[1], keys[2]):
+        popularity.note(at)
+    await ask(cluster, popularity.take())
+    assert [(hit.key, hit.hits) for hit in await top(cluster, 5)] == [(keys[1], 2), (keys[2], 1)]
+
+    lines: list[bytes] = []
+    assert (await export(cluster, ALL, lines.append)).entries == 500
+    await cluster.set(claim_of(keys[0]), "flight")
+    assert await count(cluster, Scope(document="handbook")) == 500
+    assert await purge(cluster, Scope(key=keys[0])) == Purged(entries=1, claims=1)
+    assert await purge(cluster, Scope(document="handbook")) == Purged(entries=499, claims=0)
+    assert await cluster.xlen(PURGES) == 3, "it begins with a record that is no purge"
+    assert (await import_(cluster, lines)).stored == 500
+    assert await purge(cluster, ALL) == Purged(entries=500, claims=0)

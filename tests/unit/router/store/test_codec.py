@@ -1,0 +1,36 @@
+"""An entry and the fields of its hash are two forms of one thing."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.store.codec import to_entry
+from tests.support.entry_factory import entry, fields_of
+
+BYTES = st.none() | st.binary(max_size=40)
+HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
+
+
+@given(
+    body=st.binary(max_size=40),
+    stream=BYTES,
+    created=st.floats(0, 2e9),
+    ttl=st.floats(0, 1e9),
+    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)).map(tuple),
+    question=HEX,
+    params=HEX,
+)
+def test_what_was_written_is_read(**fields: Any) -> None:
+    kept = entry(**fields)
+    assert to_entry(fields_of(kept)) == kept
+
+
+def test_what_an_entry_does_not_have_takes_no_field() -> None:
+    assert {b"stream", b"documents", b"question", b"params"} & set(fields_of(entry())) == set()
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"nonsense", b"\xff", b'"a"'])
+def test_documents_that_cannot_be_read_make_it_no_entry(value: bytes) -> None:
+    assert to_entry({**fields_of(entry()), b"documents": value}) is None

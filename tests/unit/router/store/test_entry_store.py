@@ -1,0 +1,293 @@
+"""The promises of EntryStore, and of the line below it, against a real Redis."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from router.core.types import Entry
+from router.net.redis.pipeline import RedisDownError
+from tests.support.redis_process import RedisServer
+from tests.support.store_fixture import Store
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OpenStore = Callable[..., Awaitable[Store]]
+
+ENTRY = Entry(
+    digest="d" * 64,
+    body=b'{"a": "\xff\x00"}',
+    stream=b"=\x00\r\n\xff",
+    model="llama",
+    engine="llama-chat",
+    task="chat",
+    created=1700000000.125,
+    ttl=60.0,
+    prompt_tokens=3,
+    completion_tokens=5,
+    generation_ms=12,
+)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_store() -> AsyncIterator[OpenStore]:
+    async with AsyncExitStack() as stack:
+
+        async def make(server: RedisServer, **options: Any) -> Store:
+            store = Store(server.url, **options)
+            await store.start()
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) -> Store:
+    return await open_store(redis_server)
+
+
+# -- what was put is found --------------------------------------------------------------------------------------------
+
+
+async def test_what_was_put_is_found_by_the_next_get(store: Store) -> None:
+    written = store.put("k", ENTRY)
+    assert await store.get("k") == ENTRY
+    assert await written == "stored"
+
+
+async def test_an_entry_comes_back_without_what_it_never_had(store: Store) -> None:
+    entry = msgspec.structs.replace(ENTRY, stream=None)
+    store.put("k", entry)
+    assert await store.get("k") == entry
+
+
+async def test_another_process_finds_what_redis_has(
+    redis_server: RedisServer, store: Store, open_store: OpenStore
+) -> None:
+    other = await open_store(redis_server)
+    assert await other.get("k") is None
+    await store.put("k", ENTRY)
+    assert await other.get("k") == ENTRY
+
+
+async def test_many_lookups_at_once_each_get_their_own_answer(store: Store) -> None:
+    entries = {f"k{n}": msgspec.structs.replace(ENTRY, prompt_tokens=n) for n in range(300)}
+    for key, entry in entries.items():
+        store.put(key, entry)
+    found = await asyncio.gather(*(store.get(key) for key in entries))
+    assert found == list(entries.values())
+
+
+async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: Store) -> None:
+    store.put("k", ENTRY)
+    waiting = [asyncio.ensure_future(store.get("k")) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    assert [await waiting[0], await waiting[2]] == [ENTRY, ENTRY]
+
+
+# -- every entry has an expiry, and no field of an older one ----------------------------------------------------------
+
+
+async def test_every_entry_expires(store: Store, redis: Any) -> None:
+    for ttl in (60.0, 0.0001):
+        await store.put(f"k{ttl}", msgspec.structs.replace(ENTRY, ttl=ttl))
+    assert 0 < await redis.pttl("k60.0") <= 60_000
+    await eventually(lambda: _missing(store, "k0.0001"))
+
+
+async def _missing(store: Store, key: str) -> bool:
+    return await store.get(key) is None
+
+
+async def test_an_entry_keeps_no_field_of_the_one_before(store: Store, redis: Any) -> None:
+    await store.put("k", ENTRY)
+    json_only = msgspec.structs.replace(ENTRY, stream=None)
+    await store.put("k", json_only)
+    assert await store.get("k") == json_only
+    assert not await redis.hexists("k", "stream")
+
+
+async def test_an_entry_takes_the_place_of_what_was_no_entry(store: Store) -> None:
+    await store.command("SET", "k", "a string")
+    assert await store.put("k", ENTRY) == "stored"
+    assert await store.get("k") == ENTRY
+
+
+# -- what is no entry is a miss ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("SET", "k", "string"), ("LPUSH", "k", "list"), ("HSET", "k", "digest", "only"), ("HSET", "k", "body", "only"),
+        ("XADD", "k", "*", "a", "b"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+async def test_what_is_no_entry_is_a_miss(store: Store, redis: Any, command: tuple[str, ...]) -> None:
+    await redis.execute_command(*command)
+    assert await store.get("k") is None
+    assert store.up
+
+
+@pytest.mark.parametrize("field", ["digest", "model", "engine", "task", "created", "ttl", "prompt_tokens"])
+@pytest.mark.parametrize("value", [None, b"\xff\xfe"], ids=["gone", "not-text"])
+async def test_a_corrupt_field_is_a_miss(store: Store, redis: Any, field: str, value: bytes | None) -> None:
+    await store.put("k", ENTRY)
+    await (redis.hdel("k", field) if value is None else redis.hset("k", field, value))
+    assert await store.get("k") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("ttl", "nan"), ("ttl", "inf"), ("created", "-inf"), ("completion_tokens", "-1"), ("engine", "x\r\ny: z")],
+)
+async def test_what_headers_and_counters_cannot_take_is_a_miss(
+    store: Store, redis: Any, field: str, value: str
+) -> None:
+    await store.put("k", ENTRY)
+    await redis.hset("k", field, value)
+    assert await store.get("k") is None
+
+
+# -- a defect of ours, too, leaves nobody waiting ---------------------------------------------------------------------
+
+
+async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.put("k", ENTRY)
+    with monkeypatch.context() as broken:
+        broken.setattr(store.link, "execute", lambda commands, timeout: 1 / 0)
+        written = store.put("k", ENTRY)
+        for one in await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True):
+            assert isinstance(one, RedisDownError)
+        assert await written == "failed"
+    assert await store.get("k") == ENTRY
+    assert await store.put("k", ENTRY) == "stored"
+
+
+async def test_a_defect_in_connecting_does_not_end_the_looking(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(redis_server.url)
+    monkeypatch.setattr(store.link, "execute", lambda *_: 1 / 0)
+    opening = asyncio.ensure_future(store.start())
+    await eventually(lambda: "Redis cannot be asked" in caplog.text)
+    assert not store.up
+    opening.cancel()
+    await store.aclose()
+
+
+# -- when Redis is gone -----------------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: RedisServer, open_store: OpenStore) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis, timeout=0.2)
+    await store.put("k", ENTRY)
+    own_redis.freeze()
+    began = time.perf_counter()
+    failed = await asyncio.gather(*(store.get("k") for _ in range(20)), return_exceptions=True)
+    took = time.perf_counter() - began
+    assert all(isinstance(error, RedisDownError) for error in failed)
+    assert 0.15 < took < 2, "the timeout once, not once for each; the bound leaves room for a busy machine"
+    assert not store.up
+    began = time.perf_counter()
+    for _ in range(100):
+        with pytest.raises(RedisDownError):
+            await store.get("k")
+    assert time.perf_counter() - began < 0.15, "nobody waits any more"
+    own_redis.thaw()
+    await asyncio.wait_for(store.wait_until_up(), 10)
+    assert await store.get("k") == ENTRY
+
+
+async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: RedisServer, open_store: OpenStore) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis)
+    assert store.up
+    own_redis.kill()
+    with pytest.raises(RedisDownError):
+        await store.get("k")
+    assert await store.put("k", ENTRY) == "dropped"
+    await own_redis.start()
+    await asyncio.wait_for(store.wait_until_up(), 10)
+    assert await store.get("k") is None
+    assert await store.put("k", ENTRY) == "stored"
+
+
+async def test_a_store_opens_without_redis_and_finds_it_later(own_redis: RedisServer, open_store: OpenStore) -> None:
+    opening = asyncio.ensure_future(open_store(own_redis))
+    await asyncio.sleep(0)
+    await own_redis.start()
+    store = await opening
+    await asyncio.wait_for(store.wait_until_up(), 10)
+    assert await store.put("k", ENTRY) == "stored"
+
+
+async def test_a_write_that_redis_loses_fails_without_an_exception(
+    own_redis: RedisServer, open_store: OpenStore
+) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis, timeout=0.1)
+    own_redis.freeze()
+    assert await store.put("k", ENTRY) == "failed"
+    own_redis.thaw()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["out-of-memory", "no-replicas"]
+)
+async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
+    own_redis: RedisServer, open_store: OpenStore, setting: str, value: str
+) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis)
+    await store.put("k", ENTRY)
+    await own_redis.command("CONFIG", "SET", setting, value)
+    assert await store.put("other", ENTRY) == "failed"
+    assert store.up
+    assert await store.get("k") == ENTRY
+
+
+async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_none(
+    own_redis: RedisServer, open_store: OpenStore
+) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis)
+    await store.put("k", ENTRY)
+    await own_redis.command("REPLICAOF", "127.0.0.1", "1")
+    assert await store.put("other", ENTRY) == "failed"
+    with pytest.raises(RedisDownError):
+        await store.get("k")
+    await own_redis.command("REPLICAOF", "NO", "ONE")
+    await asyncio.wait_for(store.wait_until_up(), 10)
+    assert await store.get("k") == ENTRY
+
+
+async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open_store: OpenStore) -> None:
+    await own_redis.start()
+    store = await open_store(own_redis, max_backlog=12_000)
+    big = msgspec.structs.replace(ENTRY, body=b"x" * 4000, stream=None)
+    first, second, third = (store.put(f"k{n}", big) for n in range(3))
+    assert third.done()
+    assert [await first, await second, await third] == ["stored", "stored", "dropped"]
+    assert await store.put("k3", big) == "stored", "what has been written makes room"
+
+
+async def test_closing_writes_what_waits(redis_server: RedisServer, redis: Any) -> None:
+    store = Store(redis_server.url)
+    await store.start()
+    written = store.put("k", ENTRY)
+    await store.aclose()
+    assert await written == "stored"
+    assert await redis.exists("k")

@@ -1,0 +1,103 @@
+"""The promises of EntryStore that Redis keeps for it, against every way in which people run Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from router.core.cache.entry_filter import Scope
+from router.core.cache.redis_keys import PURGES
+from router.core.types import Entry
+from tests.support.redis_deployments import Deployment
+from tests.support.store_fixture import Store
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OpenStore = Callable[[], Awaitable[Store]]
+
+ENTRY = Entry(
+    digest="d" * 64,
+    body=b'{"a": "\xff\x00"}',
+    stream=b"=\x00\r\n\xff",
+    model="llama",
+    engine="llama-chat",
+    task="chat",
+    created=1700000000.125,
+    ttl=60.0,
+    prompt_tokens=3,
+    completion_tokens=5,
+    generation_ms=12,
+)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_store(deployment: Deployment) -> AsyncIterator[OpenStore]:
+    async with AsyncExitStack() as stack:
+
+        async def make() -> Store:
+            store = Store(deployment.url)
+            await store.start()
+            stack.push_async_callback(store.aclose)
+            return store
+
+        yield make
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def store(open_store: OpenStore) -> Store:
+    return await open_store()
+
+
+def keys_of(request: pytest.FixtureRequest, count: int) -> list[str]:
+    """Keys that no other test has, in several slots."""
+    return [f"rh:1:{request.node.originalname}:{number}" for number in range(count)]
+
+
+async def test_what_was_put_is_found_here_and_by_others(
+    store: Store, open_store: OpenStore, request: pytest.FixtureRequest
+) -> None:
+    other = await open_store()
+    entries = {key: msgspec.structs.replace(ENTRY, prompt_tokens=n) for n, key in enumerate(keys_of(request, 200))}
+    written = [store.put(key, entry) for key, entry in entries.items()]
+    assert await asyncio.gather(*(store.get(key) for key in entries)) == list(entries.values())
+    assert set(await asyncio.gather(*written)) == {"stored"}
+    assert await asyncio.gather(*(other.get(key) for key in entries)) == list(entries.values())
+
+
+async def test_every_entry_expires(store: Store, request: pytest.FixtureRequest) -> None:
+    for key in keys_of(request, 10):
+        await store.put(key, msgspec.structs.replace(ENTRY, ttl=0.0001, stale=0.0))
+        await eventually(partial(_is_missing, store, key))
+
+
+async def test_an_entry_takes_the_place_of_whatever_was_there(store: Store, request: pytest.FixtureRequest) -> None:
+    json_only = msgspec.structs.replace(ENTRY, stream=None)
+    for key in keys_of(request, 10):
+        await store.put(key, ENTRY)
+        await store.put(key, json_only)
+        assert await store.get(key) == json_only
+        await store.command("SET", key, "a string")
+        assert await store.get(key) is None
+        assert await store.put(key, ENTRY) == "stored"
+        assert await store.get(key) == ENTRY
+
+
+async def test_what_is_purged_while_it_is_generated_is_not_stored(store: Store, open_store: OpenStore) -> None:
+    await store.purges.learn()
+    since = store.purges.last
+    other = await open_store()
+    await other.command("XADD", PURGES, "*", "scope", msgspec.json.encode(Scope(tenant="acme")))
+    # Told by nobody, the store sees the purge when it reads the purges after its write.
+    keys = [f"rh:1:acme:llama:0:0:{number}" for number in range(10)]
+    assert {await store.put(key, ENTRY, since) for key in keys} == {"purged"}
+    await eventually(lambda: _is_missing(store, *keys))
+    assert await store.put(keys[0], ENTRY, store.purges.last) == "stored"
+
+
+async def _is_missing(store: Store, *keys: str) -> bool:
+    return [await store.get(key) for key in keys] == [None] * len(keys)

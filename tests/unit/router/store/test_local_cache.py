@@ -1,0 +1,288 @@
+"""The promises of LocalCopy: what it gives is what Redis holds, and there is never more of it than there is room."""
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.types import Entry
+from router.store.local_cache import LocalCopy
+
+LIMIT = 10_000
+Fetched = Callable[[Entry | None], None]
+
+
+def entry(said: str = "", **fields: Any) -> Entry:
+    made = Entry(
+        digest="d", body=said.encode(), stream=None, model="m", engine="e", task="chat",
+        created=1000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **fields)
+
+
+def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCopy:
+    """A copy to which every change is told."""
+    copy = LocalCopy(limit, clock=lambda: now)
+    copy.listening()
+    return copy
+
+
+def fetch(copy: LocalCopy, key: str, found: Entry | None) -> None:
+    copy.fetching(key)(found)
+
+
+def given_by(copy: LocalCopy, key: str) -> Entry | None:
+    stored = copy.get(key)
+    return stored.entry if stored is not None else None
+
+
+# -- what it holds ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_fetched_is_given_again() -> None:
+    copy = listening()
+    fetch(copy, "k", entry("x"))
+    assert given_by(copy, "k") == entry("x")
+    assert copy.get("another") is None
+
+
+def test_nothing_is_kept_of_what_was_not_there() -> None:
+    copy = listening()
+    fetch(copy, "k", None)
+    assert copy.get("k") is None
+    assert (len(copy), copy.size) == (0, 0)
+
+
+def test_what_was_not_asked_for_longest_goes_first() -> None:
+    copy = listening()
+    third = "x" * (LIMIT // 3 - 1500)
+    for key in "abc":
+        fetch(copy, key, entry(third))
+    assert copy.get("a") is not None, "which makes b the one that was asked for longest ago"
+    fetch(copy, "d", entry(third))
+    assert [key for key in "abcd" if copy.get(key) is not None] == ["a", "c", "d"]
+
+
+def test_what_is_larger_than_all_the_room_is_not_kept_and_drives_nothing_out() -> None:
+    copy = listening()
+    fetch(copy, "small", entry("x"))
+    fetch(copy, "large", entry("x" * LIMIT))
+    assert copy.get("large") is None
+    assert copy.get("small") is not None
+
+
+@pytest.mark.parametrize(
+    "large",
+    [{"stream": b"x" * LIMIT}, {"documents": ("x" * LIMIT,)}, {"documents": tuple(map(str, range(200)))}],
+    ids=["stream", "a-long-document", "many-documents"],
+)
+def test_all_that_can_be_large_in_an_entry_counts(large: dict[str, Any]) -> None:
+    copy = listening()
+    fetch(copy, "k", entry(**large))
+    assert copy.get("k") is None
+
+
+def test_the_same_entry_again_counts_once() -> None:
+    copy = listening()
+    for _ in range(3):
+        fetch(copy, "k", entry("x"))
+    once = copy.size
+    copy.changed(["k"])
+    assert (copy.size, len(copy)) == (0, 0)
+    fetch(copy, "k", entry("x"))
+    assert copy.size == once
+
+
+@pytest.mark.parametrize(("now", "given_"), [(1059, True), (1069, True), (1071, False)])
+def test_what_redis_no_longer_gives_is_not_given_even_before_redis_tells_of_it(now: float, given_: bool) -> None:
+    copy = listening(now=now)
+    fetch(copy, "k", entry("x", ttl=60.0, stale=10.0))
+    assert (copy.get("k") is not None) is given_
+    assert len(copy) == given_
+
+
+# -- what has changed -------------------------------------------------------------------------------------------------
+
+
+def test_what_has_changed_is_gone_and_the_rest_stays() -> None:
+    copy = listening()
+    for key in "abc":
+        fetch(copy, key, entry(key))
+    copy.changed(["a", "c", "unknown"])
+    assert [key for key in "abc" if copy.get(key) is not None] == ["b"]
+
+
+def test_what_changed_while_it_was_fetched_is_not_kept() -> None:
+    copy = listening()
+    fetched = copy.fetching("k")
+    copy.changed(["k"])
+    fetched(entry("old"))
+    assert copy.get("k") is None
+
+
+def test_a_fetch_that_begins_after_the_change_is_kept() -> None:
+    copy = listening()
+    copy.changed(["k"])
+    fetch(copy, "k", entry("new"))
+    assert given_by(copy, "k") == entry("new")
+
+
+STEPS = ("first asks", "first has", "second asks", "second has", "changed")
+ORDERS = [o for o in permutations(STEPS) if o.index(STEPS[0]) < o.index(STEPS[1]) and o.index(STEPS[2]) < o.index(STEPS[3])]  # fmt: skip  # noqa: E501 - one thought
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
+def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tuple[str, ...]) -> None:
+    """Redis answers in the order in which it is asked, so a fetch that begins after the change sees what is new.
+
+    One that began before it may have seen either.
+    """
+    copy = listening()
+    under_way: dict[str, tuple[Fetched, Entry]] = {}
+    changed = False
+    for step in order:
+        who, _, what = step.partition(" ")
+        if what == "asks":
+            under_way[who] = copy.fetching("k"), entry("new" if changed else "old")
+        elif what == "has":
+            fetched, found = under_way[who]
+            fetched(found)
+        else:
+            copy.changed(["k"])
+            changed = True
+    assert given_by(copy, "k") != entry("old")
+    asked_after = [who for who in ("first", "second") if order.index(f"{who} asks") > order.index("changed")]
+    assert (copy.get("k") is not None) is bool(asked_after)
+
+
+def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
+    copy = listening()
+    fetch(copy, "a", entry("a"))
+    fetched = copy.fetching("b")
+    copy.drop()
+    fetched(entry("b"))
+    assert (copy.get("a"), copy.get("b"), len(copy), copy.size) == (None, None, 0, 0)
+    fetch(copy, "a", entry("a"))
+    assert copy.get("a") is not None, "and what comes is kept again"
+
+
+# -- while nobody listens ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_before_somebody_listens() -> None:
+    copy = LocalCopy(LIMIT, clock=lambda: 1000.0)
+    fetch(copy, "k", entry())
+    assert copy.get("k") is None
+
+
+def test_nothing_is_given_or_kept_once_nobody_listens_any_more() -> None:
+    copy = listening()
+    fetch(copy, "k", entry())
+    copy.deaf()
+    assert copy.get("k") is None
+    fetch(copy, "k", entry())
+    assert (copy.get("k"), len(copy)) == (None, 0)
+
+
+@pytest.mark.parametrize("begun", ["before", "meanwhile"])
+def test_a_fetch_that_was_under_way_while_nobody_listened_is_not_kept(begun: str) -> None:
+    copy = listening()
+    fetched = copy.fetching("k") if begun == "before" else None
+    copy.deaf()
+    fetched = fetched or copy.fetching("k")
+    copy.listening()
+    fetched(entry("old"))
+    assert copy.get("k") is None
+    fetch(copy, "k", entry("new"))
+    assert given_by(copy, "k") == entry("new")
+
+
+def test_without_a_limit_there_is_no_copy() -> None:
+    copy = listening(limit=0)
+    fetch(copy, "k", entry())
+    assert (copy.get("k"), len(copy), copy.size) == (None, 0, 0)
+
+
+# -- whatever happens -------------------------------------------------------------------------------------------------
+
+KEYS = st.sampled_from("abcd")
+
+
+class AnyStory(RuleBasedStateMachine):
+    """A Redis that is changed and read, news that come late, and a copy that must never give what is no longer so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copy = LocalCopy(LIMIT, clock=lambda: 1000.0)
+        self.redis: dict[str, Entry] = {}
+        self.news: list[str] = []
+        self.under_way: list[tuple[str, Fetched, Entry | None]] = []
+        self.told = False
+        self.number = 0
+
+    @rule(key=KEYS, size=st.integers(0, 12_000))
+    def somebody_writes(self, key: str, size: int) -> None:
+        self.number += 1
+        self.redis[key] = entry("x" * size, prompt_tokens=self.number)
+        self.news.append(key)
+
+    @rule(key=KEYS)
+    def somebody_deletes(self, key: str) -> None:
+        if self.redis.pop(key, None) is not None:
+            self.news.append(key)
+
+    @rule(key=KEYS)
+    def a_fetch_begins(self, key: str) -> None:
+        self.under_way.append((key, self.copy.fetching(key), self.redis.get(key)))
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def a_fetch_ends(self, data: st.DataObject) -> None:
+        _, fetched, found = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        fetched(found)
+
+    @precondition(lambda self: self.told)
+    @rule()
+    def the_news_come(self) -> None:
+        self.copy.changed(self.news)
+        self.news.clear()
+
+    @rule()
+    def the_connection_is_lost(self) -> None:
+        self.copy.deaf()
+        self.news.clear()
+        self.told = False
+
+    @rule()
+    def the_connection_is_there(self) -> None:
+        self.copy.listening()
+        self.told = True
+
+    @rule(key=KEYS)
+    def it_is_asked(self, key: str) -> None:
+        found = given_by(self.copy, key)
+        if found is not None:
+            assert self.told
+            assert found == self.redis.get(key) or key in self.news
+
+    @invariant()
+    def it_keeps_to_its_room(self) -> None:
+        held = [stored.entry for stored in self.copy._entries.values()]
+        assert sum(each.size for each in held) <= self.copy.size <= LIMIT
+        assert len(self.copy._fetches) <= len(self.under_way), "what was fetched is forgotten"
+
+
+TestAnyStory = AnyStory.TestCase
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(0, 12_000)), max_size=30), st.integers(0, 20_000))
+def test_it_never_holds_more_than_its_bytes(fetches: list[tuple[str, int]], limit: int) -> None:
+    copy = listening(limit)
+    for key, size in fetches:
+        fetch(copy, key, entry("x" * size))
+        assert copy.size <= limit

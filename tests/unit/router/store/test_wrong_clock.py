@@ -1,0 +1,51 @@
+"""What looks at entries goes by Redis' clock, whatever the clock of the machine shows that it runs on."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from router.core.cache.entry_filter import Scope
+from router.store.admin.export_import import export, import_
+from router.store.admin.listing import page
+from router.store.admin.stats import stats
+from tests.support.entry_factory import entry, key, store
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ALL = Scope(all=True)
+
+
+@pytest.fixture(params=[-3600, 3600], ids=["behind", "ahead"])
+def real(request: Any, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The time, which is an hour off what this machine's wall clock shows."""
+    now, skew = time.time, request.param
+    monkeypatch.setattr(time, "time", lambda: now() + skew)
+    return now()
+
+
+async def test_a_listing_shows_ages_by_redis_clock(client: Any, real: float) -> None:
+    await store(client, key(), entry(created=real - 100, ttl=600.0))
+    (shown,) = (await page(client, ALL, 10)).entries
+    assert shown.age is not None
+    assert shown.ttl is not None
+    assert 99 <= shown.age <= 120
+    assert 480 <= shown.ttl <= 501
+    assert not shown.stale
+
+
+async def test_what_is_stale_is_counted_by_redis_clock(client: Any, real: float) -> None:
+    await store(client, key(1), entry(created=real - 100, ttl=600.0))
+    await store(client, key(2), entry(created=real - 700, ttl=600.0))
+    assert (await stats(client)).total.stale == 1
+
+
+async def test_an_entry_that_is_carried_elsewhere_expires_by_redis_clock(client: Any, real: float) -> None:
+    lines: list[bytes] = []
+    await store(client, key(), entry(created=real, ttl=600.0), expires=600)
+    await export(client, ALL, lines.append)
+    assert abs(json.loads(lines[0])["expires"] - real - 600) < 20
+    await client.delete(key())
+    assert (await import_(client, lines)).stored == 1
+    assert 580 < await client.ttl(key()) <= 600

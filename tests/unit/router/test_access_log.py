@@ -1,0 +1,166 @@
+"""How log lines are written: access lines together, and in their order among the others."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from router.access_log import ACCESS, AccessLog, set_up_logging
+from router.core.types import CacheStatus, Endpoint
+from router.flow.exchange import Exchange
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("roundhouse", "uvicorn")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    switches = logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+    logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile = switches
+
+
+def exchange(number: int) -> Exchange:
+    return Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", begun=0.0)
+
+
+def write(log: AccessLog, exchange: Exchange) -> None:
+    log.write(log.line(exchange), exchange, 1.0)
+
+
+def flush() -> None:
+    for handler in logging.getLogger("roundhouse").handlers:
+        handler.flush()
+
+
+def answered(*, first_token: float | None) -> Exchange:
+    facts = exchange(1)
+    facts.tenant, facts.model, facts.engine, facts.task, facts.stream = "acme", "m", "e", "chat", True
+    facts.cache, facts.reason, facts.key, facts.status = CacheStatus.MISS, "new", "rh:1:acme:m:0:0:0", 200
+    facts.prompt_tokens, facts.completion_tokens, facts.first_token = 3, 4, first_token
+    return facts
+
+
+async def test_access_lines_are_written_together_in_a_moment_and_keep_their_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    set_up_logging("text")
+    log = AccessLog("text")
+    write(log, exchange(1))
+    write(log, exchange(2))
+    assert capsys.readouterr().err == ""
+    lines: list[str] = []
+
+    async def written() -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return bool(lines)
+
+    await eventually(written)
+    assert [line.split(" ")[2:4] for line in lines] == [[ACCESS, "request=r1"], [ACCESS, "request=r2"]]
+    write(log, exchange(3))
+    logging.getLogger("roundhouse.store").warning("something else")
+    assert ["r3" in line for line in capsys.readouterr().err.splitlines()] == [True, False]
+
+
+LAST_WORDS = """
+import asyncio
+from router.access_log import AccessLog, set_up_logging
+from router.core.types import Endpoint
+from router.flow.exchange import Exchange
+
+async def main():
+    set_up_logging("text")
+    log, exchange = AccessLog("text"), Exchange(endpoint=Endpoint.CHAT, request_id="last", begun=0.0)
+    log.write(log.line(exchange), exchange, 1.0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_line_that_waits_when_the_process_ends_is_written_then() -> None:
+    ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=True)
+    assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS, "request=last"]]
+
+
+async def test_access_lines_are_json_where_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("json")
+    write(AccessLog("json"), exchange(1))
+    logging.getLogger("roundhouse.store").warning("something else")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["request"], first["outcome"]) == ("r1", "complete")
+    assert second["message"] == "something else"
+
+
+LINES: Final = [
+    (
+        answered(first_token=0.5),
+        (
+            "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=MISS "
+            "model=m task=chat stream=yes engine=e prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
+            "key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
+        exchange(2),
+        "request=r2 tenant=default path=/v1/chat/completions status=0 outcome=complete ms=1000.00 cache=NONE",
+    ),
+]
+
+
+@pytest.mark.parametrize(("facts", "line"), LINES)
+async def test_a_line_has_what_is_known_and_nothing_else(
+    facts: Exchange, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for log_format in ("text", "json"):
+        set_up_logging(log_format)
+        write(AccessLog(log_format), facts)
+        flush()
+    text, in_json = capsys.readouterr().err.splitlines()
+    assert text.split(f" {ACCESS} ")[1] == line
+    said = json.loads(in_json)
+    assert said.pop("time").endswith("Z")
+    assert {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in said.items()} == dict(
+        word.split("=", 1) for word in line.split(" ")
+    )
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+async def test_words_that_look_like_holes_are_written_as_they_stand(
+    log_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = exchange(1)
+    facts.error = "{0}{x}"
+    set_up_logging(log_format)
+    write(AccessLog(log_format), facts)
+    flush()
+    assert "{0}{x}" in capsys.readouterr().err
+
+
+async def test_where_another_handler_takes_the_lines_they_are_whole(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, ACCESS):
+        for log_format in ("text", "json"):
+            write(AccessLog(log_format), exchange(1))
+    text, in_json = [record.getMessage() for record in caplog.records]
+    assert text.startswith("request=r1 ")
+    assert json.loads(in_json)["request"] == "r1"
+
+
+async def test_a_log_that_nobody_takes_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up_logging("text")
+    (handler,) = logging.getLogger("roundhouse").handlers
+    assert isinstance(handler, logging.StreamHandler)
+
+    def broken(_: str) -> int:
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(handler.stream, "write", broken)
+        write(AccessLog("text"), exchange(1))
+        handler.flush()

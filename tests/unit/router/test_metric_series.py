@@ -1,0 +1,107 @@
+"""Counting in plain numbers comes to what counting one by one comes to, and nothing is lost on the way."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.core.types import CacheStatus, Endpoint
+from router.flow.exchange import Exchange, Work
+from router.metric_series import Batched
+from router.telemetry import Telemetry
+from tests.support.waiting import eventually
+
+BUCKETS = (0.25, 0.5, 1, 8)
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 1.0, 7.0, 9.0]) | st.floats(0, 16))))
+def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: list[list[float]]) -> None:
+    batched = Batched("b", "", buckets=BUCKETS, registry=CollectorRegistry())
+    single = Histogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
+    for values in batches:
+        for value in values:
+            single.observe(value)
+        batched.add(values)
+    found, wanted = [
+        {(s.name, s.labels.get("le")): s.value for family in one.collect() for s in family.samples}
+        for one in (batched, single)
+    ]
+    assert found.pop(("b_sum", None)) == pytest.approx(wanted.pop(("b_sum", None)))
+    found.pop(("b_created", None), None), wanted.pop(("b_created", None), None)
+    assert found == wanted
+
+
+def hit(number: int) -> Exchange:
+    exchange = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", begun=0.0)
+    exchange.model, exchange.engine, exchange.task = "m", "e", "chat"
+    exchange.cache, exchange.status, exchange.completion_tokens = CacheStatus.HIT, 200, 7
+    return exchange
+
+
+def counted(telemetry: Telemetry) -> dict[str, float]:
+    page = text_string_to_metric_families(telemetry.page().decode())
+    return {sample.name: sample.value for family in page for sample in family.samples if "le" not in sample.labels}
+
+
+async def test_a_page_shows_all_that_was_counted_before_it() -> None:
+    telemetry = Telemetry(log_format="text")
+    for number in range(3):
+        telemetry.record(hit(number), 0.5)
+        shown = counted(telemetry)
+        assert shown["llm_requests_total"] == shown["llm_cache_requests_total"] == number + 1
+        for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds", "llm_router_overhead_seconds"):
+            assert (shown[f"{name}_count"], shown[f"{name}_sum"]) == (number + 1, (number + 1) / 2)
+        assert shown["llm_tokens_total"] == 7 * (number + 1)
+
+
+def told(telemetry: Telemetry) -> float | None:
+    """What other workers can know of by now."""
+    labels = {"tenant": "default", "model": "m", "engine": "e", "task": "chat", "status": "200"}
+    return telemetry.registry.get_sample_value("llm_requests_total", labels)
+
+
+async def test_what_is_counted_is_told_soon_without_anybody_asking() -> None:
+    telemetry = Telemetry(log_format="text")
+    for wanted in (1, 2):
+        telemetry.record(hit(wanted), 0.5)
+
+        async def known(wanted: int = wanted) -> bool:
+            return told(telemetry) == wanted
+
+        await eventually(known)
+
+
+async def test_at_the_end_all_is_told_and_what_comes_later_at_once() -> None:
+    telemetry = Telemetry(log_format="text")
+    telemetry.record(hit(1), 0.5)
+    telemetry.close()
+    assert told(telemetry) == 1
+    telemetry.record(hit(2), 0.5)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert told(telemetry) == 2
+
+
+def work() -> Work:
+    done = Work(
+        request_id="r", traceparent=None, tenant="acme", model="m", task="chat", stream=True, begun=time.perf_counter()
+    )
+    done.first_token, done.prompt_tokens, done.completion_tokens = done.begun, 3, 5
+    return done
+
+
+async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() -> None:
+    telemetry = Telemetry(log_format="text")
+    for number in range(1, 4):
+        telemetry.landed(work())
+        telemetry.written("stored")
+        shown = counted(telemetry)
+        assert shown["llm_cache_writes_total"] == shown["llm_tokens_per_second_count"] == number
+        samples = {"prompt": 3 * number, "completion": 5 * number}
+        for kind, tokens in samples.items():
+            labels = {"tenant": "acme", "model": "m", "kind": kind}
+            assert telemetry.registry.get_sample_value("llm_tokens_total", labels) == tokens

@@ -1,0 +1,152 @@
+"""Which model a name means, and which engines have it."""
+
+import pytest
+
+from router.core.routing.draft_stats import Counts
+from router.core.types import EngineTask, Task
+from router.errors import ApiError
+from router.upstream.catalog import Catalog, Engine, Gauges, Model
+
+URL = "http://127.0.0.1:1"
+
+
+def engine(name: str, model: str, task: EngineTask = "any") -> Engine:
+    return Engine(name=name, model=model, task=task, url=URL, served_model=f"served/{model}")
+
+
+def catalog(*models: Model, engines: tuple[Engine, ...] = ()) -> Catalog:
+    return Catalog(models, engines or [engine(f"{model.name}-1", model.name) for model in models])
+
+
+def test_a_model_is_found_by_its_name_and_by_its_aliases() -> None:
+    llama = Model("llama", "1", aliases=("meta/Llama", "gpt-4o"))
+    found = catalog(llama, Model("mistral", "1"))
+    for name in ("llama", "meta/Llama", "gpt-4o"):
+        assert found.resolve(name, "chat") is llama
+
+
+@pytest.mark.parametrize("name", ["nobody", "LLAMA", " llama", "served/llama", "llama-1", ""])
+def test_a_name_that_is_none_is_not_found(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        catalog(Model("llama", "1")).resolve(name, "chat")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+def test_auto_is_not_found_where_no_model_takes_part() -> None:
+    with pytest.raises(ApiError) as caught:
+        catalog(Model("llama", "1")).resolve("auto", "chat")
+    assert caught.value.status == 404
+
+
+def auto(task: Task, found: Catalog) -> str:
+    return found.resolve("auto", task).name
+
+
+def test_auto_picks_a_model_that_takes_part_for_the_task() -> None:
+    found = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)), Model("coder", "1", auto=("code",)))
+    assert auto("chat", found) == "chatty"
+    assert auto("code", found) == "coder"
+
+
+def test_auto_prefers_a_model_with_an_engine_for_exactly_this_task() -> None:
+    models = [Model(name, "1", auto=("chat", "code")) for name in ("first", "second")]
+    engines = engine("a", "first", "any"), engine("b", "second", "code"), engine("c", "second", "any")
+    found = catalog(*models, engines=engines)
+    assert auto("code", found) == "second"
+    assert auto("chat", found) == "first"
+
+
+def test_a_task_that_no_model_takes_part_in_goes_to_one_that_takes_part_in_any() -> None:
+    found = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)))
+    assert auto("code", found) == "chatty"
+
+
+def test_the_engines_of_a_model_are_its_own() -> None:
+    engines = engine("a", "llama"), engine("b", "mistral"), engine("c", "llama")
+    found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
+    assert [one.name for one in found.serving("llama")] == ["a", "c"]
+    assert [one.name for one in found.serving("mistral")] == ["b"]
+    assert list(found.engines) == ["a", "b", "c"]
+
+
+def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
+    llama = Model("llama", "1", aliases=("x",), auto=("chat",))
+    assert list(catalog(llama).names()) == [("llama", llama), ("x", llama), ("auto", None)]
+    assert [name for name, _ in catalog(Model("llama", "1")).names()] == ["llama"]
+
+
+def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
+    engines = engine("a", "llama"), engine("b", "llama"), engine("c", "mistral")
+    found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
+    ready = [found.ready(anyone)]
+    for changed, up in ((1, True), (2, True), (1, False), (0, True)):
+        engines[changed].up = up
+        ready.append(found.ready(anyone))
+    assert ready == [False, False, True, False, True]
+    assert not found.ready(lambda name: name != "a"), "it is up, and takes no work"
+
+
+def anyone(_: str) -> bool:
+    return True
+
+
+def test_a_model_whose_fallback_can_answer_is_ready() -> None:
+    engines = engine("a", "llama"), engine("b", "mistral")
+    found = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
+    engines[1].up = True
+    assert found.ready(anyone)
+    engines[0].up, engines[1].up = True, False
+    assert not found.ready(anyone), "nobody answers for mistral"
+
+
+def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    ring = [Model(name, "1", fallback=names[(n + 1) % 5]) for n, name in enumerate(names)]
+    assert catalog(*ring).chain("b") == ["b", "c", "d", "e"]
+    pair = [Model("a", "1", fallback="b"), Model("b", "1", fallback="a"), Model("c", "1")]
+    assert [catalog(*pair).chain(name) for name in "abc"] == [["a", "b"], ["b", "a"], ["c"]]
+
+
+def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:
+    one = engine("a", "llama", "code")
+    assert one.up is None
+    assert one.gauges == Gauges()
+    one.in_flight = 3
+    assert (one.view().name, one.view().task, one.view().up, one.view().in_flight) == ("a", "code", None, 3)
+
+
+def test_what_an_engine_does_for_others_is_what_it_does_beside_what_comes_from_here() -> None:
+    one = engine("a", "llama")
+    assert one.view().others is None
+    one.in_flight = 3
+    one.observe(Gauges(running=5, waiting=2))
+    one.in_flight = 9
+    assert (one.view().others, one.view().in_flight) == (4, 9)
+    one.observe(Gauges(running=5))
+    assert one.view().others == 0
+    one.observe(Gauges())
+    assert one.view().others is None
+
+
+def test_whether_an_engine_speculates_is_in_its_metrics_and_stays_known() -> None:
+    one = engine("a", "llama")
+    known = [one.speculates]
+    pages = (
+        Gauges(kv_cache_usage=0.5),
+        Gauges(running=0),
+        Gauges(),
+        Gauges(running=0, spec_counts=Counts(0, 0)),
+        Gauges(),
+    )
+    for gauges in pages:
+        one.observe(gauges)
+        known.append(one.speculates)
+    assert known == [None, None, False, False, True, True]
+    assert Engine(name="b", model="m", task="any", url=URL, served_model="m", draft=True).speculates is True
+
+
+def test_a_page_of_an_engine_is_below_its_address() -> None:
+    one = engine("a", "llama")
+    host = URL.removeprefix("http://")
+    assert one.at("/v1/models").get.startswith(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n".encode())
+    assert one.at("/health") is one.at("/health")
