@@ -206,7 +206,8 @@ def read_again(file: Path, old: Settings) -> Settings | None:
     try:
         new = load(file)
     except ConfigurationError as error:
-        log.error("the configuration is refused, and the one before it stays: %s", error)  # noqa: TRY400 - one line
+        for mistake in error.mistakes:  # a record each, since a record is a line
+            log.error("the configuration is refused, and the one before it stays: %s", mistake)  # noqa: TRY400
         return None
     for line in new.not_yet():
         log.warning("%s", line)

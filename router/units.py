@@ -7,6 +7,9 @@ from typing import Any, Final
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
+_MOST: Final = 1e12
+"""Seconds or bytes; clocks and Redis can count so far."""
+
 
 class Seconds(float):
     """A duration, written as a number and a unit: "500ms", "10s", "5m", "24h", "7d"."""
@@ -17,15 +20,19 @@ class Bytes(int):
 
 
 def from_text(kind: type[Any], value: Any) -> Any:
-    """msgspec's hook for the two: what a text means as one of them. Raises ValueError."""
+    """msgspec's hook for the two: what a text means as one of them.
+
+    Raises ValueError with what is wrong, to be read after the value.
+    """
     units: Mapping[str, float] = _SECONDS if kind is Seconds else _BYTES
     if value == 0 and not isinstance(value, bool):
         return kind(0)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
     if match is None or match[2] not in units:
-        example = "10s" if kind is Seconds else "4MiB"
-        raise ValueError(f'expected a number and a unit, one of {", ".join(units)}, as in "{example}", got {value!r}')
+        what, example = ("duration", "10s") if kind is Seconds else ("size", "4MiB")
+        raise ValueError(f'is no {what}; write a number and one of {", ".join(units)}, as in "{example}"')
     amount = float(match[1]) * units[match[2]]
-    if amount > 1e12:  # seconds or bytes; clocks and Redis can count so far
-        raise ValueError(f"{value!r} is too much")
+    if amount > _MOST:
+        raise ValueError("is too long; a duration has at most 10^12 s" if kind is Seconds else
+                         "is too large; a size has at most 10^12 B")  # fmt: skip
     return kind(amount)

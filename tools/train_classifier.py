@@ -31,7 +31,8 @@ from router.core.types import Task
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "router" / "core" / "routing" / "classify_weights.json"
 TESTS = [
-    HERE.parent / "tests" / "unit" / "router" / "core" / "routing" / name for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
+    HERE.parent / "tests" / "unit" / "router" / "core" / "routing" / name
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
 ]
 
 # Settled on by cross-validation over the examples; anything near them does as well.

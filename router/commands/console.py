@@ -39,11 +39,13 @@ def agrees(question: str) -> bool:
 
 
 def settings_of(config: Path) -> Settings:
-    """The configuration; where it cannot be used, the command ends."""
+    """The configuration; where it cannot be used, the command ends with a line for each mistake."""
     try:
         return load(config)
     except ConfigurationError as error:
-        fail(str(error), WRONG_USE)
+        for mistake in error.mistakes:
+            say(f"roundhouse: {mistake}")
+        raise typer.Exit(WRONG_USE) from None
 
 
 def write_json(value: Any) -> None:

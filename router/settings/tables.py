@@ -1,51 +1,58 @@
-"""The configuration: one TOML file, read once, with every mistake told by its place.
+"""What can be set: the tables of the configuration, with their defaults.
 
-Everything has a default but the models and engines. Strings may hold `${VAR}` and `${VAR:-default}`, which come from
-the environment. What the file says and this version does not do yet is named by `Settings.not_yet`.
+Everything has a default but the models and engines. What the file says and this version does not do yet is named by
+`Settings.not_yet`. A type's rule stands in its Meta, and in words in the description, which continues a value; texts
+that may be secrets have the form there in which a message may show them.
 """
 
 import hashlib
 import os
-import re
 import tempfile
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import asdict
 
-from router.addresses import is_http
 from router.core.cache.key import Markers
 from router.core.cache.policy import Remote, Store
-from router.core.cache.redis_keys import RESERVED
-from router.core.types import AUTO, DEFAULT_TENANT, EngineTask, Task
-from router.net.redis import url as redis_address
-from router.units import Bytes, Seconds, from_text
+from router.core.types import DEFAULT_TENANT, EngineTask, Task
+from router.settings.wording import SHOWN_IF
+from router.units import Bytes, Seconds
 
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
 
 _MAX_SOCKET_PATH: Final = 100  # bytes; the kernel's limit is 108 on Linux and 104 elsewhere
-_TOO_SHORT: Final = "every entry needs a time to live of at least 1s"
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[a-z0-9._-]*\Z",
+        description="may only have a-z, 0-9, '.', '_' and '-'",
+    ),
+]
 """What may stand in a key: so `redis-cli --scan --pattern` means what it says."""
 
-KeyHash = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+Secret = Annotated[str, Meta(extra={SHOWN_IF: "(?!)"})]
+"""A text that may hold a password or a key; no message shows any."""
+
+KeyHash = Annotated[
+    str,
+    Meta(
+        pattern=r"^sha256:[0-9a-f]{64}\Z",
+        description="is no hash; make one with `roundhouse keys hash`",
+        extra={SHOWN_IF: "(?!)"},
+    ),
+]
+Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?/?"})]
+"""Of an engine; one with a user, a password, a path or a query is not shown."""
+
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts count in doubles
 Share = Annotated[float, Meta(gt=0, le=1)]
-
-
-class ConfigurationError(Exception):
-    """The configuration cannot be used; the message is one line that names the place."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=None):
@@ -70,7 +77,7 @@ class Router(Strict, frozen=True):
 class Cache(Strict, frozen=True):
     """`timeout` bounds what a slow Redis may cost a request; `retry` is how often one that is down is asked again."""
 
-    url: str = EMBEDDED
+    url: Secret = EMBEDDED
     ttl: Seconds = Seconds(86400)
     stale_if_error: Seconds = Seconds(3600)
     max_entry: Bytes = Bytes(1 << 20)
@@ -119,16 +126,16 @@ class Launch(Strict, frozen=True):
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
     heterogeneous_vocab: bool | None = None
     gpus: list[Annotated[int, Meta(ge=0)]] = []
-    args: list[str] = []
-    env: dict[str, str] = {}
+    args: list[Secret] = []
+    env: dict[str, Secret] = {}
 
 
 class Engine(Strict, frozen=True):
     name: Name
     model: str
     task: EngineTask = "any"
-    url: str | None = None
-    urls: list[str] = []
+    url: Address | None = None
+    urls: list[Address] = []
     served_model: str | None = None
     max_model_len: Count | None = None
     max_in_flight: Count | None = None
@@ -185,166 +192,6 @@ class Settings(Strict, frozen=True):
         plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
-
-
-def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Reads a configuration file. Raises ConfigurationError, one line that names the file and the place in it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: not UTF-8 text") from None
-    try:
-        return parse(text, os.environ if environment is None else environment)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-
-
-def parse(text: str, environment: Mapping[str, str]) -> Settings:
-    """Reads a configuration from its text. Raises ConfigurationError, one line that names the place in it."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"not valid TOML: {error}") from None
-    filled = _fill(raw, environment, "")
-    try:
-        settings = msgspec.convert(filled, Settings, dec_hook=from_text)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `")
-        path = place.removesuffix("`").removeprefix("$").removeprefix(".")
-        raise ConfigurationError(f"{path or 'top level'}: {what[0].lower()}{what[1:]}") from None
-    if problems := _problems(settings):
-        raise ConfigurationError("; ".join(problems))
-    return settings
-
-
-def _fill(value: Any, environment: Mapping[str, str], place: str) -> Any:
-    """Puts the environment's values in the place of `${VAR}` and `${VAR:-default}`."""
-    if isinstance(value, dict):
-        return {name: _fill(item, environment, f"{place}.{name}".lstrip(".")) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_fill(item, environment, f"{place}[{index}]") for index, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-
-    def replace(match: re.Match[str]) -> str:
-        name, default = match.groups()
-        # As a shell does it, the default also stands in for what is empty.
-        found = environment.get(name) or (environment.get(name) if default is None else default)
-        if found is None:
-            raise ConfigurationError(f"{place}: the environment has no {name}")
-        return found
-
-    return _VARIABLE.sub(replace, value)
-
-
-def _problems(settings: Settings) -> list[str]:
-    """What is well-formed and cannot be meant, each with its place."""
-    return [
-        *_repeated("tenant", [tenant.name for tenant in settings.tenant]),
-        *_repeated("engine", [engine.name for engine in settings.engine]),
-        *_repeated("model", [name for model in settings.model for name in (model.name, *model.aliases)]),
-        *_model_problems(settings),
-        *_engine_problems(settings),
-        *_cache_problems(settings.cache),
-        *_tenant_problems(settings.tenant),
-        *[f"timeouts.{name}: must be more than nothing" for name, s in asdict(settings.timeouts).items() if s <= 0],
-        *[f"router.{s}: must be more than nothing" for s in ("receive", "send") if getattr(settings.router, s) <= 0],
-        *_router_problems(settings.router),
-        *_auth_problems(settings),
-        *_breaker_problems(settings.breaker),
-    ]
-
-
-def _repeated(table: str, names: list[str]) -> list[str]:
-    return [f"{table}: the name {name!r} is given twice" for name in sorted({n for n in names if names.count(n) > 1})]
-
-
-def _router_problems(router: Router) -> list[str]:
-    if router.max_bodies < router.max_body:
-        return ["router.max_bodies: must be at least router.max_body"]
-    return []
-
-
-def _model_problems(settings: Settings) -> list[str]:
-    names = [model.name for model in settings.model]
-    served = {engine.model for engine in settings.engine}
-    problems = []
-    for index, model in enumerate(settings.model):
-        place = f"model[{index}]"
-        if AUTO in (model.name, *model.aliases):
-            problems.append(f"{place}.name: {AUTO!r} stands for the choice by task and cannot be a model's name")
-        if model.fallback is not None and model.fallback not in names:
-            problems.append(f"{place}.fallback: there is no model {model.fallback!r}")
-        if model.fallback == model.name:
-            problems.append(f"{place}.fallback: a model cannot fall back on itself")
-        if model.name not in served:
-            problems.append(f"{place}.name: no engine has the model {model.name!r}")
-    if not settings.model:
-        problems.append("model: there must be at least one [[model]]")
-    return problems
-
-
-def _engine_problems(settings: Settings) -> list[str]:
-    problems = []
-    for index, engine in enumerate(settings.engine):
-        place = f"engine[{index}]"
-        if engine.model not in [model.name for model in settings.model]:
-            problems.append(f"{place}.model: there is no model {engine.model!r}")
-        if (engine.url is None) == (not engine.urls):
-            problems.append(f"{place}.url: give either url or urls")
-        problems += [
-            f"{place}.url: {url.rpartition('@')[2]!r} is not an http:// or https:// address without credentials"
-            for url in engine.addresses
-            if not is_http(url)
-        ]
-        if engine.launch is not None and len(engine.addresses) != 1:
-            problems.append(f"{place}.launch: an engine that roundhouse starts has one url")
-    return problems
-
-
-def _cache_problems(cache: Cache) -> list[str]:
-    problems = []
-    if cache.url != EMBEDDED:
-        problems += [f"cache.url: {problem}" for problem in redis_address.problems(cache.url)]
-    if cache.ttl < 1:
-        problems.append(f"cache.ttl: {_TOO_SHORT}")
-    if cache.timeout <= 0 or cache.retry <= 0:
-        problems.append("cache.timeout, cache.retry: must be more than nothing")
-    if not cache.context_open or not cache.context_close:
-        problems.append("cache.context_open, cache.context_close: must not be empty")
-    return problems
-
-
-def _tenant_problems(tenants: list[Tenant]) -> list[str]:
-    short = [index for index, tenant in enumerate(tenants) if tenant.ttl is not None and tenant.ttl < 1]
-    return [f"tenant[{index}].ttl: {_TOO_SHORT}" for index in short]
-
-
-def _auth_problems(settings: Settings) -> list[str]:
-    keys = [key for tenant in settings.tenant for key in tenant.keys]
-    problems = [
-        f"tenant[{index}].name: {tenant.name!r} stands for something else in Redis and cannot be a tenant's name"
-        for index, tenant in enumerate(settings.tenant)
-        if tenant.name in RESERVED
-    ]
-    if len(set(keys)) < len(keys):
-        problems.append("tenant: two tenants cannot have the same key")
-    if settings.auth.mode == "keys" and not keys:
-        problems.append("auth.mode: with keys, at least one [[tenant]] must have a key")
-    if settings.auth.mode == "header" and not settings.tenant:
-        problems.append("auth.mode: with header, there must be at least one [[tenant]]")
-    return problems
-
-
-def _breaker_problems(breaker: Breaker) -> list[str]:
-    problems = []
-    if breaker.close_below >= breaker.open_above:
-        problems.append("breaker.close_below: must be less than open_above")
-    if breaker.cooldown <= 0:
-        problems.append("breaker.cooldown: must be more than nothing")
-    return problems
 
 
 def tenants(settings: Settings) -> list[str]:

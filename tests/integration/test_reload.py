@@ -221,17 +221,24 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("bad", "said"), [("[router", "not valid TOML"), ("[routr]", "routr"), (None, "No such file")])
-async def test_a_bad_file_is_refused_in_one_line_and_the_old_one_stays(
-    serve: Any, config: str, workers: int, bad: str | None, said: str
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("[router", ["not valid TOML"]),
+        ("[routr]\n[auth]\nmode = 'key'", ["routr: ", "auth.mode: 'key' is none of ", "model is missing"]),
+        (None, ["No such file"]),
+    ],
+)
+async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_one_stays(
+    serve: Any, config: str, workers: int, bad: str | None, told: list[str]
 ) -> None:
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
     served.write(bad)
     served.process.send_signal(signal.SIGHUP)
     refused = "the configuration is refused, and the one before it stays"
-    await eventually(lambda: refused in served.log.read_text())
-    (line,) = [line for line in served.log.read_text().splitlines() if refused in line]
-    assert said in line
+    await eventually(lambda: served.log.read_text().count(refused) == len(told))
+    lines = [line for line in served.log.read_text().splitlines() if refused in line]
+    assert [said in line for said, line in zip(told, lines, strict=True)] == [True] * len(told)
     assert "llama-alias" in await models(served)
     if workers == 2:  # nor does a worker that has to be replaced now need the file
         before = served.workers()

@@ -14,6 +14,7 @@ import pytest
 
 from router.net.server.request_parser import MAX_HEAD
 from router.server import forget_dead_workers
+from tests.support.configurations import LEAST
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, Served, http_client
 from tests.support.router_server import Engines, chat_body, configuration
@@ -143,10 +144,10 @@ async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engin
     ("text", "said"),
     [
         ("[router", "not valid TOML"),
-        ("[routr]", "routr"),
-        ("[cache]\nttl = 'soon'", "cache.ttl"),
-        ("[[model]]\nname = 'a'", "no engine has the model 'a'"),
-        ("[cache]\nurl = '${NOWHERE}'", "cache.url: the environment has no NOWHERE"),
+        (f"[routr]\n{LEAST}", "routr: no such setting; did you mean router?"),
+        (f"[cache]\nttl = 'soon'\n{LEAST}", "cache.ttl"),
+        ("[[model]]\nname = 'a'", "model[0].name: 'a' is the model of no engine"),
+        (f"[cache]\nurl = '${{NOWHERE}}'\n{LEAST}", "cache.url: the environment has no NOWHERE"),
         (None, "No such file"),
     ],
 )
@@ -163,6 +164,19 @@ async def test_a_configuration_that_cannot_be_used_is_one_clear_line(
     assert line.startswith(f"roundhouse: {path}: ")
     assert said in line
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["serve", "check", "up"])
+async def test_all_mistakes_of_a_configuration_are_told_each_in_a_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(f"[router]\nprot = 1\n[auth]\nmode = 'key'\n[cache]\nttl = '0s'\n{LEAST}")
+    result = await command(name, "-c", str(path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        f"roundhouse: {path}: router.prot: no such setting; did you mean port?",
+        f"roundhouse: {path}: auth.mode: 'key' is none of open, keys, header",
+        f"roundhouse: {path}: cache.ttl: '0s' is too short; every entry needs a time to live of at least 1s",
+    ]
 
 
 async def test_the_configuration_can_come_from_the_environment(tmp_path: Path) -> None:

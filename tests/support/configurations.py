@@ -19,10 +19,17 @@ def read(text: str, **environment: str) -> Settings:
     return parse(text, environment)
 
 
-def mistake(text: str, **environment: str) -> str:
+def mistakes(text: str, **environment: str) -> tuple[str, ...]:
     """What is said of a configuration that cannot be used."""
     with pytest.raises(ConfigurationError) as caught:
         parse(text, environment)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    return message
+    found = caught.value.mistakes
+    assert str(caught.value).splitlines() == list(found)
+    assert found
+    return found
+
+
+def mistake(text: str, **environment: str) -> str:
+    """What is said of a configuration in which one thing is wrong."""
+    (found,) = mistakes(text, **environment)
+    return found

@@ -124,7 +124,15 @@ def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [('"500ms"', 0.5), ('"10s"', 10), ('"5m"', 300), ('"24h"', 86400), ('"7d"', 604800), ('"1.5 h"', 5400), ("0", 0)],
+    [
+        ('"500ms"', 0.5),
+        ('"10s"', 10),
+        ('"5m"', 300),
+        ('"24h"', 86400),
+        ('"7d"', 604800),
+        ('"1.5 h"', 5400),
+        ("0", 0),
+    ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     found = read(f"[cache]\nstale_if_error = {text}\n{LEAST}").cache.stale_if_error
@@ -150,19 +158,33 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
     assert isinstance(found, Bytes)
 
 
-@pytest.mark.parametrize("name", ["ttl", "local"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ttl", 'is no duration; write a number and one of ms, s, m, h, d, as in "10s"'),
+        ("local", 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'),
+    ],
+)
 @pytest.mark.parametrize(
     "text", ['"10"', "10", '"s"', '""', '"-1s"', '"1 parsec"', "true", "[]", "1.5", '"1s "', '"1e3s"', '"1S"', "nan"]
 )
-def test_an_amount_that_is_none_is_told_with_an_example(name: str, text: str) -> None:
+def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, text: str) -> None:
     message = mistake(f"[cache]\n{name} = {text}\n{LEAST}")
-    assert message.startswith(f"cache.{name}: expected a number and a unit")
+    shown = "a list" if text == "[]" else text.replace('"', "'")
+    assert message == f"cache.{name}: {shown} {said}"
 
 
-@pytest.mark.parametrize(("name", "unit"), [("ttl", "d"), ("local", "GiB")])
-def test_an_amount_that_no_clock_and_no_machine_can_count_is_refused(name: str, unit: str) -> None:
-    for digits in (13, 400):
-        assert mistake(f'[cache]\n{name} = "{"9" * digits}{unit}"\n{LEAST}').startswith(f"cache.{name}: ")
+@pytest.mark.parametrize(
+    ("name", "unit", "said"),
+    [
+        ("ttl", "d", "is too long; a duration has at most 10^12 s"),
+        ("local", "GiB", "is too large; a size has at most 10^12 B"),
+    ],
+)
+def test_an_amount_that_no_clock_and_no_machine_can_count_is_refused(name: str, unit: str, said: str) -> None:
+    amount = f"{'9' * 13}{unit}"
+    assert mistake(f'[cache]\n{name} = "{amount}"\n{LEAST}') == f"cache.{name}: '{amount}' {said}"
+    assert mistake(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{LEAST}') == f"cache.{name} {said}"
 
 
 # The environment
@@ -197,13 +219,15 @@ def test_a_variable_is_put_in_as_a_shell_would(written: str, environment: dict[s
 
 def test_a_variable_that_is_not_there_is_told_by_its_place_and_name() -> None:
     assert mistake(f'{MODEL}aliases = ["a", "${{NOWHERE}}"]\n{ENGINE}') == (
-        "model[0].aliases[1]: the environment has no NOWHERE"
+        "model[0].aliases[1]: the environment has no NOWHERE; set it, or write ${NOWHERE:-…} with a default"
     )
 
 
 def test_a_variable_can_hold_an_amount_but_no_number() -> None:
     assert read(f'[cache]\nttl = "${{TTL}}"\n{LEAST}', TTL="5m").cache.ttl == Seconds(300)
-    assert mistake(f'[router]\nport = "${{PORT}}"\n{LEAST}', PORT="80").startswith("router.port: ")
+    assert mistake(f'[router]\nport = "${{PORT}}"\n{LEAST}', PORT="80") == (
+        "router.port: '${PORT}' is no whole number from 1 to 65535; a number cannot come from the environment"
+    )
 
 
 def test_the_environment_of_the_process_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,137 +1,244 @@
 """Every mistake in a configuration is told in one line that names its place."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.core.cache.redis_keys import RESERVED
 from router.settings import ConfigurationError, load
 from tests.support.configurations import ENGINE, HASH, LEAST, MODEL, mistake, read
 
+DURATION: Final = 'is no duration; write a number and one of ms, s, m, h, d, as in "10s"'
+SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
+SHORT: Final = "is too short; every entry needs a time to live of at least 1s"
+TAKEN: Final = "stands for something else in Redis and cannot be a tenant's name"
+AUTOMATIC: Final = "stands for the choice by task and cannot be a model's name"
+ADDRESS: Final = "is no address such as http://127.0.0.1:8001, with http:// or https:// and without user and password"
+NAME: Final = "may only have a-z, 0-9, '.', '_' and '-'"
+NO_HASH: Final = "is no hash; make one with `roundhouse keys hash`"
+NO_MEMORY: Final = "memory:// is not supported: replicas would share nothing; embedded needs no Redis of yours either"
+SCHEMES: Final = (
+    "expected embedded, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, "
+    "redis+cluster://, rediss+cluster://"
+)
+
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[router]\nprot = 1\n", "router: object contains unknown field `prot`"),
-        ("[routre]\n", "top level: object contains unknown field `routre`"),
-        ('[router]\nport = "8080"\n', "router.port: expected `int`, got `str`"),
-        ('["a\\nb"]\n', "top level: object contains unknown field `a b`"),
-        ("[router]\nport = 0\n", "router.port: expected `int` >= 1"),
-        ("[router]\nport = 65536\n", "router.port: expected `int` <= 65535"),
-        ("[router]\nworkers = 0\n", "router.workers: "),
-        ('[router]\nlog_format = "xml"\n', "router.log_format: invalid enum value 'xml'"),
-        ("[router]\nhost = 1979-05-27\n", "router.host: "),
-        ('[cache]\nstore = "some"\n', "cache.store: invalid enum value 'some'"),
+        ("[router]\nprot = 1\n", "router.prot: no such setting; did you mean port?"),
+        ("[routre]\n", "routre: no such setting; did you mean router?"),
+        (
+            '[router]\nport = "8080"\n',
+            "router.port: '8080' is no whole number from 1 to 65535; numbers stand without quotes",
+        ),
+        (
+            '["a\\nb"]\n',
+            '"a\\nb": no such setting; there are router, cache, auth, tenant, model, engine, breaker, timeouts',
+        ),
+        ("[router]\nport = 0\n", "router.port: 0 is no whole number from 1 to 65535"),
+        ("[router]\nport = 65536\n", "router.port: 65536 is no whole number from 1 to 65535"),
+        ("[router]\nworkers = 0\n", "router.workers: 0 is no whole number from 1 to 256"),
+        ('[router]\nlog_format = "xml"\n', "router.log_format: 'xml' is none of text, json"),
+        ("[router]\nhost = 1979-05-27\n", "router.host: 1979-05-27 is no text; write it in quotes"),
+        ('[cache]\nstore = "some"\n', "cache.store: 'some' is none of all, deterministic"),
         (
             '[cache]\nurl = "memcached://x"\n',
-            "cache.url: expected embedded, redis://, rediss://, unix://, redis+sentinel://",
+            f"cache.url: {SCHEMES}",
         ),
-        ('[cache]\nurl = "memory://"\n', "cache.url: memory:// is not supported: "),
+        (
+            '[cache]\nurl = "memory://"\n',
+            f"cache.url: {NO_MEMORY}",
+        ),
         ('[cache]\nurl = "redis+cluster://x/1"\n', "cache.url: a cluster has only database 0"),
-        ('[cache]\nttl = "500ms"\n', "cache.ttl: every entry needs a time to live"),
-        ("[cache]\nttl = 0\n", "cache.ttl: "),
-        ('[cache]\nstale_if_error = "-1s"\n', "cache.stale_if_error: "),
-        ('[cache]\nlocal = "64"\n', "cache.local: "),
-        ("[cache]\nlocal = -1\n", "cache.local: "),
-        ('[cache]\non_abandon = "wait"\n', "cache.on_abandon: invalid enum value 'wait'"),
-        ('[[tenant]]\nname = "a"\nttl = "500ms"\n', "tenant[0].ttl: every entry needs a time to live"),
-        ('[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nttl = 0\n', "tenant[1].ttl: every entry needs"),
-        ('[[tenant]]\nname = "a"\nttl = "soon"\n', "tenant[0].ttl: "),
-        ('[[tenant]]\nname = "a"\nstore = "some"\n', "tenant[0].store: invalid enum value 'some'"),
-        ('[cache]\ntimeout = "0s"\n', "cache.timeout, cache.retry: "),
-        ('[cache]\ncontext_open = ""\n', "cache.context_open, cache.context_close: "),
-        ('[auth]\nmode = "none"\n', "auth.mode: invalid enum value 'none'"),
-        ('[auth]\nmode = "keys"\n', "auth.mode: with keys, "),
-        ('[auth]\nmode = "header"\n', "auth.mode: with header, "),
-        ('[auth]\nadmin_keys = ["secret"]\n', "auth.admin_keys[0]: "),
-        ('[auth]\nadmin_keys = "x"\n', "auth.admin_keys: "),
-        ("[breaker]\nopen_above = 1.5\n", "breaker.open_above: "),
-        ("[breaker]\nclose_below = 0.9\n", "breaker.close_below: must be less than open_above"),
-        ('[router]\nreceive = "0s"\n', "router.receive: must be more than nothing"),
-        ("[router]\nsend = 0\n", "router.send: must be more than nothing"),
-        ('[router]\ndrain = "soon"\n', "router.drain: "),
-        ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: must be more than nothing"),
-        ("[timeouts]\nconnect = 0\n", "timeouts.connect: must be more than nothing"),
-        ("[timeouts]\nmin_tokens_per_second = 0\n", "timeouts.min_tokens_per_second: "),
-        ('[[tenant]]\nname = "a:b"\n', "tenant[0].name: "),
-        ('[[tenant]]\nname = "Acme"\n', "tenant[0].name: "),
-        ('[[tenant]]\nname = ""\n', "tenant[0].name: "),
-        ('[[tenant]]\nname = "acme\\n"\n', "tenant[0].name: "),
-        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} stands for") for name in RESERVED),
-        (f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n', "tenant[0].keys[0]: "),
-        (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name: "),
-        ("[[tenant]]\n", "tenant[0]: object missing required field `name`"),
-        ('[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nkeys = ["sha256:x"]\n', "tenant[1].keys[0]: "),
-        ('[[tenant]]\nname = "a"\nrequests_per_minute = 0\n', "tenant[0].requests_per_minute: "),
-        ('[[tenant]]\nname = "a"\n[[tenant]]\nname = "a"\n', "tenant: the name 'a' is given twice"),
+        (
+            '[cache]\nttl = "500ms"\n',
+            f"cache.ttl: '500ms' {SHORT}",
+        ),
+        ("[cache]\nttl = 0\n", f"cache.ttl: 0 {SHORT}"),
+        (
+            '[cache]\nstale_if_error = "-1s"\n',
+            f"cache.stale_if_error: '-1s' {DURATION}",
+        ),
+        (
+            '[cache]\nlocal = "64"\n',
+            f"cache.local: '64' {SIZE}",
+        ),
+        (
+            "[cache]\nlocal = -1\n",
+            f"cache.local: -1 {SIZE}",
+        ),
+        ('[cache]\non_abandon = "wait"\n', "cache.on_abandon: 'wait' is none of cancel, finish"),
+        (
+            '[[tenant]]\nname = "a"\nttl = "500ms"\n',
+            f"tenant[0].ttl: '500ms' {SHORT}",
+        ),
+        (
+            '[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nttl = 0\n',
+            f"tenant[1].ttl: 0 {SHORT}",
+        ),
+        (
+            '[[tenant]]\nname = "a"\nttl = "soon"\n',
+            f"tenant[0].ttl: 'soon' {DURATION}",
+        ),
+        ('[[tenant]]\nname = "a"\nstore = "some"\n', "tenant[0].store: 'some' is none of all, deterministic"),
+        ('[cache]\ntimeout = "0s"\n', "cache.timeout: '0s' must be more than nothing"),
+        ('[cache]\ncontext_open = ""\n', "cache.context_open: '' must not be empty"),
+        ('[auth]\nmode = "none"\n', "auth.mode: 'none' is none of open, keys, header"),
+        ('[auth]\nmode = "keys"\n', "auth.mode: 'keys' needs at least one [[tenant]] that has a key"),
+        ('[auth]\nmode = "header"\n', "auth.mode: 'header' needs at least one [[tenant]]"),
+        ('[auth]\nadmin_keys = ["secret"]\n', f"auth.admin_keys[0] {NO_HASH}"),
+        ('[auth]\nadmin_keys = "x"\n', "auth.admin_keys is no list; write [ and ] around it"),
+        ("[breaker]\nopen_above = 1.5\n", "breaker.open_above: 1.5 is no number of more than 0 and at most 1"),
+        ("[breaker]\nclose_below = 0.9\n", "breaker.close_below: 0.9 must be less than breaker.open_above"),
+        ('[router]\nreceive = "0s"\n', "router.receive: '0s' must be more than nothing"),
+        ("[router]\nsend = 0\n", "router.send: 0 must be more than nothing"),
+        (
+            '[router]\ndrain = "soon"\n',
+            f"router.drain: 'soon' {DURATION}",
+        ),
+        ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: '0s' must be more than nothing"),
+        ("[timeouts]\nconnect = 0\n", "timeouts.connect: 0 must be more than nothing"),
+        ("[timeouts]\nmin_tokens_per_second = 0\n", "timeouts.min_tokens_per_second: 0 is no number of more than 0"),
+        ('[[tenant]]\nname = "a:b"\n', f"tenant[0].name: 'a:b' {NAME}"),
+        ('[[tenant]]\nname = "Acme"\n', f"tenant[0].name: 'Acme' {NAME}"),
+        ('[[tenant]]\nname = ""\n', "tenant[0].name: '' must not be empty"),
+        ('[[tenant]]\nname = "acme\\n"\n', f"tenant[0].name: 'acme\\n' {NAME}"),
+        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} {TAKEN}") for name in RESERVED),
+        (
+            f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n',
+            f"tenant[0].keys[0] {NO_HASH}",
+        ),
+        (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name has 65 characters and may have no more than 64"),
+        ("[[tenant]]\n", 'tenant[0].name is missing; write name = "…" below [[tenant]]'),
+        (
+            '[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nkeys = ["sha256:x"]\n',
+            f"tenant[1].keys[0] {NO_HASH}",
+        ),
+        (
+            '[[tenant]]\nname = "a"\nrequests_per_minute = 0\n',
+            "tenant[0].requests_per_minute: 0 is no whole number from 1 to 1000000000000",
+        ),
+        (
+            '[[tenant]]\nname = "a"\n[[tenant]]\nname = "a"\n',
+            "tenant[1].name: 'a' is also tenant[0].name; every tenant needs its own",
+        ),
         (
             f'[[tenant]]\nname = "a"\nkeys = ["{HASH}"]\n[[tenant]]\nname = "b"\nkeys = ["{HASH}"]\n',
-            "tenant: two tenants cannot have the same key",
+            "tenant[1].keys[0] is also tenant[0].keys[0]; every tenant needs its own",
         ),
-        ("[tenant]\n", "tenant: expected `array`, got `object`"),
+        ("[tenant]\n", "tenant is no list; write [[tenant]]"),
     ],
 )
 def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
-    assert mistake(text + LEAST).startswith(said)
+    assert mistake(text + LEAST) == said
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "model: there must be at least one [[model]]"),
-        (MODEL, "model[0].name: no engine has the model 'llama'"),
-        (MODEL.replace("llama", "auto") + ENGINE.replace("llama", "auto"), "model[0].name: 'auto' stands for"),
-        (MODEL + 'aliases = ["auto"]\n' + ENGINE, "model[0].name: 'auto' stands for"),
-        (MODEL + 'aliases = ["x", "x"]\n' + ENGINE, "model: the name 'x' is given twice"),
-        (MODEL + 'aliases = ["llama"]\n' + ENGINE, "model: the name 'llama' is given twice"),
-        (MODEL + 'fallback = "phi"\n' + ENGINE, "model[0].fallback: there is no model 'phi'"),
-        (MODEL + 'fallback = "llama"\n' + ENGINE, "model[0].fallback: a model cannot fall back on itself"),
-        (MODEL + 'auto = ["poetry"]\n' + ENGINE, "model[0].auto[0]: invalid enum value 'poetry'"),
-        (MODEL.replace("llama", "meta/llama") + ENGINE, "model[0].name: "),
+        ("", "model is missing; write at least one [[model]]"),
+        (MODEL, "model[0].name: 'llama' is the model of no engine; write an [[engine]] that has it as its model"),
+        (
+            MODEL.replace("llama", "auto") + ENGINE.replace("llama", "auto"),
+            f"model[0].name: 'auto' {AUTOMATIC}",
+        ),
+        (
+            MODEL + 'aliases = ["auto"]\n' + ENGINE,
+            f"model[0].aliases[0]: 'auto' {AUTOMATIC}",
+        ),
+        (
+            MODEL + 'aliases = ["x", "x"]\n' + ENGINE,
+            "model[0].aliases[1]: 'x' is also model[0].aliases[0]; every model needs its own",
+        ),
+        (
+            MODEL + 'aliases = ["llama"]\n' + ENGINE,
+            "model[0].aliases[0]: 'llama' is also model[0].name; every model needs its own",
+        ),
+        (MODEL + 'fallback = "phi"\n' + ENGINE, "model[0].fallback: 'phi' is no model; the models are llama"),
+        (
+            MODEL + 'fallback = "llama"\n' + ENGINE,
+            "model[0].fallback: 'llama' is the model itself, which cannot fall back on itself",
+        ),
+        (MODEL + 'auto = ["poetry"]\n' + ENGINE, "model[0].auto[0]: 'poetry' is none of code, chat"),
+        (
+            LEAST.replace("llama", "meta/llama"),
+            f"model[0].name: 'meta/llama' {NAME}",
+        ),
         (
             LEAST.replace('model = "llama"', 'model = "phi"') + ENGINE.replace("one", "two"),
-            "engine[0].model: there is no",
+            "engine[0].model: 'phi' is no model; the models are llama",
         ),
-        (LEAST + ENGINE, "engine: the name 'one' is given twice"),
-        ("[router]\nexplore = 1.5\n" + LEAST, "router.explore: "),
-        ("[router]\nexplore = -0.1\n" + LEAST, "router.explore: "),
-        (LEAST + 'task = "poetry"\n', "engine[0].task: invalid enum value 'poetry'"),
-        (LEAST + "max_model_len = 0\n", "engine[0].max_model_len: "),
-        (LEAST + 'urls = ["http://a"]\n', "engine[0].url: give either url or urls"),
-        (LEAST.replace("url =", "served_model ="), "engine[0].url: give either url or urls"),
-        (LEAST.replace("http://", ""), "engine[0].url: '127.0.0.1:8001' is not an http:// or https:// address"),
-        (LEAST.replace("8001", "eighty"), "engine[0].url: "),
-        (LEAST.replace("http://", "http://me:secret@"), "engine[0].url: '127.0.0.1:8001' is not "),
-        ('[cache]\nurl = "redis://:secret@h:abc/0"\n' + LEAST, "cache.url: "),
-        ('[cache]\nurl = "redis://:secret@h?socket_timeout=soon"\n' + LEAST, "cache.url: "),
-        (LEAST.replace("8001", "0"), "engine[0].url: "),
-        (LEAST.replace("8001", "8001\\n"), "engine[0].url: "),
-        (LEAST.replace("8001", "8001/ "), "engine[0].url: "),
-        (LEAST.replace("http://127.0.0.1:8001", "http://"), "engine[0].url: "),
-        (LEAST.replace("http://127.0.0.1:8001", "http://[::1"), "engine[0].url: "),
-        (LEAST + "[engine.launch]\n", "engine[0].launch: object missing required field `target`"),
-        (LEAST + '[engine.launch]\ntarget = "t"\ngpus = [-1]\n', "engine[0].launch.gpus[0]: "),
-        (LEAST + '[engine.launch]\ntarget = "t"\nenv = { A = 1 }\n', "engine[0].launch.env[...]: "),
+        (LEAST + ENGINE, "engine[1].name: 'one' is also engine[0].name; every engine needs its own"),
+        ("[router]\nexplore = 1.5\n" + LEAST, "router.explore: 1.5 is no number from 0 to 1"),
+        ("[router]\nexplore = -0.1\n" + LEAST, "router.explore: -0.1 is no number from 0 to 1"),
+        (LEAST + 'task = "poetry"\n', "engine[0].task: 'poetry' is none of code, chat, any"),
+        (LEAST + "max_model_len = 0\n", "engine[0].max_model_len: 0 is no whole number of at least 1"),
+        (
+            LEAST + 'urls = ["http://a"]\n',
+            "engine[0].url: 'http://127.0.0.1:8001' stands beside urls; write only one of them",
+        ),
+        (LEAST.replace("url =", "served_model ="), "engine[0].url is missing; write it, or urls for several replicas"),
+        (
+            LEAST.replace("http://", ""),
+            f"engine[0].url: '127.0.0.1:8001' {ADDRESS}",
+        ),
+        (
+            LEAST.replace("8001", "eighty"),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (
+            LEAST.replace("http://", "http://me:secret@"),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (
+            '[cache]\nurl = "redis://:secret@h:abc/0"\n' + LEAST,
+            "cache.url: a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX",
+        ),
+        (
+            '[cache]\nurl = "redis://:secret@h?socket_timeout=soon"\n' + LEAST,
+            "cache.url: the options here are db, each once and with a value; those of TLS need a scheme with rediss",
+        ),
+        (
+            LEAST.replace("8001", "0"),
+            f"engine[0].url: 'http://127.0.0.1:0' {ADDRESS}",
+        ),
+        (
+            LEAST.replace("8001", "8001\\n"),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (
+            LEAST.replace("8001", "8001/ "),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (
+            LEAST.replace("http://127.0.0.1:8001", "http://"),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (
+            LEAST.replace("http://127.0.0.1:8001", "http://[::1"),
+            f"engine[0].url {ADDRESS}",
+        ),
+        (LEAST + "[engine.launch]\n", 'engine[0].launch.target is missing; write target = "…" below [engine.launch]'),
+        (
+            LEAST + '[engine.launch]\ntarget = "t"\ngpus = [-1]\n',
+            "engine[0].launch.gpus[0]: -1 is no whole number of at least 0",
+        ),
+        (
+            LEAST + '[engine.launch]\ntarget = "t"\nenv = { A = 1 }\n',
+            "engine[0].launch.env.A is no text; write it in quotes",
+        ),
         (
             LEAST.replace('url = "http://127.0.0.1:8001"', 'urls = ["http://a", "http://b"]')
             + '[engine.launch]\ntarget = "t"\n',
-            "engine[0].launch: an engine that roundhouse starts has one url",
+            "engine[0].launch is for an engine with one url; write an [[engine]] for each",
         ),
     ],
 )
 def test_a_mistake_about_models_and_engines_is_told_by_its_place(text: str, said: str) -> None:
-    assert mistake(text).startswith(said)
-
-
-def test_several_mistakes_are_told_at_once() -> None:
-    message = mistake(f'[cache]\nttl = "1ms"\n[auth]\nmode = "keys"\n{LEAST}')
-    assert "cache.ttl: " in message
-    assert "auth.mode: " in message
+    assert mistake(text) == said
 
 
 @pytest.mark.parametrize("text", ["[", "a = ", "x = 1\nx = 2\n", "a = \x00", "[router]\n[router]\n"])
@@ -154,19 +261,13 @@ def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
             load(path, {})
 
 
-WORD: Final = st.sampled_from(
-    ["router", "cache", "model", "engine", "name", "url", "ttl", "port", "launch", "a\\nb", "é"]
-)
-VALUE: Final = st.sampled_from(
-    ['"x"', "1", "[]", "{}", "true", '"1s"', '"${A}"', '"a\\nb"', "1.5", '["x"]', "1979-05-27"]
-)
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000, "[" + "a." * 100_000 + "a]"])
+def test_what_is_too_much_for_a_parser_is_told_too(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        read(text)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["[{}]", "[[{}]]", '"{}" = ']), WORD, VALUE), max_size=6))
-def test_no_configuration_raises_anything_but_one_line(lines: list[tuple[str, str, str]]) -> None:
-    text = "\n".join(form.format(f'"{word}"' if "[" in form else word) + ("" if "[" in form else value)
-                     for form, word, value in lines)  # fmt: skip
-    with suppress(ConfigurationError):
-        read(text, A="x")
-        return
-    mistake(text, A="x")
+def test_a_number_of_any_length_is_refused() -> None:
+    assert mistake(f"[router]\nport = 0x{'f' * 10_000}\n{LEAST}") == (
+        "router.port: so large a number is no whole number from 1 to 65535"
+    )

@@ -1,0 +1,47 @@
+"""Reads the configuration: a TOML file whose strings may hold `${VAR}` and `${VAR:-default}` of the environment."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from router.settings.mistakes import ConfigurationError
+from router.settings.rules import broken
+from router.settings.tables import Settings
+from router.settings.walk import Walk
+
+
+def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads a configuration file. Raises ConfigurationError; each of its lines names the file and the place in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: not UTF-8 text") from None
+    try:
+        return parse(text, os.environ if environment is None else environment)
+    except ConfigurationError as error:
+        raise ConfigurationError(*(f"{path}: {mistake}" for mistake in error.mistakes)) from None
+
+
+def parse(text: str, environment: Mapping[str, str]) -> Settings:
+    """Reads a configuration from its text. Raises ConfigurationError with all mistakes, each with its place."""
+    walk = Walk(environment)
+    settings: Settings = walk.read(Settings, _toml(text))
+    told = {mistake.place for mistake in walk.mistakes}
+    follow = [mistake for mistake in broken(settings) if mistake.place not in told]
+    mistakes = [*walk.mistakes, *(m for m in follow if not any(map(walk.is_unusable, (m.place, *m.reads))))]
+    if mistakes:
+        raise ConfigurationError(*(mistake.line(walk.shown) for mistake in mistakes))
+    return settings
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigurationError("not valid TOML: lists or tables are too deep in one another") from None
+    except ValueError as error:  # besides its own, that of a number with thousands of digits
+        raise ConfigurationError(f"not valid TOML: {error}") from None

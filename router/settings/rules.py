@@ -1,0 +1,159 @@
+"""What is well-formed and cannot be meant: settings that contradict one another, or refer to nothing."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from msgspec.structs import asdict
+
+from router.addresses import is_http
+from router.core.cache.redis_keys import RESERVED
+from router.core.types import AUTO
+from router.net.redis import url as redis_address
+from router.settings.mistakes import Mistake, Place, hint, written
+from router.settings.tables import EMBEDDED, Auth, Breaker, Cache, Engine, Model, Router, Settings, Tenant, Timeouts
+
+_TOO_SHORT: Final = "is too short; every entry needs a time to live of at least 1s"
+_NOTHING: Final = "must be more than nothing"
+_NO_ADDRESS: Final = (
+    "is no address such as http://127.0.0.1:8001, with http:// or https:// and without user and password"
+)
+_ALL_MODELS: Final[Place] = ("model", None, "name")
+
+
+def broken(settings: Settings) -> Iterator[Mistake]:
+    """The mistakes. Of settings that could not be read, some may be none: see Mistake.reads."""
+    yield from _router(settings.router)
+    yield from _cache(settings.cache)
+    yield from _auth(settings.auth, settings.tenant)
+    yield from _tenants(settings.tenant)
+    yield from _models(settings.model, {engine.model for engine in settings.engine})
+    yield from _engines(settings.engine, [model.name for model in settings.model])
+    yield from _breaker(settings.breaker)
+    yield from _timeouts(settings.timeouts)
+
+
+def _router(router: Router) -> Iterator[Mistake]:
+    if router.receive <= 0:
+        yield Mistake(("router", "receive"), _NOTHING)
+    if router.send <= 0:
+        yield Mistake(("router", "send"), _NOTHING)
+    if router.max_bodies < router.max_body:
+        at_least: Place = ("router", "max_body")
+        yield Mistake(("router", "max_bodies"), "must be at least router.max_body", reads=(at_least,))
+
+
+def _cache(cache: Cache) -> Iterator[Mistake]:
+    if cache.url != EMBEDDED:
+        for problem in redis_address.problems(cache.url):
+            yield Mistake(("cache", "url"), problem, of_value=False)
+    if cache.ttl < 1:
+        yield Mistake(("cache", "ttl"), _TOO_SHORT)
+    if cache.timeout <= 0:
+        yield Mistake(("cache", "timeout"), _NOTHING)
+    if cache.retry <= 0:
+        yield Mistake(("cache", "retry"), _NOTHING)
+    if not cache.context_open:
+        yield Mistake(("cache", "context_open"), "must not be empty")
+    if not cache.context_close:
+        yield Mistake(("cache", "context_close"), "must not be empty")
+
+
+def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
+    all_keys: Place = ("tenant", None, "keys")
+    if auth.mode == "keys" and not any(tenant.keys for tenant in tenants):
+        yield Mistake(("auth", "mode"), "needs at least one [[tenant]] that has a key", reads=(all_keys,))
+    if auth.mode == "header" and not tenants:
+        yield Mistake(("auth", "mode"), "needs at least one [[tenant]]", reads=(("tenant",),))
+
+
+def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
+    for index, tenant in enumerate(tenants):
+        if tenant.name in RESERVED:
+            said = "stands for something else in Redis and cannot be a tenant's name"
+            yield Mistake(("tenant", index, "name"), said)
+        if tenant.ttl is not None and tenant.ttl < 1:
+            yield Mistake(("tenant", index, "ttl"), _TOO_SHORT)
+    yield from _repeated(((("tenant", i, "name"), tenant.name) for i, tenant in enumerate(tenants)), "every tenant")
+    keys: Iterator[tuple[Place, str]] = (
+        (("tenant", i, "keys", k), key) for i, tenant in enumerate(tenants) for k, key in enumerate(tenant.keys)
+    )
+    yield from _repeated(keys, "every tenant")
+
+
+def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
+    names = [model.name for model in models]
+    all_names: list[tuple[Place, str]] = []
+    for index, model in enumerate(models):
+        place: Place = ("model", index)
+        own: list[tuple[Place, str]] = [((*place, "name"), model.name)]
+        own += [((*place, "aliases", k), alias) for k, alias in enumerate(model.aliases)]
+        for where, name in own:
+            if name == AUTO:
+                yield Mistake(where, "stands for the choice by task and cannot be a model's name")
+        all_names += own
+        if model.fallback == model.name:
+            said = "is the model itself, which cannot fall back on itself"
+            yield Mistake((*place, "fallback"), said, reads=((*place, "name"),))
+        elif model.fallback is not None and model.fallback not in names:
+            yield Mistake((*place, "fallback"), _no_model(model.fallback, names), reads=(_ALL_MODELS,))
+        if model.name not in served:
+            said = "is the model of no engine; write an [[engine]] that has it as its model"
+            yield Mistake((*place, "name"), said, reads=(("engine", None, "model"),))
+    yield from _repeated(all_names, "every model")
+    if not models:
+        yield Mistake(("model",), "is missing; write at least one [[model]]")
+
+
+def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
+    for index, engine in enumerate(engines):
+        place: Place = ("engine", index)
+        url: Place = (*place, "url")
+        urls: Place = (*place, "urls")
+        if engine.model not in models:
+            yield Mistake((*place, "model"), _no_model(engine.model, models), reads=(_ALL_MODELS,))
+        if engine.url is None and not engine.urls:
+            yield Mistake(url, "is missing; write it, or urls for several replicas", reads=(urls,))
+        if engine.url is not None and engine.urls:
+            yield Mistake(url, "stands beside urls; write only one of them", reads=(urls,))
+        replicas: list[tuple[Place, str]] = [((*urls, k), replica) for k, replica in enumerate(engine.urls)]
+        for where, address in [(url, engine.url)] if engine.url is not None else replicas:
+            if not is_http(address.rstrip("/")):
+                yield Mistake(where, _NO_ADDRESS)
+        if engine.launch is not None and len(engine.addresses) != 1:
+            said = "is for an engine with one url; write an [[engine]] for each"
+            yield Mistake((*place, "launch"), said, reads=(url, urls))
+    yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)), "every engine")
+
+
+def _breaker(breaker: Breaker) -> Iterator[Mistake]:
+    if breaker.close_below >= breaker.open_above:
+        above: Place = ("breaker", "open_above")
+        yield Mistake(("breaker", "close_below"), "must be less than breaker.open_above", reads=(above,))
+    if breaker.cooldown <= 0:
+        yield Mistake(("breaker", "cooldown"), _NOTHING)
+
+
+def _timeouts(timeouts: Timeouts) -> Iterator[Mistake]:
+    for name, seconds in asdict(timeouts).items():
+        if seconds <= 0:
+            yield Mistake(("timeouts", name), _NOTHING)
+
+
+def _repeated(values: Iterable[tuple[Place, str]], whose: str) -> Iterator[Mistake]:
+    """Where a value stands that stood somewhere before."""
+    first: dict[str, Place] = {}
+    for place, value in values:
+        if value in first:
+            yield Mistake(place, f"is also {written(first[value])}; {whose} needs its own")
+        elif value:  # empty is what could not be read, or has been told
+            first[value] = place
+
+
+def _no_model(name: str, models: list[str]) -> str:
+    """Aliases are for clients; here it is the name."""
+    known = [model for model in models if re.fullmatch("[a-z0-9._-]{1,64}", model)]  # the others have been told
+    if not known:
+        return "is no model; write a [[model]] with this name"
+    meant = hint(name, known)
+    return f"is no model; did you mean {meant}?" if meant else f"is no model; the models are {', '.join(known)}"

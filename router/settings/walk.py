@@ -1,0 +1,137 @@
+"""From what TOML gives to structs: a walk over their types, which goes on after a mistake.
+
+msgspec would tell the first mistake only, so it is asked for each value alone. In place of what cannot be used stands
+the default, or nothing that anybody may rely on; so the structs are good only where there are no mistakes. A text that
+is none of those that are allowed stays, as what refers to it refers to it all the same.
+"""
+
+import re
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+import msgspec
+
+from router.settings.mistakes import Mistake, Place, hint, overlap, show
+from router.settings.wording import is_text, rule, shown_if
+from router.units import from_text
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+class Walk:
+    """Reads tables as structs.
+
+    - `mistakes` has all that it met, in the order of the file; what is missing from a table comes at its end.
+    - `shown` has the values that may be told, as they stand in the file: a variable of the environment by its name.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.mistakes: list[Mistake] = []
+        self.shown: dict[Place, str] = {}
+        self._environment = environment
+        self._unusable: list[Place] = []
+
+    def is_unusable(self, place: Place) -> bool:
+        """Whether something at the place, within it or around it could not be read."""
+        return any(overlap(place, unusable) for unusable in self._unusable)
+
+    def read(self, kind: Any, raw: Any, place: Place = ()) -> Any:
+        """What stands at a place, as a value of the type `kind`; UNSET if it cannot be used."""
+        if get_origin(kind) in (Union, UnionType):  # X | None; TOML has nothing that would be None
+            kind = next(inner for inner in get_args(kind) if inner is not NoneType)
+        if get_origin(kind) is list:
+            return self._list(get_args(kind)[0], raw, place)
+        if get_origin(kind) is dict:
+            return self._names(get_args(kind)[1], raw, place)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            return self._table(kind, raw, place)
+        return self._value(kind, raw, place)
+
+    def _table(self, kind: type[msgspec.Struct], raw: Any, place: Place) -> msgspec.Struct:
+        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        if not isinstance(raw, dict):
+            self._refuse(place, f"is no table; write {_heading(place)} on a line of its own, and its settings below")
+            raw = {}
+        values = {}
+        for name, item in raw.items():
+            if name not in fields:
+                self._unknown((*place, name), list(fields))
+            elif (value := self.read(fields[name].type, item, (*place, name))) is not msgspec.UNSET:
+                values[name] = value
+        for name, field in fields.items():
+            if field.required and name not in values:
+                if not self.is_unusable((*place, name)):
+                    self._refuse((*place, name), f'is missing; write {name} = "…" below {_heading(place)}')
+                values[name] = ""
+        return kind(**values)
+
+    def _list(self, kind: Any, raw: Any, place: Place) -> Any:
+        if not isinstance(raw, list):
+            tables = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+            remedy = f"write {_heading((*place, 0))}" if tables else "write [ and ] around it"
+            return self._refuse(place, f"is no list; {remedy}")
+        items = [self.read(kind, item, (*place, index)) for index, item in enumerate(raw)]
+        return ["" if item is msgspec.UNSET else item for item in items]  # the others keep their places
+
+    def _names(self, kind: Any, raw: Any, place: Place) -> Any:
+        if not isinstance(raw, dict):
+            return self._refuse(place, f'is no table; write {place[-1]} = {{ NAME = "value" }}')
+        items = {name: self.read(kind, item, (*place, name)) for name, item in raw.items()}
+        return {name: item for name, item in items.items() if item is not msgspec.UNSET}
+
+    def _value(self, kind: Any, raw: Any, place: Place) -> Any:
+        value = self._fill(raw, place) if isinstance(raw, str) else raw
+        if value is msgspec.UNSET:
+            return value
+        self._note(kind, raw, place)
+        try:
+            return msgspec.convert(value, kind, dec_hook=from_text)
+        except msgspec.ValidationError as error:
+            said = rule(kind, value, raw, error)
+        if not (isinstance(value, str) and is_text(kind)):
+            return self._refuse(place, said)
+        self.mistakes.append(Mistake(place, said))
+        return value
+
+    def _fill(self, text: str, place: Place) -> Any:
+        """Puts the environment's values in the place of `${VAR}` and `${VAR:-default}`."""
+        missing = []
+
+        def replace(match: re.Match[str]) -> str:
+            name, default = match.groups()
+            # As a shell does it, the default also stands in for what is empty.
+            found = self._environment.get(name) or (self._environment.get(name) if default is None else default)
+            if found is None:
+                missing.append(name)
+            return found or ""
+
+        filled = _VARIABLE.sub(replace, text)
+        for name in dict.fromkeys(missing):
+            said = f"the environment has no {name}; set it, or write ${{{name}:-…}} with a default"
+            self._refuse(place, said, of_value=False)
+        return msgspec.UNSET if missing else filled
+
+    def _note(self, kind: Any, raw: Any, place: Place) -> None:
+        form = shown_if(kind)
+        if form is not None and not (isinstance(raw, str) and re.fullmatch(form, raw)):
+            return
+        if (shown := show(raw)) is not None:
+            self.shown[place] = shown
+
+    def _unknown(self, place: Place, known: list[str]) -> None:
+        meant = hint(str(place[-1]).replace("-", "_"), known)
+        remedy = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"
+        self.mistakes.append(Mistake(place, f"no such setting; {remedy}", of_value=False))
+        if meant:  # and so it is not as the file wants it
+            self._unusable.append((*place[:-1], meant))
+
+    def _refuse(self, place: Place, said: str, *, of_value: bool = True) -> Any:
+        self.mistakes.append(Mistake(place, said, of_value))
+        self._unusable.append(place)
+        return msgspec.UNSET
+
+
+def _heading(place: Place) -> str:
+    name = ".".join(part for part in place if isinstance(part, str))
+    return f"[[{name}]]" if isinstance(place[-1], int) else f"[{name}]"
