@@ -12,11 +12,11 @@ _MOST: Final = 1e12
 
 
 class Seconds(float):
-    """A duration, written as a number and a unit: "500ms", "10s", "5m", "24h", "7d"."""
+    """A duration, written as a number and a unit: "500ms", "10s", "5m", "24h", "7d"; 0 and "0" need none."""
 
 
 class Bytes(int):
-    """A size, written as a number and a unit: "64KiB", "4MiB", "1GB"; 0 needs none."""
+    """A size, written as a number and a unit: "64KiB", "4MiB", "1GB"; 0 and "0" need none."""
 
 
 def from_text(kind: type[Any], value: Any) -> Any:
@@ -25,7 +25,7 @@ def from_text(kind: type[Any], value: Any) -> Any:
     Raises ValueError with what is wrong, to be read after the value.
     """
     units: Mapping[str, float] = _SECONDS if kind is Seconds else _BYTES
-    if value == 0 and not isinstance(value, bool):
+    if value in (0, "0") and not isinstance(value, bool):
         return kind(0)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
     if match is None or match[2] not in units:

@@ -132,6 +132,7 @@ def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
         ('"7d"', 604800),
         ('"1.5 h"', 5400),
         ("0", 0),
+        ('"0"', 0),
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
@@ -150,6 +151,8 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
         ('"9 B"', 9),
         ("0", 0),
         ("0.0", 0),
+        ('"0"', 0),
+        ('"${NOTHING:-0}"', 0),
     ],
 )
 def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
