@@ -29,7 +29,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
 def parse(text: str, environment: Mapping[str, str]) -> Settings:
     """Reads a configuration from its text. Raises ConfigurationError with all mistakes, each with its place."""
     walk = Walk(environment)
-    settings: Settings = walk.read(Settings, _toml(text))
+    settings: Settings = walk.read(Settings, _toml(text.removeprefix("\ufeff")))  # as some editors begin UTF-8
     told = {mistake.place for mistake in walk.mistakes}
     follow = [mistake for mistake in broken(settings) if mistake.place not in told]
     mistakes = [*walk.mistakes, *(m for m in follow if not any(map(walk.is_unusable, (m.place, *m.reads))))]

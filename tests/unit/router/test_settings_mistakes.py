@@ -271,3 +271,12 @@ def test_a_number_of_any_length_is_refused() -> None:
     assert mistake(f"[router]\nport = 0x{'f' * 10_000}\n{LEAST}") == (
         "router.port: so large a number is no whole number from 1 to 65535"
     )
+
+
+def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
+    assert load(path, {}) == read(LEAST)
+    path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbf" + LEAST.encode())
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
+        load(path, {})
