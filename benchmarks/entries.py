@@ -31,17 +31,17 @@ from load import load
 from stand import cpu_seconds, memory_kb, stand
 from streamed import Stream, asked, chat, prose, shapes
 
-from router.core.cache.key import Markers
-from router.core.cache.key_derivation import derive, take_apart
-from router.core.cache.miss_reason import fingerprint
-from router.core.endpoints.recorded_response import NotKept
-from router.core.endpoints.recorders import recorder_for
-from router.core.endpoints.request import parse
+from router.core.cache.key import ContextMarkers
+from router.core.cache.key_derivation import derive_cache_key, split_parts
+from router.core.cache.miss_reason import fingerprint_request
+from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.endpoints.recorders import make_recorder
+from router.core.endpoints.request import parse_request
 from router.core.types import DEFAULT_TENANT, Endpoint, Entry
 from router.settings import Cache
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served
-from tests.support.store_fixture import Store
+from tests.support.router_process import RouterProcess
+from tests.support.store_fixture import StoreFixture
 
 TOKENS: Final = 500
 GB: Final = 1 << 30
@@ -50,18 +50,18 @@ WRITTEN_AT_ONCE: Final = 100
 LARGE: Final = 64  # bytes; longer fields are shown by name
 
 
-def entry_of(stream: Stream) -> tuple[str, Entry] | NotKept:
+def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     """What a router stores of a stream under which key, or why it stores nothing."""
-    request = parse(Endpoint(stream.path), msgspec.json.encode(stream.asked))
-    parts = take_apart(request, Markers())
-    key = derive(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
-    recorder = recorder_for(request.endpoint, Cache().max_entry)
+    request = parse_request(Endpoint(stream.path), msgspec.json.encode(stream.asked))
+    parts = split_parts(request, ContextMarkers())
+    key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
+    recorder = make_recorder(request.endpoint, Cache().max_entry)
     for event in stream.events:
         recorder.feed(event)
-    recording = recorder.recording(request)
-    if isinstance(recording, NotKept):
+    recording = recorder.recorded_response(request)
+    if isinstance(recording, NotStoredReason):
         return recording
-    halves = fingerprint(key.text, parts)
+    halves = fingerprint_request(key.text, parts)
     entry = Entry(
         **msgspec.structs.asdict(recording), digest=key.digest, model="bare", engine="bare", task="chat",
         created=int(1000 * time.time()) / 1000, ttl=Cache().ttl, stale=Cache().stale_if_error,
@@ -70,18 +70,18 @@ def entry_of(stream: Stream) -> tuple[str, Entry] | NotKept:
     return key.text, entry
 
 
-async def one_of_each(redis: RedisServer, store: Store) -> None:
+async def one_of_each(redis: RedisServer, store: StoreFixture) -> None:
     for kind, stream in shapes():
         came = sum(map(len, stream.events))
         result = entry_of(stream)
-        if isinstance(result, NotKept):
+        if isinstance(result, NotStoredReason):
             report(kind=kind, tokens=stream.tokens, came=came, not_stored=result)
             continue
         key, entry = result
         if await store.put(key, entry) != "stored":
             raise RuntimeError(kind)
-        fields: dict[bytes, bytes] = await redis.raw("HGETALL", key)
-        memory = await redis.raw("MEMORY", "USAGE", key, "SAMPLES", 0)
+        fields: dict[bytes, bytes] = await redis.command_bytes("HGETALL", key)
+        memory = await redis.command_bytes("MEMORY", "USAGE", key, "SAMPLES", 0)
         stored = len(key) + sum(len(name) + len(value) for name, value in fields.items())
         report(
             kind=kind, tokens=stream.tokens, came=came, stored=stored, memory=memory,
@@ -92,15 +92,15 @@ async def one_of_each(redis: RedisServer, store: Store) -> None:
         )  # fmt: skip
 
 
-async def write_many(redis: RedisServer, store: Store, count: int) -> None:
-    empty = await redis.raw("INFO", "memory")
+async def write_many(redis: RedisServer, store: StoreFixture, count: int) -> None:
+    empty = await redis.command_bytes("INFO", "memory")
     for begin in range(0, count, WRITTEN_AT_ONCE):
         numbers = range(begin, min(begin + WRITTEN_AT_ONCE, count))
         results = [entry_of(chat(TOKENS, number + 1)) for number in numbers]
-        written = [store.put(*result) for result in results if not isinstance(result, NotKept)]
+        written = [store.put(*result) for result in results if not isinstance(result, NotStoredReason)]
         if await asyncio.gather(*written) != ["stored"] * len(results):
             raise RuntimeError("not all entries were stored")
-    full = await redis.raw("INFO", "memory")
+    full = await redis.command_bytes("INFO", "memory")
     memory = (full["used_memory"] - empty["used_memory"]) / count
     per_token = round(memory / TOKENS, 2)
     report(
@@ -110,7 +110,7 @@ async def write_many(redis: RedisServer, store: Store, count: int) -> None:
     )  # fmt: skip
 
 
-async def hits(router: Served, local: str, name: str, asked: Iterator[bytes], requests: int) -> None:
+async def hits(router: RouterProcess, local: str, name: str, asked: Iterator[bytes], requests: int) -> None:
     began, cpu = time.perf_counter(), cpu_seconds(router.process.pid)
     result = await load(router.port, asked, connections=16, requests=requests)
     took, cpu = time.perf_counter() - began, cpu_seconds(router.process.pid) - cpu
@@ -143,11 +143,11 @@ async def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000, help="hits measured with each setting")
     arguments = parser.parse_args()
     redis = RedisServer()
-    store = Store(redis.url, timeout=30)
+    store = StoreFixture(redis.url, timeout=30)
     try:
         await redis.start()
         await store.start()
-        report(redis=(await redis.raw("INFO", "server"))["redis_version"], tokens_of_prose=len(prose()))
+        report(redis=(await redis.command_bytes("INFO", "server"))["redis_version"], tokens_of_prose=len(prose()))
         if not arguments.many:
             await one_of_each(redis, store)
             return

@@ -20,8 +20,8 @@ import httpx
 from stand import cpu_seconds
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served
-from tests.support.router_server import LLAMA, chat_body, configuration
+from tests.support.router_process import RouterProcess
+from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.simulated_engine import SimulatedEngine
 
 REQUESTS = 200
@@ -36,23 +36,23 @@ async def ask(http: httpx.AsyncClient, url: str, prompt: str, *, stream: bool = 
 
 
 async def identical(http: httpx.AsyncClient, urls: list[str], engine: SimulatedEngine) -> dict[str, object]:
-    await engine.faults({"fault": "ttft", "ms": 300})
+    await engine.set_faults({"fault": "ttft", "ms": 300})
     before = (await engine.stats())["started"]
     asked = [ask(http, urls[n % 2], "The sea?", stream=n % 3 == 0) for n in range(REQUESTS)]
     answers = await asyncio.gather(*asked)
     generations = (await engine.stats())["started"] - before
-    await engine.clear()
+    await engine.clear_faults()
     return {"requests": REQUESTS, "generations": generations, **Counter(cache for cache, _ in answers)}
 
 
-async def cost(http: httpx.AsyncClient, routers: list[Served], engine: SimulatedEngine, prompt: str) -> float:
+async def cost(http: httpx.AsyncClient, routers: list[RouterProcess], engine: SimulatedEngine, prompt: str) -> float:
     """CPU time of both routers, in milliseconds, for as many requests for the same at once."""
     pids = [router.process.pid for router in routers]
-    await engine.faults({"fault": "ttft", "ms": 300})
+    await engine.set_faults({"fault": "ttft", "ms": 300})
     before = sum(map(cpu_seconds, pids))
     await asyncio.gather(*[ask(http, routers[n % 2].url, prompt) for n in range(REQUESTS)])
     took = sum(map(cpu_seconds, pids)) - before
-    await engine.clear()
+    await engine.clear_faults()
     return round(took * 1000, 1)
 
 
@@ -74,13 +74,13 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with SimulatedEngine(LLAMA) as engine, httpx.AsyncClient(trust_env=False, timeout=30) as http:
             await redis.start()
-            text = configuration(redis.url, {"llama-chat": ("llama", "any", engine.url)}).replace('"2500ms"', '"50ms"')
-            routers = [Served(Path(folder), text, name=f"router-{n}") for n in range(2)]
+            text = router_config(redis.url, {"llama-chat": ("llama", "any", engine.url)}).replace('"2500ms"', '"50ms"')
+            routers = [RouterProcess(Path(folder), text, name=f"router-{n}") for n in range(2)]
             try:
                 for router in routers:
                     router.start()
                 for router in routers:
-                    await router.ready()
+                    await router.wait_until_ready()
                 urls = [router.url for router in routers]
                 print(json.dumps({"identical": await identical(http, urls, engine)}))
                 for prompt in ("Warm?", "The moon?", "The sun?"):

@@ -22,7 +22,7 @@ from bare_engine import EVENTS
 from load import Load, bodies, load
 from stand import cpu_seconds, stand
 
-from tests.support.router_process import Served
+from tests.support.router_process import RouterProcess
 
 CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 
@@ -61,7 +61,7 @@ def check(result: Load, way: Way) -> None:
         raise RuntimeError(f"{way.name}: X-Cache was {dict(result.caches)}")
 
 
-async def cpu_ms(router: Served, way: Way, connections: int, requests: int) -> float:
+async def cpu_ms(router: RouterProcess, way: Way, connections: int, requests: int) -> float:
     asked = way.asked()
     await load(router.port, asked, connections=connections, requests=256)  # what is to be a hit is stored then
     before = cpu_seconds(router.process.pid)
@@ -85,7 +85,7 @@ async def million_instructions(way: Way, connections: int, requests: int) -> flo
         return int(totals[1]) / requests / 1e6
 
 
-async def control(router: Served, order: str) -> None:
+async def control(router: RouterProcess, order: str) -> None:
     command = ["callgrind_control", order, str(router.process.pid)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bare_engine import EVENTS
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import ROUNDHOUSE, Served
+from tests.support.router_process import ROUNDHOUSE, RouterProcess
 from tests.support.waiting import eventually, free_port
 
 START = 180.0
@@ -74,7 +74,7 @@ async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
 async def stand(
     *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB", under: Sequence[str] = (),
     redis: RedisServer | None = None,
-) -> AsyncIterator[list[Served]]:  # fmt: skip
+) -> AsyncIterator[list[RouterProcess]]:  # fmt: skip
     """Routers that are ready.
 
     `interval`: milliseconds between events; `events`: how many a stream has; `local`: how much of the entries is kept
@@ -83,13 +83,13 @@ async def stand(
     with tempfile.TemporaryDirectory() as folder:
         async with _redis(redis) as url, bare_engine(interval, events) as port:
             text = CONFIGURATION.format(redis=url, engine=port, local=local)
-            served = [Served(Path(folder), text, name=f"router-{number}") for number in range(routers)]
+            served = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
             try:
                 for router in served:
                     router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
                 for router in served:
-                    await eventually(partial(has_begun, router), within=START)
-                    await router.ready()
+                    await eventually(partial(has_begun, router), timeout=START)
+                    await router.wait_until_ready()
                 yield served
             finally:
                 for router in served:
@@ -116,9 +116,9 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def has_begun(router: Served) -> bool:
+def has_begun(router: RouterProcess) -> bool:
     """Whether a router that was started listens by now; RuntimeError where it has ended."""
-    if not router.runs:
+    if not router.is_running:
         raise RuntimeError(router.log.read_text())
     return is_open(router.port)
 

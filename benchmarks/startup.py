@@ -24,7 +24,7 @@ async def main() -> None:
             router.kill()
             began = time.perf_counter()
             router.start()
-            await router.ready()
+            await router.wait_until_ready()
             seconds.append(time.perf_counter() - began)
             memory.append(memory_kb(router.process.pid))
     print(json.dumps({"ready_seconds": round(min(seconds), 2), "memory_mb": round(min(memory) / 1024, 1)}))

@@ -24,8 +24,8 @@ from typing import cast
 import httpx
 import uvloop
 
-from router.net.client.target import Page
-from router.net.client.transport import Transport
+from router.net.client.target import RequestTarget
+from router.net.client.transport import HTTPTransport
 
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 1740 + b'"}]}'
 ANSWER = b'{"choices": [{"message": {"content": "' + b"y" * 1150 + b'"}}]}'
@@ -95,18 +95,20 @@ def through(client: httpx.AsyncClient) -> Exchange:
     return exchange
 
 
-def straight(transport: Transport) -> Exchange:
+def straight(transport: HTTPTransport) -> Exchange:
     async def exchange(url: str) -> int:
-        page, received = Page(url), 0
+        page, received = RequestTarget(url), 0
 
         def count(piece: bytes) -> bool:
             nonlocal received
             received += len(piece)
             return False
 
-        message = b"%b%d\r\n\r\n%b" % (page.post, len(REQUEST), REQUEST)
-        with await transport.send(page.origin, message, connect=5.0, patience=15.0, total=60.0) as response:
-            await response.pour(count, 15.0)
+        message = b"%b%d\r\n\r\n%b" % (page.post_prefix, len(REQUEST), REQUEST)
+        with await transport.send(
+            page.origin, message, connect_timeout=5.0, head_timeout=15.0, total_timeout=60.0
+        ) as response:
+            await response.stream_to(count, 15.0)
         return received
 
     return exchange
@@ -145,7 +147,7 @@ async def compare(base: str, events: int, only: str) -> None:
         return through(client), client.aclose
 
     def ours() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
-        transport = Transport()
+        transport = HTTPTransport()
         return straight(transport), transport.aclose
 
     cases = [("httpx", default), ("ours", ours)]

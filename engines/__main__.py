@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from engines.plan import Plan
+from engines.plan import UpPlan
 from engines.up import main
 
 if __name__ == "__main__":
@@ -15,5 +15,5 @@ if __name__ == "__main__":
     commands.add_parser("up").add_argument("--plan-fd", type=int, required=True)
     options = parser.parse_args()
     with os.fdopen(options.plan_fd, "rb") as file:
-        plan = msgspec.json.decode(file.read(), type=Plan)
+        plan = msgspec.json.decode(file.read(), type=UpPlan)
     sys.exit(main(plan))

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engines.plan import Plan
+from engines.plan import UpPlan
 from engines.spec import EngineSpec
 from engines.vllm_command import vllm_argv, vllm_env
 
@@ -17,43 +17,50 @@ Program = Literal["vllm", "simulator"]
 _TTFT_MS: Final = 150
 _TOKENS_PER_SECOND: Final = 80
 
-_READY: Final[dict[Program, float]] = {"vllm": 1800.0, "simulator": 30.0}  # seconds; weights may have to be loaded
+_READY_TIMEOUT: Final[dict[Program, float]] = {
+    "vllm": 1800.0,
+    "simulator": 30.0,
+}  # seconds; weights may have to be loaded
 
 
-class NoProgramError(Exception):
+class ProgramNotInstalledError(Exception):
     """The engines that were asked for cannot be run here."""
 
 
-class Command(msgspec.Struct, frozen=True):
+class EngineCommand(msgspec.Struct, frozen=True):
     """How to start an engine: `env` comes on top of the environment, `limit` is in seconds, `about` is for a person."""
 
     argv: list[str]
     env: dict[str, str]
-    limit: float
-    about: str
+    ready_timeout: float
+    description: str
 
 
-def choose(plan: Plan) -> Program:
+def choose_program(plan: UpPlan) -> Program:
     """vLLM where it is installed, else the simulator. Raises NoProgramError where the one asked for is not there."""
     if plan.vllm_python is not None:
         if plan.kind != "simulator" and not Path(plan.vllm_python).is_file():
-            raise NoProgramError(f"--vllm-python: there is no {plan.vllm_python}")
+            raise ProgramNotInstalledError(f"--vllm-python: there is no {plan.vllm_python}")
         there = True
     else:
         there = find_spec("vllm") is not None
     if plan.kind == "vllm" and not there:
-        raise NoProgramError("vLLM is not installed here; `pip install roundhouse[vllm]`, or `make run ENGINES=vllm`")
+        raise ProgramNotInstalledError(
+            "vLLM is not installed here; `pip install roundhouse[vllm]`, or `make run ENGINES=vllm`"
+        )
     return "vllm" if there and plan.kind != "simulator" else "simulator"
 
 
-def command(spec: EngineSpec, program: Program, plan: Plan) -> Command:
+def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCommand:
     """How to start this engine as this program. The spec must have a `launch`."""
     assert spec.launch is not None
     draft = spec.launch.draft
     pair = spec.launch.target + (f" + {draft}" if draft is not None else "")
     if program == "vllm":
         python = plan.vllm_python or sys.executable
-        return Command(vllm_argv(spec, python), vllm_env(spec, cpu=not _has_gpu()), _READY[program], f"vLLM, {pair}")
+        return EngineCommand(
+            vllm_argv(spec, python), vllm_env(spec, cpu=not _has_gpu()), _READY_TIMEOUT[program], f"vLLM, {pair}"
+        )
     argv = [sys.executable, "-m", "engines.simulator", "--host", spec.host, "--port", str(spec.port)]
     argv += ["--model", spec.launch.target, "--served-model-name", spec.served_model]
     argv += ["--ttft-ms", str(_TTFT_MS), "--tokens-per-second", str(_TOKENS_PER_SECOND)]
@@ -61,7 +68,7 @@ def command(spec: EngineSpec, program: Program, plan: Plan) -> Command:
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
         argv += ["--draft", draft, "--num-speculative-tokens", str(spec.launch.num_speculative_tokens)]
-    return Command(argv, {}, _READY[program], f"simulated, in place of {pair}")
+    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated, in place of {pair}")
 
 
 def _has_gpu() -> bool:

@@ -6,7 +6,7 @@ import msgspec
 
 from engines.spec import EngineSpec
 
-Kind = Literal["auto", "vllm", "simulator"]
+EngineKind = Literal["auto", "vllm", "simulator"]
 
 
 class RouterSpec(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class RouterSpec(msgspec.Struct, frozen=True):
         return f"http://{host}:{self.port}"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A process tree.
 
     - `state`: the folder for sockets, logs and Redis' data.
@@ -36,7 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     redis_socket: str | None
     redis_url: str | None
     router: RouterSpec
-    kind: Kind
+    kind: EngineKind
     vllm_python: str | None
     engines: list[EngineSpec]
     example_model: str

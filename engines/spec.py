@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine: `[engine.launch]` of the configuration.
 
     `target` and `draft` are folders or names on the Hugging Face hub; without a draft there is no speculative decoding.
@@ -37,7 +37,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     served_model: str
     max_model_len: int | None = None
-    launch: Launch | None = None
+    launch: LaunchSpec | None = None
 
     @property
     def host(self) -> str:

@@ -19,30 +19,30 @@ from typing import Final
 import httpx
 from rich.console import Console
 
-from engines.launcher import Command, NoProgramError, Program, choose, command
-from engines.plan import Plan
-from engines.process import Child, StartError, how_it_ended
-from engines.redis_server import NoRedisError, find_program, redis_argv
+from engines.launcher import EngineCommand, Program, ProgramNotInstalledError, choose_program, engine_command
+from engines.plan import UpPlan
+from engines.process import ManagedProcess, StartError, describe_exit
+from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
 from engines.spec import EngineSpec
 
-_REDIS_READY: Final = 60.0  # seconds; it may have a file to load
-_ROUTER_READY: Final = 60.0
-_ROUTER_GRACE: Final = 35.0  # it gives its streams 30 seconds
+_REDIS_READY_TIMEOUT: Final = 60.0  # seconds; it may have a file to load
+_ROUTER_READY_TIMEOUT: Final = 60.0
+_ROUTER_GRACE_PERIOD: Final = 35.0  # it gives its streams 30 seconds
 
 
 class UpError(Exception):
     """The tree cannot be started; one line that says why."""
 
 
-async def up(plan: Plan, console: Console) -> int:
+async def up(plan: UpPlan, console: Console) -> int:
     """Runs the tree until SIGINT or SIGTERM; returns the exit code. `console` is where a person is told of it."""
-    tree = Tree(plan, console)
+    tree = ProcessTree(plan, console)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
-        with _locked(Path(plan.state)):
+        with _state_lock(Path(plan.state)):
             stopped = asyncio.ensure_future(stop.wait())
             running = asyncio.ensure_future(tree.run())
             try:
@@ -57,16 +57,16 @@ async def up(plan: Plan, console: Console) -> int:
                 stopped.cancel()
                 with contextlib.suppress(asyncio.CancelledError, UpError, StartError):
                     await running
-                await _stop(tree, again=stop)
-    except (UpError, StartError, NoRedisError, NoProgramError) as error:
+                await _stop(tree, force=stop)
+    except (UpError, StartError, RedisNotInstalledError, ProgramNotInstalledError) as error:
         console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True, markup=False)
         return 1
 
 
-async def _stop(tree: "Tree", *, again: asyncio.Event) -> None:
+async def _stop(tree: "ProcessTree", *, force: asyncio.Event) -> None:
     """Ends the tree in order; at once, when it is asked to a second time."""
     stopping = asyncio.ensure_future(tree.stop())
-    hurried = asyncio.ensure_future(again.wait())
+    hurried = asyncio.ensure_future(force.wait())
     await asyncio.wait([stopping, hurried], return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not stopping.done():
@@ -75,7 +75,7 @@ async def _stop(tree: "Tree", *, again: asyncio.Event) -> None:
 
 
 @contextlib.contextmanager
-def _locked(state: Path) -> Iterator[None]:
+def _state_lock(state: Path) -> Iterator[None]:
     """Holds the state folder, so that two trees cannot share a Redis' data."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,42 +94,42 @@ def _locked(state: Path) -> Iterator[None]:
         yield
 
 
-class Tree:
+class ProcessTree:
     """The processes of a plan."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: UpPlan, console: Console) -> None:
         self._plan = plan
         self._console = console
         self._state = Path(plan.state)
-        self._redis: Child | None = None
-        self._engines: list[Child] = []
-        self._router: Child | None = None
+        self._redis: ManagedProcess | None = None
+        self._engines: list[ManagedProcess] = []
+        self._router: ManagedProcess | None = None
         self._program: Program = "simulator"
 
     async def run(self) -> int:
         """Starts everything, and returns only when it cannot go on. Raises UpError, StartError and their like."""
-        self._program = choose(self._plan)
+        self._program = choose_program(self._plan)
         self._check_ports()
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             await self._start_redis()
             launched = [spec for spec in self._plan.engines if spec.launch is not None]
-            commands = {spec.name: command(spec, self._program, self._plan) for spec in launched}
+            commands = {spec.name: engine_command(spec, self._program, self._plan) for spec in launched}
             await self._start_engines(client, launched, commands)
             router = await self._start_router(client)
-        self._banner(commands)
+        self._print_banner(commands)
         watched = [*self._engines, *([self._redis] if self._redis is not None else [])]
-        watchers = [asyncio.ensure_future(self._watch(child)) for child in watched]
+        watchers = [asyncio.ensure_future(self._report_exit(child)) for child in watched]
         try:
-            code = await router.ended()
+            code = await router.wait()
         finally:
             for watcher in watchers:
                 watcher.cancel()
-        raise UpError(f"the router {how_it_ended(code)}; its log: {router.log}")
+        raise UpError(f"the router {describe_exit(code)}; its log: {router.log}")
 
     async def stop(self) -> None:
         """Ends what runs: the router, so that no request comes any more, then the engines, then Redis."""
         if self._router is not None:
-            await self._router.stop(grace=_ROUTER_GRACE)
+            await self._router.stop(grace_period=_ROUTER_GRACE_PERIOD)
         await asyncio.gather(*(engine.stop() for engine in self._engines))
         if self._redis is not None:
             await self._redis.stop()
@@ -160,26 +160,28 @@ class Tree:
         path = Path(self._plan.redis_socket)
         path.unlink(missing_ok=True)  # of an earlier run that was killed; the lock says that nobody uses it
         argv = redis_argv(find_program("redis-server"), socket=path, folder=self._state)
-        self._redis = self._child("redis", argv)
+        self._redis = self._managed_process("redis", argv)
         await self._redis.start()
-        await self._redis.wait_until(lambda: _pings(path), limit=_REDIS_READY, interval=0.05)
-        self._say("redis", "ready")
+        await self._redis.wait_until_ready(lambda: _is_redis_ready(path), timeout=_REDIS_READY_TIMEOUT, interval=0.05)
+        self._print_status("redis", "ready")
 
     async def _start_engines(
-        self, client: httpx.AsyncClient, specs: list[EngineSpec], commands: dict[str, Command]
+        self, client: httpx.AsyncClient, specs: list[EngineSpec], commands: dict[str, EngineCommand]
     ) -> None:
         async def start(spec: EngineSpec) -> None:
             how = commands[spec.name]
-            self._say(spec.name, f"starting ({how.about})")
-            child = self._child(spec.name, how.argv, how.env)
+            self._print_status(spec.name, f"starting ({how.description})")
+            child = self._managed_process(spec.name, how.argv, how.env)
             self._engines.append(child)
             await child.start()
 
             async def ready() -> bool:
-                return await _answers(client, f"{spec.url}/health")
+                return await _is_http_ready(client, f"{spec.url}/health")
 
-            await child.wait_until(ready, limit=how.limit, interval=0.1 if self._program == "simulator" else 1.0)
-            self._say(spec.name, "ready")
+            await child.wait_until_ready(
+                ready, timeout=how.ready_timeout, interval=0.1 if self._program == "simulator" else 1.0
+            )
+            self._print_status(spec.name, "ready")
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -188,39 +190,39 @@ class Tree:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None  # for one that cannot start the others are given up
 
-    async def _start_router(self, client: httpx.AsyncClient) -> Child:
+    async def _start_router(self, client: httpx.AsyncClient) -> ManagedProcess:
         spec = self._plan.router
-        self._router = router = self._child("router", spec.argv)
+        self._router = router = self._managed_process("router", spec.argv)
         await router.start()
 
         async def ready() -> bool:
-            return await _answers(client, f"{spec.url}/health")
+            return await _is_http_ready(client, f"{spec.url}/health")
 
-        await router.wait_until(ready, limit=_ROUTER_READY, interval=0.05)
+        await router.wait_until_ready(ready, timeout=_ROUTER_READY_TIMEOUT, interval=0.05)
         return router
 
-    def _child(self, name: str, argv: list[str], env: dict[str, str] | None = None) -> Child:
-        return Child(name, argv, self._state / "logs" / f"{name}.log", env)
+    def _managed_process(self, name: str, argv: list[str], env: dict[str, str] | None = None) -> ManagedProcess:
+        return ManagedProcess(name, argv, self._state / "logs" / f"{name}.log", env)
 
-    async def _watch(self, child: Child) -> None:
-        how = how_it_ended(await child.ended())
+    async def _report_exit(self, process: ManagedProcess) -> None:
+        how = describe_exit(await process.wait())
         self._console.print(
-            f"roundhouse: {child.name} {how}; the others go on. Its log: {child.log}",
+            f"roundhouse: {process.name} {how}; the others go on. Its log: {process.log}",
             style="bold red", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
     # -- told to a person -------------------------------------------------------------------------------------------
 
-    def _say(self, name: str, what: str) -> None:
+    def _print_status(self, name: str, what: str) -> None:
         self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True, markup=False)
 
-    def _banner(self, commands: dict[str, Command]) -> None:
+    def _print_banner(self, commands: dict[str, EngineCommand]) -> None:
         plan, url = self._plan, self._plan.router.url
         messages = '[{"role": "user", "content": "Tell me about the sea."}]'
         body = f'{{"model": "{plan.example_model}", "messages": {messages}}}'
         lines = ["", f"Roundhouse serves on {url} (OpenAI's API under {url}/v1)", ""]
         for spec in plan.engines:
-            what = commands[spec.name].about if spec.name in commands else "started elsewhere"
+            what = commands[spec.name].description if spec.name in commands else "started elsewhere"
             lines.append(f"  {spec.name:<12} {spec.url}  {spec.model}, {spec.task}: {what}")
         lines += [
             "",
@@ -229,24 +231,26 @@ class Tree:
         ]
         lines += ["  see what it keeps", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
         lines += [f"    {self._redis_cli()} HGETALL KEY   (the X-Cache-Key of an answer)"]
-        lines += ["", f"  logs: {_short(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
+        lines += ["", f"  logs: {_relative_path(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
         self._console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
 
     def _redis_cli(self) -> str:
         if self._plan.redis_socket is None:
             return "redis-cli -u URL"  # the configuration's own may have a password in it
-        program = "redis-cli" if shutil.which("redis-cli") is not None else _short(Path(find_program("redis-cli")))
-        return f"{program} -s {_short(Path(self._plan.redis_socket))}"
+        program = (
+            "redis-cli" if shutil.which("redis-cli") is not None else _relative_path(Path(find_program("redis-cli")))
+        )
+        return f"{program} -s {_relative_path(Path(self._plan.redis_socket))}"
 
 
-def _short(path: Path) -> str:
+def _relative_path(path: Path) -> str:
     """A path from here, if that is shorter."""
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
-async def _pings(path: Path) -> bool:
+async def _is_redis_ready(path: Path) -> bool:
     """Whether a Redis at this socket has loaded its data and answers."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(path))
@@ -261,13 +265,13 @@ async def _pings(path: Path) -> bool:
         writer.close()
 
 
-async def _answers(client: httpx.AsyncClient, url: str) -> bool:
+async def _is_http_ready(client: httpx.AsyncClient, url: str) -> bool:
     try:
         return (await client.get(url)).status_code == 200
     except httpx.HTTPError:
         return False
 
 
-def main(plan: Plan) -> int:
+def main(plan: UpPlan) -> int:
     """Runs a plan; returns the exit code."""
     return asyncio.run(up(plan, Console(file=sys.stdout)))

@@ -8,13 +8,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engines.spec import EngineSpec, Launch
+from engines.spec import EngineSpec, LaunchSpec
 
 _KV_CACHE_OPTION = "--kv-cache-memory-bytes"
 _META_PREFIX = "meta-"
 
 
-class NotLaunchedHereError(ValueError):
+class MissingLaunchError(ValueError):
     """The configuration does not say how to start this engine."""
 
 
@@ -47,7 +47,7 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
     """
     launch = _launch(spec)
     env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if all(is_local(model) for model in (launch.target, launch.draft) if model is not None):
+    if all(is_local_model(model) for model in (launch.target, launch.draft) if model is not None):
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if cpu:
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -59,7 +59,7 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
     return env | launch.env
 
 
-def speculative_config(launch: Launch, draft: str) -> dict[str, Any]:
+def speculative_config(launch: LaunchSpec, draft: str) -> dict[str, Any]:
     """vLLM's `--speculative-config` for a target with this draft."""
     config: dict[str, Any] = {
         "method": "draft_model",
@@ -83,35 +83,35 @@ def vocabularies_differ(target: str, draft: str) -> bool:
     other tokens, would never agree. A family is the word and the major version that a name begins with, as in
     Llama-3.1-8B and Llama-3.2-1B. When a name deceives, `heterogeneous_vocab` in the configuration says how it is.
     """
-    if is_local(target) and is_local(draft):
+    if is_local_model(target) and is_local_model(draft):
         sizes = (_vocab_size(Path(target)), _vocab_size(Path(draft)))
-        tokens = (_tokens(Path(target)), _tokens(Path(draft)))
+        tokens = (_token_ids(Path(target)), _token_ids(Path(draft)))
         if None not in sizes and sizes[0] != sizes[1]:
             return True
         if None not in tokens:
             return tokens[0] != tokens[1]
-    return _family(target) != _family(draft)
+    return _model_family(target) != _model_family(draft)
 
 
-def is_local(model: str) -> bool:
+def is_local_model(model: str) -> bool:
     """Whether a model is a folder, there already or still to be made, rather than a name on the hub."""
     return model.startswith(("/", ".", "~")) or Path(model).is_dir()
 
 
-def _launch(spec: EngineSpec) -> Launch:
+def _launch(spec: EngineSpec) -> LaunchSpec:
     if spec.launch is None:
-        raise NotLaunchedHereError(f"engine {spec.name!r} has no [engine.launch]: it is started elsewhere")
+        raise MissingLaunchError(f"engine {spec.name!r} has no [engine.launch]: it is started elsewhere")
     return spec.launch
 
 
 def _vocab_size(folder: Path) -> int | None:
-    size = _read(folder / "config.json").get("vocab_size")
+    size = _read_json(folder / "config.json").get("vocab_size")
     return size if isinstance(size, int) else None
 
 
-def _tokens(folder: Path) -> dict[str, int] | None:
+def _token_ids(folder: Path) -> dict[str, int] | None:
     """Token ids by spelling, added tokens included; None where the folder has no tokenizer.json that says so."""
-    tokenizer = _read(folder / "tokenizer.json")
+    tokenizer = _read_json(folder / "tokenizer.json")
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict):
@@ -119,7 +119,7 @@ def _tokens(folder: Path) -> dict[str, int] | None:
     return vocabulary | {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or []}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _family(model: str) -> tuple[str, str]:
+def _model_family(model: str) -> tuple[str, str]:
     """The word and major version a model's name begins with: ("llama", "3") for meta-llama/Llama-3.1-8B-Instruct."""
     name = model.rstrip("/").rpartition("/")[2].lower().removeprefix(_META_PREFIX)
     words = re.split(r"[-_]", name)

@@ -15,28 +15,28 @@ import msgspec
 
 from router.flow.exchange import Exchange
 
-ACCESS: Final = "roundhouse.access"
+ACCESS_LOGGER: Final = "roundhouse.access"
 
-Line = str
+LineTemplate = str
 """A line with a hole for each of what changes from one exchange to the next: the request's id, milliseconds, tokens
 read and generated, the request's id at the engine, milliseconds to the first token, and the key. Holes of what a line
 does not have take no room."""
 
-log = logging.getLogger(ACCESS)
+log = logging.getLogger(ACCESS_LOGGER)
 
 _encode = msgspec.json.Encoder().encode
 
 
-class _Hole(msgspec.Struct, frozen=True):
+class _Placeholder(msgspec.Struct, frozen=True):
     """A fact that is another in each line; `form` is its conversion, as % has them."""
 
-    form: str
+    conversion: str
     quoted: bool = False
 
 
-_MOMENT: Final = 0.02  # seconds for which an access line may wait for others
-_UNSEEN: Final = "%.0s"  # what fills it leaves no trace
-_NO_HOLE: Final = _Hole(_UNSEEN)
+_WRITE_DELAY: Final = 0.02  # seconds for which an access line may wait for others
+_EMPTY_CONVERSION: Final = "%.0s"  # what fills it leaves no trace
+_ABSENT: Final = _Placeholder(_EMPTY_CONVERSION)
 
 
 class AccessLog:
@@ -46,86 +46,86 @@ class AccessLog:
     """
 
     def __init__(self, log_format: str) -> None:
-        self._json = log_format == "json"
-        self._write: Callable[[str], None] | None = None
+        self._as_json = log_format == "json"
+        self._sink: Callable[[str], None] | None = None
 
-    def line(self, exchange: Exchange) -> Line:
+    def line_template(self, exchange: Exchange) -> LineTemplate:
         """How the line of such an exchange is made, for `write`."""
-        line = "".join([self._part(name, value) for name, value in _facts(exchange)])
-        return line[1:] + ("}" if self._json else "")
+        line = "".join([self._render_fact(name, value) for name, value in _facts(exchange)])
+        return line[1:] + ("}" if self._as_json else "")
 
-    def _part(self, name: str, value: Any) -> str:
-        if value is _NO_HOLE:
-            return _UNSEEN
-        return f',"{name}":{_json(value)}' if self._json else f" {name}={_text(value)}"
+    def _render_fact(self, name: str, value: Any) -> str:
+        if value is _ABSENT:
+            return _EMPTY_CONVERSION
+        return f',"{name}":{_json_value(value)}' if self._as_json else f" {name}={_text_value(value)}"
 
-    def write(self, line: Line, exchange: Exchange, took: float) -> None:
+    def write(self, template: LineTemplate, exchange: Exchange, duration: float) -> None:
         """`took` in seconds."""
         if not log.isEnabledFor(logging.INFO):
             return
-        if self._write is None:
-            self._write = self._way_out()
-        first_token = exchange.first_token
-        self._write(
-            line
+        if self._sink is None:
+            self._sink = self._find_sink()
+        first_token = exchange.first_token_at
+        self._sink(
+            template
             % (
-                exchange.request_id, 1000 * took, exchange.prompt_tokens, exchange.completion_tokens,
-                exchange.engine_request_id, "" if first_token is None else 1000 * (first_token - exchange.begun),
+                exchange.request_id, 1000 * duration, exchange.prompt_tokens, exchange.completion_tokens,
+                exchange.engine_request_id, "" if first_token is None else 1000 * (first_token - exchange.started_at),
                 exchange.key,
             )
         )  # fmt: skip
 
-    def _way_out(self) -> Callable[[str], None]:
+    def _find_sink(self) -> Callable[[str], None]:
         """To the handler of set_up_logging if it is in place, else to where logging sends it."""
         handlers = logging.getLogger("roundhouse").handlers
-        lines = next((handler.line for handler in handlers if isinstance(handler, _Lines)), None)
-        if lines is None and self._json:
-            return lambda line: log.info("%s%s", _json_begin(time.time()), line)
+        lines = next((handler.write_access_line for handler in handlers if isinstance(handler, _BatchingHandler)), None)
+        if lines is None and self._as_json:
+            return lambda line: log.info("%s%s", _json_prefix(time.time()), line)
         return lines or log.info
 
 
-def _text(value: Any) -> str:
-    return value.form if isinstance(value, _Hole) else f"{value}".replace("%", "%%")
+def _text_value(value: Any) -> str:
+    return value.conversion if isinstance(value, _Placeholder) else f"{value}".replace("%", "%%")
 
 
-def _json(value: Any) -> str:
-    if isinstance(value, _Hole):
-        return f'"{value.form}"' if value.quoted else value.form
+def _json_value(value: Any) -> str:
+    if isinstance(value, _Placeholder):
+        return f'"{value.conversion}"' if value.quoted else value.conversion
     return _encode(value).decode().replace("%", "%%")
 
 
 def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
     """What is known. What it did not come to is left out; a hole's place stays."""
-    yield "request", _Hole("%s", quoted=True)
+    yield "request", _Placeholder("%s", quoted=True)
     yield "tenant", exchange.tenant
     yield "path", exchange.endpoint.path
     yield "status", exchange.status
     yield "outcome", exchange.outcome
-    yield "ms", _Hole("%.2f")
-    yield "cache", exchange.cache or "NONE"
+    yield "ms", _Placeholder("%.2f")
+    yield "cache", exchange.cache_status or "NONE"
     if exchange.model is not None:
         yield "model", exchange.model
         yield "task", exchange.task
         yield "stream", "yes" if exchange.stream else "no"
     if exchange.engine is not None:
         yield "engine", exchange.engine
-    yield "prompt_tokens", _Hole("%d") if exchange.engine is not None else _NO_HOLE
-    yield "completion_tokens", _Hole("%d") if exchange.engine is not None else _NO_HOLE
-    if exchange.fallback is not None:
-        yield "fallback", exchange.fallback
-    renamed = exchange.named_by_client and exchange.engine_request_id is not None
-    yield "engine_request", _Hole("%s", quoted=True) if renamed else _NO_HOLE
-    yield "ttft_ms", _Hole("%.2f") if exchange.first_token is not None else _NO_HOLE
-    if exchange.bypass is not None or exchange.reason is not None:
-        yield "reason", exchange.bypass or exchange.reason
-    if exchange.local:
+    yield "prompt_tokens", _Placeholder("%d") if exchange.engine is not None else _ABSENT
+    yield "completion_tokens", _Placeholder("%d") if exchange.engine is not None else _ABSENT
+    if exchange.fallback_model is not None:
+        yield "fallback", exchange.fallback_model
+    renamed = exchange.has_client_request_id and exchange.engine_request_id is not None
+    yield "engine_request", _Placeholder("%s", quoted=True) if renamed else _ABSENT
+    yield "ttft_ms", _Placeholder("%.2f") if exchange.first_token_at is not None else _ABSENT
+    if exchange.bypass_reason is not None or exchange.miss_reason is not None:
+        yield "reason", exchange.bypass_reason or exchange.miss_reason
+    if exchange.from_local_cache:
         yield "local", "yes"
-    if exchange.error is not None:
-        yield "error", exchange.error
-    yield "key", _Hole("%s", quoted=True) if exchange.key is not None else _NO_HOLE
+    if exchange.error_reason is not None:
+        yield "error", exchange.error_reason
+    yield "key", _Placeholder("%s", quoted=True) if exchange.key is not None else _ABSENT
 
 
-def _json_begin(now: float) -> str:
+def _json_prefix(now: float) -> str:
     return f'{{"time":"{_utc(now)}",'
 
 
@@ -143,7 +143,7 @@ def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
     if hasattr(logging, "logAsyncioTasks"):  # since Python 3.12
         logging.logAsyncioTasks = False
     logging._srcfile = None  # noqa: SLF001 - the how-to names it
-    handler = _Lines(_JsonLines() if log_format == "json" else _TextLines())
+    handler = _BatchingHandler(_JsonFormatter() if log_format == "json" else _TextFormatter())
     # What uvicorn has to say beside its own starts and stops comes out in the same form.
     for name, least in (("roundhouse", level), ("uvicorn", logging.WARNING)):
         root = logging.getLogger(name)
@@ -152,85 +152,85 @@ def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
         root.setLevel(least)
 
 
-class _Lines(logging.StreamHandler[TextIO]):
+class _BatchingHandler(logging.StreamHandler[TextIO]):
     """Writes records as they come, and access lines together, those of a moment at once.
 
     There is an access line for every request, and a system call for each would be a tenth of what a hit costs. Their
     order among the records is kept, and what still waits when the process ends is written then, by logging's own end.
     """
 
-    def __init__(self, formatter: "_TextLines | _JsonLines") -> None:
+    def __init__(self, formatter: "_TextFormatter | _JsonFormatter") -> None:
         super().__init__(sys.stderr)
         self.setFormatter(formatter)
-        self._begin = formatter.begin
-        self._waiting: list[str] = []
+        self._line_prefix = formatter.line_prefix
+        self._pending_lines: list[str] = []
 
-    def line(self, message: str) -> None:
+    def write_access_line(self, message: str) -> None:
         """Takes an access line, which has the time of now; the running loop writes it in a moment."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_later(_MOMENT, self._write)
-        self._waiting.append(f"{self._begin(time.time())}{message}\n")
+        if not self._pending_lines:
+            asyncio.get_running_loop().call_later(_WRITE_DELAY, self._write_pending)
+        self._pending_lines.append(f"{self._line_prefix(time.time())}{message}\n")
 
-    def _write(self) -> None:
-        if self._waiting:
-            lines, self._waiting = self._waiting, []
+    def _write_pending(self) -> None:
+        if self._pending_lines:
+            lines, self._pending_lines = self._pending_lines, []
             with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
                 self.stream.write("".join(lines))
                 self.stream.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write()
+        self._write_pending()
         super().emit(record)
 
     def flush(self) -> None:
-        self._write()
+        self._write_pending()
         super().flush()
 
 
-class _TextLines(logging.Formatter):
+class _TextFormatter(logging.Formatter):
     """A time to the millisecond, the logger and the message. A time is put into words once."""
 
     def __init__(self) -> None:
         super().__init__()
         self._second = self._millisecond = -1
-        self._in_words = self._begin = ""
+        self._formatted_second = self._prefix = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self._time(int(1000 * record.created))} {record.name} {record.getMessage()}"
+        line = f"{self._format_time(int(1000 * record.created))} {record.name} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
-    def begin(self, now: float) -> str:
+    def line_prefix(self, now: float) -> str:
         """What stands before an access line; `now` in seconds since the epoch."""
         millisecond = int(1000 * now)
         if millisecond != self._millisecond:
-            self._millisecond, self._begin = millisecond, f"{self._time(millisecond)} {ACCESS} "
-        return self._begin
+            self._millisecond, self._prefix = millisecond, f"{self._format_time(millisecond)} {ACCESS_LOGGER} "
+        return self._prefix
 
-    def _time(self, millisecond: int) -> str:
+    def _format_time(self, millisecond: int) -> str:
         second, rest = divmod(millisecond, 1000)
         if second != self._second:
-            self._second, self._in_words = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
-        return f"{self._in_words},{rest:03d}"
+            self._second, self._formatted_second = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        return f"{self._formatted_second},{rest:03d}"
 
 
-class _JsonLines(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """A JSON object a line. The begin of an access line is made once a second."""
 
     def __init__(self) -> None:
         super().__init__()
         self._second = -1
-        self._begin = ""
+        self._prefix = ""
 
-    def begin(self, now: float) -> str:
+    def line_prefix(self, now: float) -> str:
         """What stands before the rest of an access line; `now` in seconds since the epoch."""
         second = int(now)
         if second != self._second:
-            self._second, self._begin = second, _json_begin(second)
-        return self._begin
+            self._second, self._prefix = second, _json_prefix(second)
+        return self._prefix
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
-        if record.name == ACCESS:
+        if record.name == ACCESS_LOGGER:
             return message  # is JSON already
         fields = {
             "time": _utc(record.created),

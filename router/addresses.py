@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 
-def is_http(url: str) -> bool:
+def is_http_url(url: str) -> bool:
     """Whether it is the address of an HTTP server, without credentials."""
     try:
         parts = urlsplit(url)

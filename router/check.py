@@ -7,11 +7,11 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from router.net.redis.errors import LinkError
+from router.net.redis.errors import RedisBackendError
 from router.settings import Engine, Settings
 from router.shared.redis import open_link
 
-PATIENCE: Final = 5.0
+CHECK_TIMEOUT: Final = 5.0
 """Seconds for each answer."""
 
 Finding = dict[str, Any]
@@ -20,18 +20,18 @@ Finding = dict[str, Any]
 
 async def check_all(settings: Settings) -> list[Finding]:
     """Asks Redis and every engine, all at once."""
-    async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=CHECK_TIMEOUT, trust_env=False) as client:
         engines = [_check_engine(client, engine, url) for engine in settings.engine for url in engine.addresses]
         return list(await asyncio.gather(_check_redis(settings), *engines))
 
 
 async def _check_redis(settings: Settings) -> Finding:
     where = "redis (embedded)" if settings.redis_url != settings.cache.url else "redis"
-    link = open_link(settings.redis_url, timeout=PATIENCE)
+    link = open_link(settings.redis_url, timeout=CHECK_TIMEOUT)
     try:
-        (info,) = await link.execute([("INFO", "server")], PATIENCE)
+        (info,) = await link.execute([("INFO", "server")], CHECK_TIMEOUT)
         servers = await link.servers()
-    except LinkError as error:
+    except RedisBackendError as error:
         return {"what": where, "ok": False, "note": f"does not answer ({error})"}
     finally:
         await link.aclose()

@@ -14,7 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from router.commands.cache import app as cache
-from router.commands.console import FAILED, WRONG_USE, Config, Json, fail, say, settings_of
+from router.commands.console import EXIT_FAILED, EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
 from router.core.endpoints import sse
@@ -44,13 +44,13 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the 
 
 @app.command()
 def serve(
-    config: Config = Path(DEFAULT_PATH),
+    config: ConfigOption = Path(DEFAULT_PATH),
     no_drain: Annotated[
         bool, typer.Option("--no-drain", help="Where nobody balances load: stop without router.drain's wait.")
     ] = False,
 ) -> None:
     """Run the router alone; its engines and its Redis run elsewhere."""
-    settings = settings_of(config)
+    settings = load_settings(config)
     if no_drain:
         settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
     from router.serve import listen, run  # what only this command needs would slow the others down
@@ -60,13 +60,13 @@ def serve(
     except OSError as error:
         fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
     for line in settings.not_yet():
-        say(f"roundhouse: {config}: {line}")
+        print_err(f"roundhouse: {config}: {line}")
     raise typer.Exit(run(settings, config, listening))
 
 
 @app.command()
 def up(
-    config: Config = Path(DEFAULT_PATH),
+    config: ConfigOption = Path(DEFAULT_PATH),
     engines: Annotated[
         str, typer.Option(help="What to run as engines: auto, vllm or simulator; auto is vLLM where it is installed.")
     ] = "auto",
@@ -75,11 +75,11 @@ def up(
     ] = None,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
-    settings = settings_of(config)
+    settings = load_settings(config)
     if engines not in ("auto", "vllm", "simulator"):
-        fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", WRONG_USE)
+        fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", EXIT_USAGE)
     for line in settings.not_yet():
-        say(f"roundhouse: {config}: {line}")
+        print_err(f"roundhouse: {config}: {line}")
     # The router's package and the engines' meet over HTTP and Redis, and here over a file: neither imports the other.
     # The plan may hold secrets of `launch.env`, which a file with a name or an argument would show to others; and a
     # pipe takes 64 KiB and then waits for a reader.
@@ -123,9 +123,9 @@ def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | No
 
 
 @app.command()
-def check(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
+def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Read the configuration, connect to everything in it, and say what is wrong."""
-    settings = settings_of(config)
+    settings = load_settings(config)
     from router.check import check_all
 
     findings = asyncio.run(check_all(settings))
@@ -137,7 +137,7 @@ def check(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
         for finding in findings:
             typer.echo(f"{'ok   ' if finding['ok'] else 'FAIL '} {finding['what']}: {finding['note']}")
     if not all(finding["ok"] for finding in findings):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()
@@ -145,7 +145,7 @@ def classify(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts; without any, JSON lines with `prompt` from standard input.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say whether prompts ask for code or for chat, and which words decided it."""
     from router.core.routing.classify import Classifier
@@ -163,7 +163,7 @@ def classify(
 
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
-        say("reading JSON lines with `prompt` from standard input; end with Ctrl-D")
+        print_err("reading JSON lines with `prompt` from standard input; end with Ctrl-D")
     prompts = []
     for number, line in enumerate(sys.stdin, 1):
         if not line.strip():
@@ -173,7 +173,7 @@ def _prompts_from_stdin() -> list[str]:
         except (ValueError, KeyError, TypeError):
             prompt = None
         if not isinstance(prompt, str):
-            fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', WRONG_USE)
+            fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', EXIT_USAGE)
         prompts.append(prompt)
     return prompts
 

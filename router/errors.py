@@ -57,13 +57,13 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON body of the error's HTTP answer."""
-        return self.raw if self.raw is not None else _encode(self._shape())
+        return self.raw if self.raw is not None else _encode(self._error_object())
 
     def frame(self) -> bytes:
         """The event that ends a stream which failed after it had begun; no `[DONE]` follows it."""
-        return b"data: %b\n\n" % _encode(self._shape())
+        return b"data: %b\n\n" % _encode(self._error_object())
 
-    def _shape(self) -> Mapping[str, Mapping[str, str | None]]:
+    def _error_object(self) -> Mapping[str, Mapping[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import Histogram
 
-Count = Callable[[float], None]
+Increment = Callable[[float], None]
 
 
-class Batched(Histogram):
+class BatchHistogram(Histogram):
     """A histogram that can be told many values at once."""
 
-    def add(self, values: list[float]) -> None:
+    def observe_many(self, values: list[float]) -> None:
         """Observes each of the values, which it sorts."""
         values.sort()
         self._sum.inc(sum(values))
@@ -28,92 +28,115 @@ class Batched(Histogram):
                 told = below
 
 
-class Tally:
+class RequestSeries:
     """What the exchanges of one kind came to since that was told last; see Telemetry for what the numbers are.
 
     - `at_once`: whether its first token was there when the whole answer was.
     - `line`: how its line in the log looks; see AccessLog.
     """
 
-    __slots__ = ("_each", "_first_token", "_overhead", "_saved", "_took", "at_once", "first_token", "line", "overhead",
-                 "saved", "took")  # fmt: skip
+    __slots__ = (
+        "_duration_histogram",
+        "_first_token_histogram",
+        "_overhead_histogram",
+        "_request_counters",
+        "_saved_counter",
+        "durations",
+        "first_token_times",
+        "line_template",
+        "overheads",
+        "saved_tokens",
+        "served_at_once",
+    )  # fmt: skip
 
     def __init__(
         self,
         *,
-        line: str,
-        each: Sequence[Count],
-        took: Batched,
-        overhead: Batched | None,
-        first_token: Batched | None,
-        saved: Count | None,
-        at_once: bool,
+        line_template: str,
+        request_counters: Sequence[Increment],
+        duration_histogram: BatchHistogram,
+        overhead_histogram: BatchHistogram | None,
+        first_token_histogram: BatchHistogram | None,
+        saved_counter: Increment | None,
+        served_at_once: bool,
     ) -> None:
         """`each` counts exchanges, the others what the lists hold; what does not go with the kind is None."""
-        self.line = line
-        self.at_once = at_once
-        self.took: list[float] = []
-        self.overhead: list[float] = []
-        self.first_token: list[float] = []
-        self.saved = 0
-        self._each = each
-        self._took = took
-        self._overhead = overhead
-        self._first_token = first_token
-        self._saved = saved
+        self.line_template = line_template
+        self.served_at_once = served_at_once
+        self.durations: list[float] = []
+        self.overheads: list[float] = []
+        self.first_token_times: list[float] = []
+        self.saved_tokens = 0
+        self._request_counters = request_counters
+        self._duration_histogram = duration_histogram
+        self._overhead_histogram = overhead_histogram
+        self._first_token_histogram = first_token_histogram
+        self._saved_counter = saved_counter
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tells all, and begins anew."""
-        for count in self._each:
-            count(len(self.took))
+        for count in self._request_counters:
+            count(len(self.durations))
         for batched, values in (
-            (self._took, self.took), (self._overhead, self.overhead), (self._first_token, self.first_token),
-        ):  # fmt: skip
+            (self._duration_histogram, self.durations),
+            (self._overhead_histogram, self.overheads),
+            (self._first_token_histogram, self.first_token_times),
+        ):
             if batched is not None and values:
-                batched.add(values)
+                batched.observe_many(values)
             values.clear()
-        if self._saved is not None:
-            self._saved(self.saved)
-        self.saved = 0
+        if self._saved_counter is not None:
+            self._saved_counter(self.saved_tokens)
+        self.saved_tokens = 0
 
 
-class Generated:
+class GenerationSeries:
     """What the generations of one tenant at one model came to since that was told last.
 
     `speeds`: tokens a second, of those that were streamed.
     """
 
-    __slots__ = ("_completion", "_prompt", "_speeds", "completion", "prompt", "speeds", "untold")
+    __slots__ = (
+        "_completion_counter",
+        "_prompt_counter",
+        "_speed_histogram",
+        "completion_tokens",
+        "dirty",
+        "prompt_tokens",
+        "speeds",
+    )
 
-    def __init__(self, *, prompt: Count, completion: Count, speeds: Batched) -> None:
-        self.untold = False
-        self.prompt = self.completion = 0
+    def __init__(
+        self, *, prompt_counter: Increment, completion_counter: Increment, speed_histogram: BatchHistogram
+    ) -> None:
+        self.dirty = False
+        self.prompt_tokens = self.completion_tokens = 0
         self.speeds: list[float] = []
-        self._prompt = prompt
-        self._completion = completion
-        self._speeds = speeds
+        self._prompt_counter = prompt_counter
+        self._completion_counter = completion_counter
+        self._speed_histogram = speed_histogram
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tells all, and begins anew."""
-        self._prompt(self.prompt)
-        self._completion(self.completion)
+        self._prompt_counter(self.prompt_tokens)
+        self._completion_counter(self.completion_tokens)
         if self.speeds:
-            self._speeds.add(self.speeds)
+            self._speed_histogram.observe_many(self.speeds)
             self.speeds.clear()
-        self.prompt = self.completion = 0
-        self.untold = False
+        self.prompt_tokens = self.completion_tokens = 0
+        self.dirty = False
 
 
-class Sum:
+class PendingCounter:
     """What a counter is to be counted up by."""
 
-    __slots__ = ("_count", "untold")
+    __slots__ = ("_increment", "pending")
 
-    def __init__(self, count: Count) -> None:
-        self.untold = 0
-        self._count = count
+    def __init__(self, increment: Increment) -> None:
+        self.pending = 0
+        self._increment = increment
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Tells it, and begins anew."""
-        self._count(self.untold)
-        self.untold = 0
+        self._increment(self.pending)
+        self.pending = 0

@@ -8,7 +8,7 @@ from typing import Final
 MAX_DESCRIPTORS: Final = 1 << 20
 """Descriptors that a process asks for at most: some kernels keep a table of as many as it may have."""
 
-_RESERVED: Final = 64
+_RESERVED_DESCRIPTORS: Final = 64
 """Descriptors for what is neither a client nor an engine: Redis, logs, metrics, the listening socket, the resolver."""
 
 _MAX_DIGITS: Final = 640
@@ -29,9 +29,9 @@ def raise_descriptor_limit() -> int:
 
 def max_connections(descriptors: int) -> int:
     """How many clients may be connected: each may ask for what takes another connection to an engine."""
-    return max(1, (descriptors - _RESERVED) // 2)
+    return max(1, (descriptors - _RESERVED_DESCRIPTORS) // 2)
 
 
-def limit_digits() -> None:
+def limit_integer_digits() -> None:
     """From now on, an integer of more digits is an error, in JSON too."""
     sys.set_int_max_str_digits(_MAX_DIGITS)

@@ -10,9 +10,9 @@ from router.access_log import set_up_logging
 from router.app import build
 from router.server import make_server
 from router.settings import Settings
-from router.supervisor import Workers
+from router.supervisor import Supervisor
 
-MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
+METRICS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which prometheus_client wants the folder that workers share."""
 
 
@@ -32,12 +32,12 @@ def listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def run(settings: Settings, config: Path, listening: socket.socket) -> int:
+def run(settings: Settings, config_file: Path, listen_socket: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. On SIGHUP, `config` is read again."""
     set_up_logging(settings.router.log_format)
-    config = config.resolve()
+    config_file = config_file.resolve()
     if settings.router.workers == 1:
-        return make_server(settings, build(settings), config).serve_until_told(listening)
+        return make_server(settings, build(settings), config_file).serve_until_stopped(listen_socket)
     with tempfile.TemporaryDirectory(prefix="roundhouse-metrics-") as shared:
-        os.environ[MULTIPROCESS] = shared
-        return Workers(settings, config, listening, shared).run()
+        os.environ[METRICS_DIR_VARIABLE] = shared
+        return Supervisor(settings, config_file, listen_socket, shared).run()

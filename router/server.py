@@ -30,25 +30,25 @@ from router.app import build
 from router.application import Application
 from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.connection_limit import ConnectionLimit
-from router.net.server.start_limiter import Turns
-from router.net.server.timeouts import Bounds
-from router.net.server.write_batcher import Outbox
-from router.process_limits import limit_digits, max_connections, raise_descriptor_limit
+from router.net.server.start_limiter import StartLimiter
+from router.net.server.timeouts import ClientTimeouts
+from router.net.server.write_batcher import WriteBatcher
+from router.process_limits import limit_integer_digits, max_connections, raise_descriptor_limit
 from router.settings import ConfigurationError, Settings, load
 
 log = logging.getLogger("roundhouse.server")
 
-Order = Literal["drain", "leave"] | Settings
+ServerCommand = Literal["drain", "leave"] | Settings
 """`drain`: stop once others have noticed; `leave`: stop now; settings: go on with these."""
 
-FORCED: Final = 130
+FORCED_EXIT_CODE: Final = 130
 """The exit code after a second SIGINT, as a shell has it."""
 
-_YOUNG: Final = 10_000
+_GC_THRESHOLD: Final = 10_000
 """Objects between two looks of the garbage collector at those that are new; Python has 700."""
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Serves an application until it is told to stop.
 
     - SIGTERM: drains; said twice, it is said once, since a service manager may tell every process of a group.
@@ -62,75 +62,77 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         application: Application,
         *,
-        drain: float,
-        file: Path | None,
-        beat: Callable[[], None],
+        drain_seconds: float,
+        config_file: Path | None,
+        heartbeat: Callable[[], None],
     ) -> None:
         """`drain` in seconds; `beat` is called as long as the loop turns, ten times a second."""
         super().__init__(config)
         self._application = application
-        self._drain = drain
-        self._file = file
-        self._beat = beat
-        self._orders: deque[Order | Literal["reload"]] = deque()
-        self._leave_at: float | None = None
+        self._drain_seconds = drain_seconds
+        self._config_file = config_file
+        self._heartbeat = heartbeat
+        self._commands: deque[ServerCommand | Literal["reload"]] = deque()
+        self._exit_at: float | None = None
         self._terminal = Terminal()
 
-    def serve_until_told(self, listening: socket.socket) -> int:
+    def serve_until_stopped(self, listen_socket: socket.socket) -> int:
         """Returns the exit code."""
-        on_hup = signal.SIG_IGN if self._file is None else lambda *_: self._orders.append("reload")
+        on_hup = signal.SIG_IGN if self._config_file is None else lambda *_: self._commands.append("reload")
         signal.signal(signal.SIGHUP, on_hup)
-        self.run(sockets=[listening])
-        return FORCED if self.force_exit else 0
+        self.run(sockets=[listen_socket])
+        return FORCED_EXIT_CODE if self.force_exit else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        spare_what_stays()
+        freeze_gc()
 
-    def order(self, order: Order) -> None:
+    def submit(self, command: ServerCommand) -> None:
         """From any thread."""
-        self._orders.append(order)
+        self._commands.append(command)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """uvicorn has it called for SIGTERM and SIGINT. It would raise them again at the end; here, the end is well."""
         if sig == signal.SIGTERM:
-            self._orders.append("drain")
-        elif self._file is None:
+            self._commands.append("drain")
+        elif self._config_file is None:
             return
-        elif self._leave_at is not None or "leave" in self._orders:
+        elif self._exit_at is not None or "leave" in self._commands:
             self.should_exit = self.force_exit = True
         else:
-            self._orders.append("leave")
+            self._commands.append("leave")
 
     async def on_tick(self, counter: int) -> bool:
-        self._beat()
-        while self._orders:
-            await self._obey(self._orders.popleft())
-        if self._leave_at is not None and time.monotonic() >= self._leave_at:
+        self._heartbeat()
+        while self._commands:
+            await self._handle(self._commands.popleft())
+        if self._exit_at is not None and time.monotonic() >= self._exit_at:
             self.should_exit = True
         return await super().on_tick(counter)
 
-    async def _obey(self, order: Order | Literal["reload"]) -> None:
-        match order:
+    async def _handle(self, command: ServerCommand | Literal["reload"]) -> None:
+        match command:
             case "drain":
-                self._stop(self._drain)
+                self._stop(self._drain_seconds)
             case "leave":
                 self._stop(0.0)
             case "reload":
                 if self._terminal.hung_up:
                     self._stop(0.0)
-                elif self._file is not None and (settings := read_again(self._file, self._application.settings)):
+                elif self._config_file is not None and (
+                    settings := reload_settings(self._config_file, self._application.settings)
+                ):
                     await self._reload(settings)
             case _:
-                await self._reload(order)
+                await self._reload(command)
 
-    def _stop(self, after: float) -> None:
-        until = time.monotonic() + after
-        if self._leave_at is None:
-            log.info("stopping: not ready any more, and listening for %g s yet", after)
+    def _stop(self, delay: float) -> None:
+        until = time.monotonic() + delay
+        if self._exit_at is None:
+            log.info("stopping: not ready any more, and listening for %g s yet", delay)
             self._application.drain()
             self.config.encoded_headers.append((b"connection", b"close"))
-        self._leave_at = min(until, self._leave_at or until)
+        self._exit_at = min(until, self._exit_at or until)
 
     async def _reload(self, settings: Settings) -> None:
         try:
@@ -139,11 +141,11 @@ class Server(uvicorn.Server):
             # The last line of defence: what serves now must go on, whatever is wrong with what was to come.
             log.exception("the configuration cannot be used; the one before it stays")
         else:
-            spare_what_stays()
+            freeze_gc()
             log.info("another configuration is in effect")
 
 
-def spare_what_stays() -> None:
+def freeze_gc() -> None:
     """Leaves what there is now out of garbage collections: to walk over it all stops the loop for tens of milliseconds.
 
     What was spared before and is garbage by now is collected first. What comes is looked at rarely: what a request
@@ -152,37 +154,37 @@ def spare_what_stays() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG)
+    gc.set_threshold(_GC_THRESHOLD)
 
 
 class Terminal:
     """The terminal that the process was started at, if there is one: when it goes, that is a SIGHUP too."""
 
     def __init__(self) -> None:
-        self._there = os.isatty(0)
+        self._was_attached = os.isatty(0)
 
     @property
     def hung_up(self) -> bool:
-        return self._there and not os.isatty(0)
+        return self._was_attached and not os.isatty(0)
 
 
 def make_server(
-    settings: Settings, application: Application, file: Path | None, beat: Callable[[], None] = lambda: None
-) -> Server:
+    settings: Settings, application: Application, config_file: Path | None, heartbeat: Callable[[], None] = lambda: None
+) -> DrainingServer:
     """The server that the settings ask for, in a process that is its own from now on; see Server."""
     router = settings.router
     descriptors = raise_descriptor_limit()
-    limit = ConnectionLimit(max_connections(descriptors), application.rejected)
-    limit_digits()
-    log.info("%d file descriptors, so that %d clients may be connected", descriptors, limit.most)
+    limit = ConnectionLimit(max_connections(descriptors), application.record_rejection)
+    limit_integer_digits()
+    log.info("%d file descriptors, so that %d clients may be connected", descriptors, limit.max_connections)
     options: dict[str, Any] = {
         "loop": "uvloop",
         "http": functools.partial(
             BoundedHttpProtocol,
-            bounds=Bounds(router.receive, router.send),
-            turns=Turns(),
-            outbox=Outbox(),
-            limit=limit,
+            timeouts=ClientTimeouts(router.receive, router.send),
+            start_limiter=StartLimiter(),
+            write_batcher=WriteBatcher(),
+            connection_limit=limit,
             render_error=render,
         ),
         "lifespan": "on",
@@ -195,16 +197,22 @@ def make_server(
         "timeout_graceful_shutdown": router.grace,
         "backlog": 4096,
     }
-    return Server(uvicorn.Config(application, **options), application, drain=router.drain, file=file, beat=beat)
+    return DrainingServer(
+        uvicorn.Config(application, **options),
+        application,
+        drain_seconds=router.drain,
+        config_file=config_file,
+        heartbeat=heartbeat,
+    )
 
 
-def read_again(file: Path, old: Settings) -> Settings | None:
+def reload_settings(config_file: Path, old: Settings) -> Settings | None:
     """The settings that a reload puts into effect; None where the file cannot be used, which is logged.
 
     What only a start can change stays as it is, which is logged too.
     """
     try:
-        new = load(file)
+        new = load(config_file)
     except ConfigurationError as error:
         for mistake in error.mistakes:  # a record each, since a record is a line
             log.error("the configuration is refused, and the one before it stays: %s", mistake)  # noqa: TRY400
@@ -218,43 +226,45 @@ def read_again(file: Path, old: Settings) -> Settings | None:
     return replace(new, router=kept)
 
 
-def work(settings: Settings, listening: socket.socket, orders: Connection, alive: Any, shared: str) -> None:
+def worker_main(
+    settings: Settings, listen_socket: socket.socket, commands: Connection, heartbeat: Any, metrics_dir: str
+) -> None:
     """One worker of several, in a process of its own.
 
     `alive` is where it writes the time, of time.monotonic, for its supervisor; `shared` is the folder of their metrics.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # which reach every process of a terminal
         signal.signal(number, signal.SIG_IGN)
-    forget_dead_workers(Path(shared))
+    remove_dead_worker_gauges(Path(metrics_dir))
     set_up_logging(settings.router.log_format)
 
     def beat() -> None:
-        alive.value = time.monotonic()
+        heartbeat.value = time.monotonic()
 
-    server = make_server(settings, build(settings, multiprocess=shared), None, beat)
-    threading.Thread(target=_take_orders, args=(orders, server), daemon=True).start()
-    raise SystemExit(server.serve_until_told(listening))
+    server = make_server(settings, build(settings, multiprocess_dir=metrics_dir), None, beat)
+    threading.Thread(target=_receive_commands, args=(commands, server), daemon=True).start()
+    raise SystemExit(server.serve_until_stopped(listen_socket))
 
 
-def _take_orders(orders: Connection, server: Server) -> None:
+def _receive_commands(commands: Connection, server: DrainingServer) -> None:
     try:
         while True:
-            server.order(orders.recv())
+            server.submit(commands.recv())
     except (EOFError, OSError):  # the supervisor has died, and who starts it anew will want the port
-        server.order("leave")
+        server.submit("leave")
 
 
-def forget_dead_workers(shared: Path) -> None:
+def remove_dead_worker_gauges(metrics_dir: Path) -> None:
     """Removes the gauges of workers that have died, which would be summed with those of the living for ever.
 
     Their counters stay. A worker that died is replaced, so it is enough to look when one begins.
     """
-    for gauges in shared.glob("gauge_live*_*.db"):
-        if not _runs(int(gauges.stem.rpartition("_")[2])):
+    for gauges in metrics_dir.glob("gauge_live*_*.db"):
+        if not _process_exists(int(gauges.stem.rpartition("_")[2])):
             gauges.unlink(missing_ok=True)
 
 
-def _runs(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError:  # there is none, or it has become another user's

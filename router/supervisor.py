@@ -17,43 +17,45 @@ from typing import Any, Final
 
 from uvicorn.config import STARTUP_FAILURE
 
-from router.server import FORCED, Order, Terminal, read_again, work
+from router.server import FORCED_EXIT_CODE, ServerCommand, Terminal, reload_settings, worker_main
 from router.settings import Settings
 
 log = logging.getLogger("roundhouse.server")
 
-_SHORT: Final = 1.0  # seconds; a worker that lived no longer is not replaced at once
-_SPARE: Final = 10.0  # seconds beyond what they may take after which workers are ended by force
+_MIN_LIFETIME: Final = 1.0  # seconds; a worker that lived no longer is not replaced at once
+_KILL_MARGIN: Final = 10.0  # seconds beyond what they may take after which workers are ended by force
 
 
-class Worker:
+class WorkerProcess:
     """Knows how: a process, and the pipe to it."""
 
-    def __init__(self, settings: Settings, listening: socket.socket, shared: str) -> None:
+    def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._alive = context.RawValue("d", time.monotonic())
-        self._orders, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(settings, listening, theirs, self._alive, shared))
+        self._heartbeat = context.RawValue("d", time.monotonic())
+        self._commands, theirs = context.Pipe()
+        self.process = context.Process(
+            target=worker_main, args=(settings, listen_socket, theirs, self._heartbeat, metrics_dir)
+        )
         self.process.start()
         theirs.close()
-        self.started = time.monotonic()
+        self.started_at = time.monotonic()
 
-    def tell(self, order: Order) -> None:
+    def send_command(self, command: ServerCommand) -> None:
         with contextlib.suppress(OSError):  # it has died, and will be found so
-            self._orders.send(order)
+            self._commands.send(command)
 
     @property
-    def alive(self) -> float:
+    def last_heartbeat(self) -> float:
         """When it last said that it is, of time.monotonic."""
-        return float(self._alive.value)
+        return float(self._heartbeat.value)
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """It has ended."""
         self.process.join()
-        self._orders.close()
+        self._commands.close()
 
 
-class Workers:
+class Supervisor:
     """Decides: how many there are, and what they are told.
 
     - SIGTERM and SIGINT end all of them, as they end one server; a second SIGINT kills them.
@@ -63,19 +65,25 @@ class Workers:
     """
 
     def __init__(
-        self, settings: Settings, config: Path, listening: socket.socket, shared: str, *, silence: float = 30.0
+        self,
+        settings: Settings,
+        config_file: Path,
+        listen_socket: socket.socket,
+        metrics_dir: str,
+        *,
+        heartbeat_timeout: float = 30.0,
     ) -> None:
         """`shared` is the folder of their metrics; `silence`: seconds after which one that says nothing is killed."""
         self._settings = settings
-        self._config = config
-        self._listening = listening
-        self._shared = shared
-        self._silence = silence
-        self._looked = time.monotonic()
-        self._workers: list[Worker] = []
-        self._signals: list[int] = []
-        self._over_at: float | None = None
-        self._code = 0
+        self._config_file = config_file
+        self._listen_socket = listen_socket
+        self._metrics_dir = metrics_dir
+        self._heartbeat_timeout = heartbeat_timeout
+        self._last_check = time.monotonic()
+        self._workers: list[WorkerProcess] = []
+        self._pending_signals: list[int] = []
+        self._kill_at: float | None = None
+        self._exit_code = 0
         self._terminal = Terminal()
 
     def run(self) -> int:
@@ -86,82 +94,86 @@ class Workers:
                 end.setblocking(False)
             signal.set_wakeup_fd(waking.fileno())
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, lambda sig, _: self._signals.append(sig))
-            self._workers = [self._start() for _ in range(self._settings.router.workers)]
+                signal.signal(number, lambda sig, _: self._pending_signals.append(sig))
+            self._workers = [self._start_worker() for _ in range(self._settings.router.workers)]
             while self._workers:
                 watched: list[Any] = [woken, *[worker.process.sentinel for worker in self._workers]]
-                until = self._looked + self._silence / 4 if self._over_at is None else self._over_at
+                until = self._last_check + self._heartbeat_timeout / 4 if self._kill_at is None else self._kill_at
                 wait(watched, max(0.0, until - time.monotonic()))
                 with contextlib.suppress(BlockingIOError):
                     woken.recv(4096)
-                while self._signals:
-                    self._heed(self._signals.pop(0))
-                self._look()
+                while self._pending_signals:
+                    self._on_signal(self._pending_signals.pop(0))
+                self._check_workers()
             signal.set_wakeup_fd(-1)
-        return self._code
+        return self._exit_code
 
-    def _start(self) -> Worker:
-        return Worker(self._settings, self._listening, self._shared)
+    def _start_worker(self) -> WorkerProcess:
+        return WorkerProcess(self._settings, self._listen_socket, self._metrics_dir)
 
-    def _heed(self, number: int) -> None:
-        if number == signal.SIGHUP and not self._terminal.hung_up:
-            settings = read_again(self._config, self._settings)
-            if settings is not None and self._over_at is None:
+    def _on_signal(self, signal_number: int) -> None:
+        if signal_number == signal.SIGHUP and not self._terminal.hung_up:
+            settings = reload_settings(self._config_file, self._settings)
+            if settings is not None and self._kill_at is None:
                 self._settings = settings
-                self._tell(settings)
-        elif number == signal.SIGTERM:
-            self._end("drain")
-        elif self._over_at is None or number == signal.SIGHUP:
-            self._end("leave")
+                self._broadcast(settings)
+        elif signal_number == signal.SIGTERM:
+            self._stop("drain")
+        elif self._kill_at is None or signal_number == signal.SIGHUP:
+            self._stop("leave")
         else:
-            self._kill(FORCED)
+            self._kill_all(FORCED_EXIT_CODE)
 
-    def _end(self, order: Order) -> None:
-        self._tell(order)
-        if self._over_at is None:
+    def _stop(self, command: ServerCommand) -> None:
+        self._broadcast(command)
+        if self._kill_at is None:
             # Else those who connect would wait for somebody to take them.
-            self._listening.close()
+            self._listen_socket.close()
             router = self._settings.router
-            self._over_at = time.monotonic() + router.drain + router.grace + _SPARE
+            self._kill_at = time.monotonic() + router.drain + router.grace + _KILL_MARGIN
 
-    def _look(self) -> None:
+    def _check_workers(self) -> None:
         """Takes note of those that have ended, and ends those that do nothing."""
         now = time.monotonic()
-        if self._over_at is not None and now >= self._over_at:
-            self._kill(1)
-        elif self._over_at is None and now >= self._looked + self._silence / 4:
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_all(1)
+        elif self._kill_at is None and now >= self._last_check + self._heartbeat_timeout / 4:
             # If this process stood still as well, so did the whole machine, or a terminal's job.
-            if now < self._looked + self._silence / 2:
-                self._kill_silent(now)
-            self._looked = now
+            if now < self._last_check + self._heartbeat_timeout / 2:
+                self._kill_unresponsive(now)
+            self._last_check = now
         for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
-            worker.forget()
+            worker.close()
             self._workers.remove(worker)
             code = worker.process.exitcode
-            if self._over_at is not None:
+            if self._kill_at is not None:
                 continue
             if code == STARTUP_FAILURE:
                 log.error("worker %s cannot start; all end", worker.process.pid)
-                self._code = 1
-                self._end("leave")
+                self._exit_code = 1
+                self._stop("leave")
             else:
                 log.warning("worker %s ended with %s, and is replaced", worker.process.pid, code)
-                time.sleep(max(0.0, worker.started + _SHORT - time.monotonic()))
-                self._workers.append(self._start())
+                time.sleep(max(0.0, worker.started_at + _MIN_LIFETIME - time.monotonic()))
+                self._workers.append(self._start_worker())
 
-    def _kill_silent(self, now: float) -> None:
+    def _kill_unresponsive(self, now: float) -> None:
         for worker in self._workers:
-            if now - worker.alive > self._silence:
-                log.error("worker %s has done nothing for %g s, and is killed", worker.process.pid, now - worker.alive)
+            if now - worker.last_heartbeat > self._heartbeat_timeout:
+                log.error(
+                    "worker %s has done nothing for %g s, and is killed",
+                    worker.process.pid,
+                    now - worker.last_heartbeat,
+                )
                 worker.process.kill()
                 worker.process.join()
 
-    def _tell(self, order: Order) -> None:
+    def _broadcast(self, command: ServerCommand) -> None:
         for worker in self._workers:
-            worker.tell(order)
+            worker.send_command(command)
 
-    def _kill(self, code: int) -> None:
-        self._code = code
+    def _kill_all(self, exit_code: int) -> None:
+        self._exit_code = exit_code
         for worker in self._workers:
             worker.process.kill()
             worker.process.join()

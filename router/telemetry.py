@@ -15,21 +15,21 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.access_log import AccessLog
-from router.core.resilience.breaker import State
+from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange, Work
-from router.metric_series import Batched, Generated, Sum, Tally
+from router.flow.exchange import Exchange, GenerationRecord
+from router.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
 from router.upstream.catalog import Engine
 
-_DURATIONS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_STORED: Final = (CacheStatus.HIT, CacheStatus.STALE)
-_SPARED: Final = (*_STORED, CacheStatus.COALESCED)  # nobody generated anything for these alone
-_OVERHEADS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-_BREAKER_STATES: Final = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
-_SPEEDS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
-_TELL_EVERY: Final = 0.25  # seconds for which what is counted may be known to this process alone
-_KINDS: Final = 4096  # of exchanges, that are remembered
-_GAUGES: Final = (
+_DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
+_WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # nobody generated anything for these alone
+_OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_BREAKER_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+_SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
+_FLUSH_INTERVAL: Final = 0.25  # seconds for which what is counted may be known to this process alone
+_MAX_SERIES: Final = 4096  # of exchanges, that are remembered
+_ENGINE_GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
     ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
     ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens that the target accepted"),
@@ -44,34 +44,38 @@ class Telemetry:
     - A gauge whose value is unknown has no sample, rather than 0.
     """
 
-    def __init__(self, *, log_format: str, multiprocess: str | None = None) -> None:
+    def __init__(self, *, log_format: str, multiprocess_dir: str | None = None) -> None:
         """`multiprocess`: the folder over which the workers of one server share their counts, if there are several."""
         self._access_log = AccessLog(log_format)
         # What is counted of one kind of exchange, found by one look; a kind is made of words that nobody can invent.
-        self._tallies: dict[tuple[object, ...], Tally] = {}
-        self._generated: dict[tuple[str, str], Generated] = {}
-        self._written: dict[str, Sum] = {}
-        self._untold: list[Tally | Generated | Sum] = []
-        self._wait = _TELL_EVERY
-        self._multiprocess = multiprocess
+        self._request_series: dict[tuple[object, ...], RequestSeries] = {}
+        self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
+        self._write_counters: dict[str, PendingCounter] = {}
+        self._dirty: list[RequestSeries | GenerationSeries | PendingCounter] = []
+        self._flush_delay = _FLUSH_INTERVAL
+        self._multiprocess_dir = multiprocess_dir
         self.registry = registry = CollectorRegistry()
         requests = ("tenant", "model", "engine", "task", "status")
         self._requests = Counter("llm_requests", "Requests by how they ended", requests, registry=registry)
         by_cache = ("model", "cache")
-        self._duration = Batched(
+        self._duration = BatchHistogram(
             "llm_request_duration_seconds", "From the first byte of the request to the last of the answer", by_cache,
-            buckets=_DURATIONS, registry=registry,
+            buckets=_DURATION_BUCKETS, registry=registry,
         )  # fmt: skip
-        self._first_token = Batched(
+        self._first_token = BatchHistogram(
             "llm_time_to_first_token_seconds", "From the first byte of the request to the first token", by_cache,
-            buckets=_DURATIONS, registry=registry,
+            buckets=_DURATION_BUCKETS, registry=registry,
         )  # fmt: skip
-        self._overhead = Batched(
+        self._overhead = BatchHistogram(
             "llm_router_overhead_seconds", "What the router itself took before an engine was asked or the store's "
-            "answer went out", ("cache",), buckets=_OVERHEADS, registry=registry,
+            "answer went out", ("cache",), buckets=_OVERHEAD_BUCKETS, registry=registry,
         )  # fmt: skip
-        self._speed = Batched(
-            "llm_tokens_per_second", "Tokens per second after the first", ("model",), buckets=_SPEEDS, registry=registry
+        self._speed = BatchHistogram(
+            "llm_tokens_per_second",
+            "Tokens per second after the first",
+            ("model",),
+            buckets=_SPEED_BUCKETS,
+            registry=registry,
         )
         self._tokens = Counter(
             "llm_tokens", "Tokens read, generated and saved", ("tenant", "model", "kind"), registry=registry
@@ -101,7 +105,7 @@ class Telemetry:
             "llm_requests_in_flight", "Requests that an engine works on", ("engine",),
             multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
-        self._queued = Gauge(
+        self._queue_length = Gauge(
             "llm_requests_queued", "Requests that wait for a place at an engine", ("model",),
             multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
@@ -117,178 +121,195 @@ class Telemetry:
             "roundhouse_engine_tokens_per_second", "Tokens per second of one request, as learned by task", by_task,
             multiprocess_mode="livemostrecent", registry=registry,
         )  # fmt: skip
-        self._pays = Gauge(
+        self._draft_pays = Gauge(
             "roundhouse_draft_pays", "Whether the engine's draft makes it faster at the task", by_task,
             multiprocess_mode="livemostrecent", registry=registry,
         )  # fmt: skip
         self._engine_gauges = {
             field: Gauge(name, help_, ("engine",), multiprocess_mode="livemostrecent", registry=registry)
-            for field, name, help_ in _GAUGES
+            for field, name, help_ in _ENGINE_GAUGES
         }
 
-        self._engines: set[str] = set()
+        self._engine_names: set[str] = set()
 
     # -- facts come in ----------------------------------------------------------------------------------------------
 
-    def record(self, exchange: Exchange, ended: float) -> None:
+    def record(self, exchange: Exchange, ended_at: float) -> None:
         """Counts and logs an exchange that ended at that instant of time.perf_counter."""
         kind = (
-            exchange.tenant, exchange.endpoint, exchange.model, exchange.task, exchange.engine, exchange.cache,
-            exchange.stream, exchange.local, exchange.status, exchange.outcome, exchange.reason, exchange.bypass,
-            exchange.fallback, exchange.error, exchange.key is None, exchange.first_token is None,
-            exchange.named_by_client and exchange.engine_request_id is not None,
-        )  # fmt: skip
-        tally = self._tallies.get(kind) or self._remember(kind, exchange)
-        if not tally.took:
-            self._tell_soon(tally)
-        took = ended - exchange.begun
-        tally.took.append(took)
-        tally.overhead.append(took if exchange.dispatched is None else exchange.dispatched - exchange.begun)
-        if tally.at_once:
-            tally.first_token.append(took)
-        elif exchange.first_token is not None:
-            tally.first_token.append(exchange.first_token - exchange.begun)
-        tally.saved += exchange.completion_tokens
-        self._access_log.write(tally.line, exchange, took)
+            exchange.tenant,
+            exchange.endpoint,
+            exchange.model,
+            exchange.task,
+            exchange.engine,
+            exchange.cache_status,
+            exchange.stream,
+            exchange.from_local_cache,
+            exchange.status,
+            exchange.outcome,
+            exchange.miss_reason,
+            exchange.bypass_reason,
+            exchange.fallback_model,
+            exchange.error_reason,
+            exchange.key is None,
+            exchange.first_token_at is None,
+            exchange.has_client_request_id and exchange.engine_request_id is not None,
+        )
+        tally = self._request_series.get(kind) or self._add_request_series(kind, exchange)
+        if not tally.durations:
+            self._schedule_flush(tally)
+        took = ended_at - exchange.started_at
+        tally.durations.append(took)
+        tally.overheads.append(took if exchange.dispatched_at is None else exchange.dispatched_at - exchange.started_at)
+        if tally.served_at_once:
+            tally.first_token_times.append(took)
+        elif exchange.first_token_at is not None:
+            tally.first_token_times.append(exchange.first_token_at - exchange.started_at)
+        tally.saved_tokens += exchange.completion_tokens
+        self._access_log.write(tally.line_template, exchange, took)
 
-    def _remember(self, kind: tuple[object, ...], exchange: Exchange) -> Tally:
+    def _add_request_series(self, kind: tuple[object, ...], exchange: Exchange) -> RequestSeries:
         """The first of its kind."""
-        if len(self._tallies) >= _KINDS:
-            self._tallies.clear()
-        tally = self._tallies[kind] = self._tally(exchange)
+        if len(self._request_series) >= _MAX_SERIES:
+            self._request_series.clear()
+        tally = self._request_series[kind] = self._create_request_series(exchange)
         return tally
 
-    def _tally(self, exchange: Exchange) -> Tally:
-        tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache
+    def _create_request_series(self, exchange: Exchange) -> RequestSeries:
+        tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache_status
         engine, task = exchange.engine or "none", exchange.task or "none"
-        each = [self._requests.labels(tenant, model, engine, task, _status(exchange)).inc]
+        each = [self._requests.labels(tenant, model, engine, task, _status_label(exchange)).inc]
         if exchange.outcome == "refused" and (cache is None or exchange.engine is None):
-            each.append(self._rejected.labels(exchange.error or "none").inc)
+            each.append(self._rejected.labels(exchange.error_reason or "none").inc)
         if cache is not None:
             each.append(self._cache.labels(tenant, model, cache.lower()).inc)
-            if exchange.fallback is not None:
-                each.append(self._fallbacks.labels(model, exchange.fallback).inc)
+            if exchange.fallback_model is not None:
+                each.append(self._fallbacks.labels(model, exchange.fallback_model).inc)
         saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
-        return Tally(
-            line=self._access_log.line(exchange),
-            each=each,
-            took=self._duration.labels(model, cache or "NONE"),
-            overhead=self._overhead.labels(cache) if cache is not None else None,
-            first_token=self._first_token.labels(model, cache) if cache is not None else None,
-            saved=saved.inc if saved is not None and cache in _SPARED else None,
-            at_once=cache in _STORED,
+        return RequestSeries(
+            line_template=self._access_log.line_template(exchange),
+            request_counters=each,
+            duration_histogram=self._duration.labels(model, cache or "NONE"),
+            overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
+            first_token_histogram=self._first_token.labels(model, cache) if cache is not None else None,
+            saved_counter=saved.inc if saved is not None and cache in _WITHOUT_GENERATION else None,
+            served_at_once=cache in _FROM_STORE,
         )
 
-    def _tell_soon(self, tally: Tally | Generated | Sum) -> None:
-        if not self._untold:
-            asyncio.get_running_loop().call_later(self._wait, self.tell)
-        self._untold.append(tally)
+    def _schedule_flush(self, series: RequestSeries | GenerationSeries | PendingCounter) -> None:
+        if not self._dirty:
+            asyncio.get_running_loop().call_later(self._flush_delay, self.flush)
+        self._dirty.append(series)
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """What was counted is known to all workers from now on."""
-        untold, self._untold = self._untold, []
+        untold, self._dirty = self._dirty, []
         for tally in untold:
-            tally.tell()
+            tally.flush()
 
     def close(self) -> None:
         """Tells all; what is still to come is told at once, since the process ends."""
-        self._wait = 0.0
-        self.tell()
+        self._flush_delay = 0.0
+        self.flush()
 
-    def landed(self, work: Work) -> None:
+    def record_generation(self, generation: GenerationRecord) -> None:
         """Counts a generation that is over: what was generated, however many it was for."""
-        for engine, reason in work.attempts:
+        for engine, reason in generation.failed_attempts:
             self._retries.labels(engine, reason).inc()
-        if work.not_kept is not None:
-            self.written(work.not_kept)
-        if work.first_token is None:
+        if generation.not_stored_reason is not None:
+            self.record_write(generation.not_stored_reason)
+        if generation.first_token_at is None:
             return
-        tally = self._generated.get((work.tenant, work.model)) or self._generations(work.tenant, work.model)
-        if not tally.untold:
-            tally.untold = True
-            self._tell_soon(tally)
-        tally.prompt += work.prompt_tokens
-        tally.completion += work.completion_tokens
-        took = time.perf_counter() - work.first_token
-        if work.stream and took > 0 and work.completion_tokens > 1:
-            tally.speeds.append((work.completion_tokens - 1) / took)
+        tally = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
+            generation.tenant, generation.model
+        )
+        if not tally.dirty:
+            tally.dirty = True
+            self._schedule_flush(tally)
+        tally.prompt_tokens += generation.prompt_tokens
+        tally.completion_tokens += generation.completion_tokens
+        took = time.perf_counter() - generation.first_token_at
+        if generation.stream and took > 0 and generation.completion_tokens > 1:
+            tally.speeds.append((generation.completion_tokens - 1) / took)
 
-    def _generations(self, tenant: str, model: str) -> Generated:
+    def _create_generation_series(self, tenant: str, model: str) -> GenerationSeries:
         """The first of a tenant at a model."""
-        tally = self._generated[tenant, model] = Generated(
-            prompt=self._tokens.labels(tenant, model, "prompt").inc,
-            completion=self._tokens.labels(tenant, model, "completion").inc,
-            speeds=self._speed.labels(model),
+        tally = self._generation_series[tenant, model] = GenerationSeries(
+            prompt_counter=self._tokens.labels(tenant, model, "prompt").inc,
+            completion_counter=self._tokens.labels(tenant, model, "completion").inc,
+            speed_histogram=self._speed.labels(model),
         )
         return tally
 
-    def written(self, result: str) -> None:
+    def record_write(self, result: str) -> None:
         """Counts what became of an answer that was handed to the store."""
-        tally = self._written.get(result)
+        tally = self._write_counters.get(result)
         if tally is None:
-            tally = self._written[result] = Sum(self._writes.labels(result).inc)
-        if not tally.untold:
-            self._tell_soon(tally)
-        tally.untold += 1
+            tally = self._write_counters[result] = PendingCounter(self._writes.labels(result).inc)
+        if not tally.pending:
+            self._schedule_flush(tally)
+        tally.pending += 1
 
-    def entry_damaged(self) -> None:
+    def record_damaged_entry(self) -> None:
         """Counts an entry that was found damaged, and was a miss."""
         self._damaged.inc()
 
-    def rejected(self, reason: str) -> None:
+    def record_rejection(self, reason: str) -> None:
         """Counts what was refused before it was a request."""
         self._rejected.labels(reason).inc()
 
-    def queued(self, model: str, waiting: int) -> None:
+    def set_queue_length(self, model: str, waiting: int) -> None:
         """Takes over how many wait for a model's engines."""
-        self._queued.labels(model).set(waiting)
+        self._queue_length.labels(model).set(waiting)
 
-    def _show(self, gauge: Gauge, value: float | None, *labels: str) -> None:
+    def _set_gauge(self, gauge: Gauge, value: float | None, *labels: str) -> None:
         """Sets one of a gauge's samples; what is unknown has none."""
         if value is not None:
             gauge.labels(*labels).set(value)
-        elif self._multiprocess is None:
+        elif self._multiprocess_dir is None:
             with contextlib.suppress(KeyError):  # as some versions say that there was none
                 gauge.remove(*labels)
 
-    def observe(self, engines: Iterable[Engine], breaker: Callable[[str], State], *, redis_up: bool) -> None:
+    def update_gauges(
+        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool
+    ) -> None:
         """Takes over what the probe found; `breaker` tells the state of an engine's."""
         self._redis_up.set(redis_up)
         engines = list(engines)
-        self._engines = {engine.name for engine in engines}
+        self._engine_names = {engine.name for engine in engines}
         for engine in engines:
             self._up.labels(engine.name).set(bool(engine.up))
             self._in_flight.labels(engine.name).set(engine.in_flight)
-            self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker(engine.name)])
+            self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker_state(engine.name)])
             for field, gauge in self._engine_gauges.items():
-                self._show(gauge, getattr(engine.gauges, field), engine.name)
+                self._set_gauge(gauge, getattr(engine.gauges, field), engine.name)
             for task, draft in engine.drafts.items():
-                self._show(self._learned_speed, draft.tokens_per_second, engine.name, task)
-                self._show(self._pays, draft.pays, engine.name, task)
+                self._set_gauge(self._learned_speed, draft.tokens_per_second, engine.name, task)
+                self._set_gauge(self._draft_pays, draft.pays, engine.name, task)
 
     # -- pages and lines come out -----------------------------------------------------------------------------------
 
-    def page(self) -> bytes:
+    def render(self) -> bytes:
         """The metrics in Prometheus' text format, summed over the workers."""
-        self.tell()
+        self.flush()
         registry = self.registry
-        if self._multiprocess is not None:
+        if self._multiprocess_dir is not None:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry, path=self._multiprocess)  # type: ignore[no-untyped-call]  # it has no types
+            MultiProcessCollector(registry, path=self._multiprocess_dir)  # type: ignore[no-untyped-call]  # it has no types
         families = list(registry.collect())
         shown = CollectorRegistry()
-        self._forget_engines(families)
-        shown.register(_Families([*families, _hit_ratio(families)]))
+        self._drop_removed_engines(families)
+        shown.register(_CollectedFamilies([*families, _hit_ratio(families)]))
         return generate_latest(shown)
 
-    def _forget_engines(self, families: Iterable[Metric]) -> None:
+    def _drop_removed_engines(self, families: Iterable[Metric]) -> None:
         """Takes the gauges of engines out that a configuration before this one had; workers cannot remove theirs."""
         for family in families:
             if family.type == "gauge":
-                family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engines}]
+                family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engine_names}]
 
 
-class _Families:
+class _CollectedFamilies:
     """Metric families that have been collected already."""
 
     def __init__(self, families: list[Metric]) -> None:
@@ -315,7 +336,7 @@ def _hit_ratio(families: Iterable[Metric]) -> Metric:
     return ratio
 
 
-def _status(exchange: Exchange) -> str:
+def _status_label(exchange: Exchange) -> str:
     """The HTTP status, or what happened after a 200 was sent; 499 is nginx's number for a client that left."""
     if exchange.outcome == "left":
         return "499"

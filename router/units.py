@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 1000, "MB": 10**6, "GB": 10**9}
+_SECONDS_PER_UNIT: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES_PER_UNIT: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 _MOST: Final = 1e12
 """Seconds or bytes; clocks and Redis can count so far."""
@@ -19,12 +19,12 @@ class Bytes(int):
     """A size, written as a number and a unit: "64KiB", "4MiB", "1GB"; 0 and "0" need none."""
 
 
-def from_text(kind: type[Any], value: Any) -> Any:
+def parse_quantity(kind: type[Any], value: Any) -> Any:
     """msgspec's hook for the two: what a text means as one of them.
 
     Raises ValueError with what is wrong, to be read after the value.
     """
-    units: Mapping[str, float] = _SECONDS if kind is Seconds else _BYTES
+    units: Mapping[str, float] = _SECONDS_PER_UNIT if kind is Seconds else _BYTES_PER_UNIT
     if value in (0, "0") and not isinstance(value, bool):
         return kind(0)
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value) if isinstance(value, str) else None

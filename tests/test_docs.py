@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from router.core.cache.fingerprint import MissReason
-from router.core.cache.key_derivation import NOT_PART_OF_THE_ANSWER
-from router.core.endpoints.recorded_response import NotKept
-from router.core.types import Bypass, CacheStatus
+from router.core.cache.key_derivation import IGNORED_FIELDS
+from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.types import BypassReason, CacheStatus
 from router.settings import Settings, Strict, parse
 from router.store.entry_store import WriteResult
 from router.telemetry import Telemetry
 from tests.support.paths import ROOT
-from tests.support.redis_deployments import LEAST_RIGHTS, SENTINEL_RIGHTS
+from tests.support.redis_deployments import MINIMAL_ACL, SENTINEL_ACL
 
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -95,7 +95,7 @@ def test_the_smallest_configuration_on_the_page_works() -> None:
 
 def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
     metrics = section((DOCS / "operating.md").read_text(), "Metrics")
-    page = Telemetry(log_format="text").page().decode()
+    page = Telemetry(log_format="text").render().decode()
     exported = {n for n in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not n.endswith("_created")}
     assert len(exported) > 10
     assert set(re.findall(r"^\| `(\w+)`", metrics, re.MULTILINE)) == exported
@@ -103,9 +103,9 @@ def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
 
 def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -> None:
     operating = (DOCS / "operating.md").read_text()
-    assert [result for result in (*NotKept, *get_args(WriteResult)) if f"`{result}`" not in operating] == []
+    assert [result for result in (*NotStoredReason, *get_args(WriteResult)) if f"`{result}`" not in operating] == []
     wire = (DOCS / "wire.md").read_text()
-    assert [reason for reason in (*Bypass, *get_args(MissReason)) if f"`{reason}`" not in wire] == []
+    assert [reason for reason in (*BypassReason, *get_args(MissReason)) if f"`{reason}`" not in wire] == []
     assert [status for status in CacheStatus if f"`{status}`" not in wire] == []
     why = section((DOCS / "debugging-a-miss.md").read_text(), "The reason of a miss")
     assert set(re.findall(r"^\| `(\w+)` \|", why, re.MULTILINE)) == set(get_args(MissReason))
@@ -113,7 +113,7 @@ def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -
 
 def test_fields_that_are_no_part_of_the_key_are_listed() -> None:
     page = (DOCS / "debugging-a-miss.md").read_text()
-    assert [field for field in NOT_PART_OF_THE_ANSWER if f"`{field}`" not in page] == []
+    assert [field for field in IGNORED_FIELDS if f"`{field}`" not in page] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -137,5 +137,5 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_rights_in_redis_are_those_that_the_tests_have() -> None:
     page = (DOCS / "deploying.md").read_text(encoding="utf-8")
-    assert " ".join(word for word in LEAST_RIGHTS if word[0] not in ">o") in page.replace(" on >password", "")
-    assert " ".join(word for word in SENTINEL_RIGHTS if word[0] == "+") in page
+    assert " ".join(word for word in MINIMAL_ACL if word[0] not in ">o") in page.replace(" on >password", "")
+    assert " ".join(word for word in SENTINEL_ACL if word[0] == "+") in page

@@ -3,7 +3,7 @@
 import argparse
 
 from engines.simulator.server import run
-from engines.simulator.settings import Settings
+from engines.simulator.settings import SimulatorSettings
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
     options = parser.parse_args()
     try:
-        settings = Settings(
+        settings = SimulatorSettings(
             model=options.model,
             served_names=tuple(options.served_model_name),
             max_model_len=options.max_model_len,

@@ -12,10 +12,10 @@ from itertools import chain
 from random import Random
 
 from engines.simulator import phrases
-from engines.simulator.tokens import pieces
+from engines.simulator.tokens import split_tokens
 
-_SHORTEST = 40
-_LOOKED_AT = 600
+_MIN_TOKENS = 40
+_PROMPT_TAIL = 600
 """Characters at the end of a prompt that decide what is answered."""
 _CODE = re.compile(
     r"```|[{};]\s*$|=>|#include|->|\b(?:def|class|function|func|fn|lambda|return|import|python|javascript|typescript|rust|golang|"
@@ -25,7 +25,7 @@ _CODE = re.compile(
 _WORD = re.compile(r"[^\W\d_]{3,20}")
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """Which field of the answer a token belongs to."""
 
     CONTENT = "content"
@@ -39,12 +39,12 @@ class Token:
     """One generated token; `call` is the number of the tool call it belongs to."""
 
     text: str
-    kind: Kind = Kind.CONTENT
-    call: int = 0
+    kind: TokenKind = TokenKind.CONTENT
+    call_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class OutputSpec:
     """What to say. At most one of `exact`, `length` and `calls` shapes it; otherwise it ends where its text does.
 
     `endless` goes on until the caller stops (vLLM's `ignore_eos`), `least` is `min_tokens`.
@@ -54,65 +54,65 @@ class Answer:
     prompt: str
     code: bool = False
     fenced: bool = True
-    thinking: bool = False
-    exact: str | None = None
-    length: int | None = None
-    calls: tuple[tuple[str, str], ...] = ()
-    least: int = 0
-    endless: bool = False
+    reasoning: bool = False
+    exact_text: str | None = None
+    token_count: int | None = None
+    tool_calls: tuple[tuple[str, str], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
 
 def looks_like_code(prompt: str) -> bool:
     """Whether a prompt asks for code, so that the answer should be code too."""
-    return _CODE.search(prompt, max(0, len(prompt) - _LOOKED_AT)) is not None
+    return _CODE.search(prompt, max(0, len(prompt) - _PROMPT_TAIL)) is not None
 
 
-def tokens(answer: Answer) -> Iterator[Token]:
+def generate_tokens(spec: OutputSpec) -> Iterator[Token]:
     """The tokens of an answer without its end-of-sequence token; endless where the answer is."""
-    rng = Random(answer.seed)  # noqa: S311 - the text has to be the same every time
-    words = _WORD.findall(answer.prompt[-_LOOKED_AT:]) or ["this"]
-    thought = _thought(rng, words) if answer.thinking else iter(())
-    if answer.calls:
-        yield from chain(thought, _calls(answer.calls))
+    rng = Random(spec.seed)  # noqa: S311 - the text has to be the same every time
+    words = _WORD.findall(spec.prompt[-_PROMPT_TAIL:]) or ["this"]
+    thought = _reasoning_tokens(rng, words) if spec.reasoning else iter(())
+    if spec.tool_calls:
+        yield from chain(thought, _tool_call_tokens(spec.tool_calls))
         return
-    if answer.exact is not None:
-        yield from chain(thought, map(Token, pieces(answer.exact)))
+    if spec.exact_text is not None:
+        yield from chain(thought, map(Token, split_tokens(spec.exact_text)))
         return
     count = 0
     for token in thought:
         yield token
         count += 1
-    least = max(answer.least, count + _SHORTEST)
-    for unit in _units(rng, words, answer):
-        for piece in pieces(unit):
+    least = max(spec.min_tokens, count + _MIN_TOKENS)
+    for unit in _text_units(rng, words, spec):
+        for piece in split_tokens(unit):
             yield Token(piece)
             count += 1
-            if answer.length is not None and count >= answer.length:
+            if spec.token_count is not None and count >= spec.token_count:
                 return
-        if answer.length is None and not answer.endless and count >= least:
+        if spec.token_count is None and not spec.ignore_eos and count >= least:
             return
 
 
-def _calls(calls: tuple[tuple[str, str], ...]) -> Iterator[Token]:
+def _tool_call_tokens(calls: tuple[tuple[str, str], ...]) -> Iterator[Token]:
     for number, (name, arguments) in enumerate(calls):
-        yield Token(name, Kind.TOOL_NAME, number)
-        for piece in pieces(arguments):
-            yield Token(piece, Kind.TOOL_ARGUMENTS, number)
+        yield Token(name, TokenKind.TOOL_NAME, number)
+        for piece in split_tokens(arguments):
+            yield Token(piece, TokenKind.TOOL_ARGUMENTS, number)
 
 
-def _thought(rng: Random, words: list[str]) -> Iterator[Token]:
+def _reasoning_tokens(rng: Random, words: list[str]) -> Iterator[Token]:
     text = " ".join(_fill(rng, template, words) for template in rng.sample(phrases.THOUGHTS, 2))
-    return (Token(piece, Kind.REASONING) for piece in pieces(text))
+    return (Token(piece, TokenKind.REASONING) for piece in split_tokens(text))
 
 
-def _units(rng: Random, words: list[str], answer: Answer) -> Iterator[str]:
+def _text_units(rng: Random, words: list[str], spec: OutputSpec) -> Iterator[str]:
     """Sentences or snippets without end, each with what separates it from the one before."""
     lead = ""
     while True:
-        if not answer.code:
+        if not spec.code:
             yield lead + _fill(rng, rng.choice(phrases.SENTENCES), words)
             lead = rng.choice(phrases.BREAKS)
-        elif answer.fenced:
+        elif spec.fenced:
             opening, snippet = rng.choice(phrases.OPENINGS), rng.choice(phrases.SNIPPETS)
             yield f"{lead}{_fill(rng, opening, words)}\n\n```python\n{_fill(rng, snippet, words)}```"
             lead = "\n\n"

@@ -5,29 +5,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from engines.simulator.bodies import Choice, Json, chat_body, completion_body
+from engines.simulator.bodies import ChoiceAccumulator, Json, chat_body, completion_body
 from engines.simulator.fields import Body
-from engines.simulator.frames import DONE, ChatFrames, CompletionFrames, Envelope, Frames, error_frame
+from engines.simulator.frames import DONE, ChatFrames, CompletionFrames, Envelope, StreamFrames, error_frame
 from engines.simulator.messages import MessagesFrames, anthropic_error, anthropic_error_frame, message_body
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import GenerationRequest, chat_request, completion_request
 from engines.simulator.responses import ResponsesFrames, response_body
-from engines.simulator.settings import Settings
+from engines.simulator.settings import SimulatorSettings
 from engines.simulator.translations import messages_request, responses_request
 
 
 class MakeFrames(Protocol):
-    def __call__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> Frames:
+    def __call__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> StreamFrames:
         """The events of a stream; `finish` False leaves out how it ended."""
 
 
 class MakeBody(Protocol):
-    def __call__(self, request: GenerationRequest, envelope: Envelope, choices: list[Choice], *, finish: bool) -> Json:
+    def __call__(
+        self, request: GenerationRequest, envelope: Envelope, choices: list[ChoiceAccumulator], *, finish: bool
+    ) -> Json:
         """A JSON answer; `finish` False leaves out how it ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class GenerationApi:
     """One generating endpoint.
 
     - `id`: the name of an answer, from the request and its headers.
@@ -36,37 +38,37 @@ class Api:
     """
 
     path: str
-    read: Callable[[Body, Settings], GenerationRequest]
-    frames: MakeFrames
-    body: MakeBody
-    id: Callable[[GenerationRequest, dict[str, str]], str]
-    failed: Callable[[Rejection], bytes | None] = error_frame
-    after_error: bytes = DONE
-    refusal: Callable[[Rejection], object] = lambda rejection: rejection.body
+    parse_request: Callable[[Body, SimulatorSettings], GenerationRequest]
+    make_frames: MakeFrames
+    make_body: MakeBody
+    make_id: Callable[[GenerationRequest, dict[str, str]], str]
+    stream_error: Callable[[Rejection], bytes | None] = error_frame
+    after_stream_error: bytes = DONE
+    error_body: Callable[[Rejection], object] = lambda rejection: rejection.body
 
 
-def named(prefix: str, headers: dict[str, str]) -> str:
+def response_id(prefix: str, headers: dict[str, str]) -> str:
     """A name with the client's request id in it, if it has one."""
     return f"{prefix}-{headers.get('x-request-id') or secrets.token_hex(8)}"
 
 
 APIS: Final = (
-    Api(
+    GenerationApi(
         "/v1/chat/completions", chat_request, ChatFrames, chat_body,
-        id=lambda _, headers: named("chatcmpl", headers),
+        make_id=lambda _, headers: response_id("chatcmpl", headers),
     ),
-    Api(
+    GenerationApi(
         "/v1/completions", completion_request, CompletionFrames, completion_body,
-        id=lambda _, headers: named("cmpl", headers),
+        make_id=lambda _, headers: response_id("cmpl", headers),
     ),
-    Api(
+    GenerationApi(
         "/v1/responses", responses_request, ResponsesFrames, response_body,
-        id=lambda request, _: str(request.asked.get("request_id") or f"resp_{secrets.token_hex(8)}"),
-        failed=lambda _: None,
+        make_id=lambda request, _: str(request.asked.get("request_id") or f"resp_{secrets.token_hex(8)}"),
+        stream_error=lambda _: None,
     ),
-    Api(
+    GenerationApi(
         "/v1/messages", messages_request, MessagesFrames, message_body,
-        id=lambda _, headers: named("chatcmpl", headers),
-        failed=anthropic_error_frame, after_error=b"", refusal=anthropic_error,
+        make_id=lambda _, headers: response_id("chatcmpl", headers),
+        stream_error=anthropic_error_frame, after_stream_error=b"", error_body=anthropic_error,
     ),
 )  # fmt: skip

@@ -15,25 +15,25 @@ from engines.simulator.apis import APIS
 from engines.simulator.bodies import models_body
 from engines.simulator.control import control_routes
 from engines.simulator.embeddings import EmbeddingEndpoint
-from engines.simulator.engine import Engine
-from engines.simulator.faults import Fault, FaultBook
-from engines.simulator.fields import parse
+from engines.simulator.engine import EngineCore
+from engines.simulator.faults import Fault, FaultRegistry
+from engines.simulator.fields import parse_body
 from engines.simulator.generation import GenerationEndpoint
 from engines.simulator.generation_log import GenerationLog
-from engines.simulator.metrics import EngineCollector, page
+from engines.simulator.metrics import EngineCollector, render_metrics
 from engines.simulator.prompts import chat_prompt
 from engines.simulator.rejections import Rejection
-from engines.simulator.request_log import Ledger
-from engines.simulator.settings import VLLM_VERSION, Settings
-from engines.simulator.tokens import encode
+from engines.simulator.request_log import RequestLog
+from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
+from engines.simulator.tokens import encode_text
 
 _VARY = {"Vary": "Origin"}
 
 
-def create_app(settings: Settings) -> Starlette:
+def create_app(settings: SimulatorSettings) -> Starlette:
     """One simulated engine as an ASGI app."""
-    engine = Engine(settings, time.monotonic)
-    book, ledger = FaultBook(), Ledger()
+    engine = EngineCore(settings, time.monotonic)
+    book, ledger = FaultRegistry(), RequestLog()
     log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     registry = CollectorRegistry()
     GCCollector(registry)
@@ -41,10 +41,10 @@ def create_app(settings: Settings) -> Starlette:
     ProcessCollector(registry=registry)
 
     def kv_fault() -> Fault | None:
-        return book.standing("kv")
+        return book.engine_fault("kv")
 
     registry.register(
-        EngineCollector(settings, engine.scheduler, engine.speculation, engine.tally, kv_fault, time.time())
+        EngineCollector(settings, engine.scheduler, engine.speculation, engine.counters, kv_fault, time.time())
     )
 
     async def models(_: Request) -> Response:
@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> Starlette:
         return _json({"version": VLLM_VERSION})
 
     async def health(_: Request) -> Response:
-        fault = book.standing("health")
+        fault = book.engine_fault("health")
         return Response(status_code=fault.get("code") if fault else 200, headers=_VARY)
 
     async def load(_: Request) -> Response:
@@ -62,19 +62,21 @@ def create_app(settings: Settings) -> Starlette:
         return _json({"server_load": 0})
 
     async def metrics(_: Request) -> Response:
-        content = page(registry, kv_fault())
+        content = render_metrics(registry, kv_fault())
         return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
 
     async def tokenize(request: Request) -> Response:
         try:
-            body = parse(await request.body())
+            body = parse_body(await request.body())
         except Rejection as rejection:
             return _json(rejection.body, rejection.status)
         if isinstance(messages := body.get("messages"), list):
             tokens = list(chat_prompt(messages, None, body.get("tools")).tokens)
         else:
-            tokens = encode(str(body.get("prompt", "")))
-        return _json({"count": len(tokens), "max_model_len": settings.context, "tokens": tokens, "token_strs": None})
+            tokens = encode_text(str(body.get("prompt", "")))
+        return _json(
+            {"count": len(tokens), "max_model_len": settings.context_length, "tokens": tokens, "token_strs": None}
+        )
 
     if settings.pooling:
         embeddings = EmbeddingEndpoint(settings, book, ledger, log, time.time)
@@ -96,7 +98,7 @@ def create_app(settings: Settings) -> Starlette:
             Route("/tokenize", tokenize, methods=["POST"]),
             *control_routes(book, ledger),
         ],
-        exception_handlers={HTTPException: _no_such_place},
+        exception_handlers={HTTPException: _http_error},
     )
 
 
@@ -104,7 +106,7 @@ def _json(body: Mapping[str, object], status: int = 200) -> Response:
     return JSONResponse(body, status_code=status, headers=_VARY)
 
 
-async def _no_such_place(_: Request, error: Exception) -> Response:
+async def _http_error(_: Request, error: Exception) -> Response:
     """FastAPI's words for an unknown path or a wrong method; vLLM leaves them as they are."""
     assert isinstance(error, HTTPException), "registered for this class"
     headers = {**(error.headers or {}), **_VARY}

@@ -3,23 +3,23 @@
 import secrets
 from collections.abc import Iterable
 
-from engines.simulator.answers import Kind
+from engines.simulator.answers import TokenKind
 from engines.simulator.engine import Delta
-from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usage
+from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usage_object
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from engines.simulator.requests import GenerationRequest
-from engines.simulator.settings import Settings
-from engines.simulator.tokens import pieces, token_id
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.tokens import split_tokens, token_id
 
 Json = dict[str, object]
 
 
-class Choice:
+class ChoiceAccumulator:
     """One answer as far as it has come."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.parts: list[tuple[Kind, int, str]] = []
+        self.parts: list[tuple[TokenKind, int, str]] = []
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
@@ -27,21 +27,23 @@ class Choice:
     def add(self, delta: Delta) -> None:
         """Take in one delta of this answer."""
         self.texts += [token.text for token in delta.tokens]
-        self.parts += [(part.kind, part.call, part.text) for part in delta.parts]
-        self.reasoning_tokens += sum(token.kind is Kind.REASONING for token in delta.tokens)
+        self.parts += [(part.kind, part.call_index, part.text) for part in delta.parts]
+        self.reasoning_tokens += sum(token.kind is TokenKind.REASONING for token in delta.tokens)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
-    def text(self, kind: Kind, call: int = 0) -> str:
+    def text(self, kind: TokenKind, call: int = 0) -> str:
         """What was said in one field."""
         return "".join(text for found, number, text in self.parts if found is kind and number == call)
 
     @property
     def calls(self) -> int:
         """How many tool calls it made."""
-        return sum(kind is Kind.TOOL_NAME for kind, _, _ in self.parts)
+        return sum(kind is TokenKind.TOOL_NAME for kind, _, _ in self.parts)
 
 
-def chat_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[Choice], *, finish: bool) -> Json:
+def chat_body(
+    request: GenerationRequest, envelope: Envelope, choices: Iterable[ChoiceAccumulator], *, finish: bool
+) -> Json:
     """The answer of /v1/chat/completions; `finish` False leaves the finish reasons null."""
     prompt = request.prompts[0].tokens
     choices = list(choices)
@@ -53,7 +55,7 @@ def chat_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[
         "choices": [_chat_choice(request, index, choice, finish=finish) for index, choice in enumerate(choices)],
         "service_tier": None,
         "system_fingerprint": envelope.fingerprint,
-        "usage": usage(
+        "usage": usage_object(
             len(prompt),
             sum(len(choice.texts) for choice in choices),
             prompt_tokens_details=None,
@@ -70,10 +72,10 @@ def chat_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[
     }
 
 
-def _chat_choice(request: GenerationRequest, index: int, choice: Choice, *, finish: bool) -> Json:
+def _chat_choice(request: GenerationRequest, index: int, choice: ChoiceAccumulator, *, finish: bool) -> Json:
     message: Json = {
         "role": "assistant",
-        "content": choice.text(Kind.CONTENT),
+        "content": choice.text(TokenKind.CONTENT),
         "refusal": None,
         "annotations": None,
         "audio": None,
@@ -85,25 +87,27 @@ def _chat_choice(request: GenerationRequest, index: int, choice: Choice, *, fini
                 "id": tool_call_id(),
                 "type": "function",
                 "function": {
-                    "name": choice.text(Kind.TOOL_NAME, number),
-                    "arguments": choice.text(Kind.TOOL_ARGUMENTS, number),
+                    "name": choice.text(TokenKind.TOOL_NAME, number),
+                    "arguments": choice.text(TokenKind.TOOL_ARGUMENTS, number),
                 },
             }
             for number in range(choice.calls)
         ]
-    message["reasoning"] = choice.text(Kind.REASONING) or None
+    message["reasoning"] = choice.text(TokenKind.REASONING) or None
     return {
         "index": index,
         "message": message,
         "logprobs": None if request.logprobs is None else chat_logprobs(choice.texts, request.logprobs),
         "finish_reason": finish_reason(request, choice.finish_reason) if finish and choice.finish_reason else None,
         "stop_reason": choice.stop_reason,
-        "token_ids": _ids(choice) if request.return_token_ids else None,
+        "token_ids": _token_ids(choice) if request.return_token_ids else None,
         "routed_experts": None,
     }
 
 
-def completion_body(request: GenerationRequest, envelope: Envelope, choices: Iterable[Choice], *, finish: bool) -> Json:
+def completion_body(
+    request: GenerationRequest, envelope: Envelope, choices: Iterable[ChoiceAccumulator], *, finish: bool
+) -> Json:
     """The answer of /v1/completions; `finish` False leaves the finish reasons null."""
     choices = list(choices)
     return {
@@ -114,7 +118,7 @@ def completion_body(request: GenerationRequest, envelope: Envelope, choices: Ite
         "choices": [_completion_choice(request, index, choice, finish=finish) for index, choice in enumerate(choices)],
         "service_tier": None,
         "system_fingerprint": envelope.fingerprint,
-        "usage": usage(
+        "usage": usage_object(
             sum(len(prompt.tokens) for prompt in request.prompts),
             sum(len(choice.texts) for choice in choices),
             prompt_tokens_details=None,
@@ -126,11 +130,11 @@ def completion_body(request: GenerationRequest, envelope: Envelope, choices: Ite
     }
 
 
-def _completion_choice(request: GenerationRequest, index: int, choice: Choice, *, finish: bool) -> Json:
+def _completion_choice(request: GenerationRequest, index: int, choice: ChoiceAccumulator, *, finish: bool) -> Json:
     prompt = request.prompts[index // request.n]
-    echoed = pieces(prompt.text) if request.echo else []
+    echoed = split_tokens(prompt.text) if request.echo else []
     texts = [] if request.echo_only else choice.texts
-    said = "" if request.echo_only else choice.text(Kind.CONTENT)
+    said = "" if request.echo_only else choice.text(TokenKind.CONTENT)
     top = request.logprobs
     return {
         "index": index,
@@ -138,18 +142,18 @@ def _completion_choice(request: GenerationRequest, index: int, choice: Choice, *
         "logprobs": None if top is None else completion_logprobs(echoed, texts, top, 0),
         "finish_reason": choice.finish_reason if finish else None,
         "stop_reason": choice.stop_reason,
-        "token_ids": _ids(choice) if request.return_token_ids else None,
+        "token_ids": _token_ids(choice) if request.return_token_ids else None,
         "prompt_logprobs": prompt_logprobs(echoed, top) if echoed and top is not None else None,
         "prompt_token_ids": prompt.tokens if request.return_token_ids else None,
         "routed_experts": None,
     }
 
 
-def _ids(choice: Choice) -> list[int]:
+def _token_ids(choice: ChoiceAccumulator) -> list[int]:
     return [token_id(text) for text in choice.texts]
 
 
-def models_body(settings: Settings, created: int) -> Json:
+def models_body(settings: SimulatorSettings, created: int) -> Json:
     """The answer of /v1/models: a card for each name."""
     return {
         "object": "list",
@@ -161,10 +165,10 @@ def models_body(settings: Settings, created: int) -> Json:
                 "owned_by": "vllm",
                 "root": settings.model,
                 "parent": None,
-                "max_model_len": settings.context,
+                "max_model_len": settings.context_length,
                 "permission": [_permission(created)],
             }
-            for name in settings.names
+            for name in settings.model_names
         ],
     }
 

@@ -7,31 +7,31 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engines.simulator.faults import FaultBook
-from engines.simulator.request_log import Counts, Ledger
+from engines.simulator.faults import FaultRegistry
+from engines.simulator.request_log import RequestCounts, RequestLog
 
-_LONGEST_WAIT = 10.0
-_COUNTS = {field.name for field in fields(Counts)}
+_MAX_WAIT = 10.0
+_COUNTS = {field.name for field in fields(RequestCounts)}
 
 
-def control_routes(book: FaultBook, ledger: Ledger) -> list[Route]:
+def control_routes(fault_registry: FaultRegistry, request_log: RequestLog) -> list[Route]:
     """`/_sim/faults` and `/_sim/stats`."""
 
     async def add(request: Request) -> Response:
         try:
             wishes = await request.json()
             for wish in wishes if isinstance(wishes, list) else [wishes]:
-                book.add(dict(wish))
+                fault_registry.add(dict(wish))
         except (TypeError, ValueError) as error:
             return JSONResponse({"detail": str(error)}, status_code=400)
-        return JSONResponse(book.listing())
+        return JSONResponse(fault_registry.list_faults())
 
     async def clear(_: Request) -> Response:
-        book.clear()
+        fault_registry.clear()
         return Response(status_code=204)
 
     async def listing(_: Request) -> Response:
-        return JSONResponse(book.listing())
+        return JSONResponse(fault_registry.list_faults())
 
     async def stats(request: Request) -> Response:
         """The counts and the last requests; a query such as `?aborted=1` first waits until it holds."""
@@ -42,10 +42,10 @@ def control_routes(book: FaultBook, ledger: Ledger) -> list[Route]:
         if unknown := goals.keys() - _COUNTS:
             return JSONResponse({"detail": f"no such count: {', '.join(sorted(unknown))}"}, status_code=400)
         try:
-            await asyncio.wait_for(ledger.reach(goals), _LONGEST_WAIT)
+            await asyncio.wait_for(request_log.wait_for(goals), _MAX_WAIT)
         except TimeoutError:
-            return JSONResponse({"detail": "not reached", **asdict(ledger.counts)}, status_code=504)
-        return JSONResponse({**asdict(ledger.counts), "requests": list(ledger.requests)})
+            return JSONResponse({"detail": "not reached", **asdict(request_log.counts)}, status_code=504)
+        return JSONResponse({**asdict(request_log.counts), "requests": list(request_log.requests)})
 
     return [
         Route("/_sim/faults", add, methods=["POST"]),

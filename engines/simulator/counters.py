@@ -37,10 +37,10 @@ class Histogram:
         return result
 
 
-def token_bounds(most: int) -> tuple[int, ...]:
+def token_bounds(maximum: int) -> tuple[int, ...]:
     """1, 2, 5, 10, ... up to `most`, which vLLM uses for counts of tokens."""
-    bounds = (mantissa * 10**power for power in range(len(str(most))) for mantissa in (1, 2, 5))
-    return tuple(bound for bound in bounds if bound <= most)
+    bounds = (mantissa * 10**power for power in range(len(str(maximum))) for mantissa in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= maximum)
 
 
 def _histograms(context: int) -> dict[str, Histogram]:
@@ -67,16 +67,16 @@ def _histograms(context: int) -> dict[str, Histogram]:
 
 
 @dataclass(slots=True)
-class Times:
+class SequenceTimes:
     """Moments of one sequence in seconds of one clock; 0 where it has not come yet."""
 
     arrived: float
     admitted: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
 
 
-class Tally:
+class EngineCounters:
     """The counts of one engine since its start."""
 
     def __init__(self, context: int) -> None:
@@ -86,49 +86,49 @@ class Tally:
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.histograms = _histograms(context)
 
-    def step(self, times: Times, now: float, generated: int, prompt: int, cached: int) -> None:
+    def record_step(self, times: SequenceTimes, now: float, generated: int, prompt: int, cached: int) -> None:
         """One step of one sequence yielded `generated` tokens; the first one also computes its prompt."""
         self.generation_tokens += generated
         self.histograms["iteration_tokens_total"].observe(generated + prompt - cached)
-        if times.first:
-            self.histograms["inter_token_latency_seconds"].observe(now - times.last)
+        if times.first_token:
+            self.histograms["inter_token_latency_seconds"].observe(now - times.last_token)
         else:
-            times.first = now
+            times.first_token = now
             self.prompt_tokens += prompt
             self.cached_tokens += cached
             self.histograms["time_to_first_token_seconds"].observe(now - times.arrived)
-        times.last = now
+        times.last_token = now
 
-    def finish(self, reason: str, times: Times, now: float, done: "Done") -> None:
+    def record_finished(self, reason: str, times: SequenceTimes, now: float, sizes: "SequenceSizes") -> None:
         """One sequence ended for `reason`, one of FINISH_REASONS."""
         self.finished[reason] += 1
         admitted = times.admitted or now
-        first = times.first or now
-        last = times.last or now
+        first = times.first_token or now
+        last = times.last_token or now
         observations = {
-            "request_prompt_tokens": done.prompt,
-            "request_generation_tokens": done.generated,
-            "request_time_per_output_token_seconds": (last - first) / max(1, done.generated - 1),
+            "request_prompt_tokens": sizes.prompt,
+            "request_generation_tokens": sizes.generated,
+            "request_time_per_output_token_seconds": (last - first) / max(1, sizes.generated - 1),
             "e2e_request_latency_seconds": now - times.arrived,
             "request_queue_time_seconds": admitted - times.arrived,
             "request_inference_time_seconds": last - admitted,
             "request_prefill_time_seconds": first - admitted,
             "request_decode_time_seconds": last - first,
-            "request_num_preemptions": done.preemptions,
-            "request_prefill_kv_computed_tokens": done.prompt - done.cached,
-            "request_params_max_tokens": done.limit,
+            "request_num_preemptions": sizes.preemptions,
+            "request_prefill_kv_computed_tokens": sizes.prompt - sizes.cached,
+            "request_params_max_tokens": sizes.limit,
         }
         for name, value in observations.items():
             self.histograms[name].observe(max(0, value))
 
-    def request(self, n: int, most: int) -> None:
+    def record_request(self, n: int, longest: int) -> None:
         """A request with `n` answers ended; the longest had `most` tokens."""
         self.histograms["request_params_n"].observe(n)
-        self.histograms["request_max_num_generation_tokens"].observe(most)
+        self.histograms["request_max_num_generation_tokens"].observe(longest)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class SequenceSizes:
     """Sizes of one finished sequence, in tokens."""
 
     prompt: int

@@ -11,23 +11,23 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from engines.simulator import fields
-from engines.simulator.apis import named
-from engines.simulator.endpoint import Endpoint, before_headers, strike
+from engines.simulator.apis import response_id
+from engines.simulator.endpoint import SimulatorEndpoint, apply_fault, drop_before_headers
 from engines.simulator.engine import EngineFailedError
-from engines.simulator.faults import FaultBook, Script
-from engines.simulator.frames import usage
-from engines.simulator.generation_log import GenerationLog, as_numbers
+from engines.simulator.faults import FaultPlan, FaultRegistry
+from engines.simulator.frames import usage_object
+from engines.simulator.generation_log import GenerationLog, name_to_floats
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
-from engines.simulator.rejections import Rejection, engine_failed, prompt_too_long, refused
-from engines.simulator.request_log import Ledger
-from engines.simulator.settings import Settings
-from engines.simulator.wire import DroppedError, Wire
+from engines.simulator.rejections import Rejection, bad_request, engine_failed, prompt_too_long
+from engines.simulator.request_log import RequestLog
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.wire import ConnectionDroppedError, ResponseWriter
 
-SIZE = 64
+MAX_DIMENSIONS = 64
 """Numbers in a vector; fewer where `dimensions` says so, as of a model trained for that."""
 
 # The fields that are missing from each of the forms which vLLM tries for a request that has neither.
-_ASKED_FOR = ("input", "messages", "messages", "messages", "input", "messages", "input")
+_MISSING_FIELDS = ("input", "messages", "messages", "messages", "input", "messages", "input")
 _FIELDS = {
     "model": "text",
     "input": "prompt",
@@ -44,7 +44,7 @@ class EmbeddingRequest:
 
     prompts: tuple[Prompt, ...]
     dimensions: int
-    encoded: bool
+    as_base64: bool
     """Whether vectors are wanted as the base64 of little-endian 32-bit floats."""
 
     @property
@@ -53,71 +53,80 @@ class EmbeddingRequest:
         return "\n".join(prompt.text for prompt in self.prompts)
 
 
-class EmbeddingEndpoint(Endpoint[EmbeddingRequest]):
+class EmbeddingEndpoint(SimulatorEndpoint[EmbeddingRequest]):
     """An ASGI app for /v1/embeddings. `now` gives Unix seconds."""
 
     def __init__(
-        self, settings: Settings, book: FaultBook, ledger: Ledger, log: GenerationLog | None, now: Callable[[], float]
+        self,
+        settings: SimulatorSettings,
+        fault_registry: FaultRegistry,
+        request_log: RequestLog,
+        generation_log: GenerationLog | None,
+        now: Callable[[], float],
     ) -> None:
-        super().__init__(book, ledger, log)
+        super().__init__(fault_registry, request_log, generation_log)
         self._settings = settings
         self._now = now
 
-    def _read(self, body: fields.Body) -> EmbeddingRequest:
+    def _parse_request(self, body: fields.Body) -> EmbeddingRequest:
         settings = self._settings
         chat = "messages" in body and "input" not in body
         if not chat and "input" not in body:
-            raise fields.missing(body, *_ASKED_FOR)
+            raise fields.missing_fields(body, *_MISSING_FIELDS)
         body = fields.coerce(body, _FIELDS)
-        if body.get("model") and body["model"] not in settings.names:
+        if body.get("model") and body["model"] not in settings.model_names:
             raise Rejection(404, f"The model `{body['model']}` does not exist.", kind="NotFoundError")
         prompts = (chat_prompt(body["messages"], None, None),) if chat else completion_prompts(body["input"])
         if not prompts:
-            raise refused("You must pass at least one prompt")
-        if any(len(prompt.tokens) > settings.context for prompt in prompts):
-            raise prompt_too_long(settings.context)
-        dimensions = SIZE if body.get("dimensions") is None else body["dimensions"]
-        if not 1 <= dimensions <= SIZE:
-            name = settings.names[0]
-            raise refused(f"Model {name!r} only supports dimensions in range [1, {SIZE}], got {dimensions}.")
+            raise bad_request("You must pass at least one prompt")
+        if any(len(prompt.tokens) > settings.context_length for prompt in prompts):
+            raise prompt_too_long(settings.context_length)
+        dimensions = MAX_DIMENSIONS if body.get("dimensions") is None else body["dimensions"]
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            name = settings.model_names[0]
+            raise bad_request(
+                f"Model {name!r} only supports dimensions in range [1, {MAX_DIMENSIONS}], got {dimensions}."
+            )
         return EmbeddingRequest(prompts, dimensions, body.get("encoding_format") == "base64")
 
-    async def _answer(self, asked: EmbeddingRequest, plan: Script, wire: Wire, headers: dict[str, str]) -> None:
+    async def _answer(
+        self, request: EmbeddingRequest, plan: FaultPlan, writer: ResponseWriter, headers: dict[str, str]
+    ) -> None:
         try:
-            with self._ledger.generation():
-                before_headers(plan)
+            with self._request_log.track_generation():
+                drop_before_headers(plan)
                 await asyncio.sleep(plan.ttft or 0)
-                await strike(plan, 0, wire)
-                await wire.json(200, b'{"data":[{' if plan.malformed else self._body(asked, plan, headers))
-        except DroppedError:
-            await wire.drop(reset=plan.drop_reset)
+                await apply_fault(plan, 0, writer)
+                await writer.send_json(200, b'{"data":[{' if plan.malformed else self._body(request, plan, headers))
+        except ConnectionDroppedError:
+            await writer.drop(reset=plan.drop_reset)
         except EngineFailedError as failure:
-            await wire.reject(engine_failed(str(failure), failure.code))
+            await writer.send_error(engine_failed(str(failure), failure.code))
 
-    def _body(self, asked: EmbeddingRequest, plan: Script, headers: dict[str, str]) -> object:
-        count = sum(len(prompt.tokens) for prompt in asked.prompts)
+    def _body(self, request: EmbeddingRequest, plan: FaultPlan, headers: dict[str, str]) -> object:
+        count = sum(len(prompt.tokens) for prompt in request.prompts)
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
         return {
-            "id": named("embd", headers),
+            "id": response_id("embd", headers),
             "object": "list",
             "created": int(self._now()),
-            "model": self._settings.names[0],
+            "model": self._settings.model_names[0],
             "data": [
-                {"index": index, "object": "embedding", "embedding": self._vector(prompt, asked, plan.generation)}
-                for index, prompt in enumerate(asked.prompts)
+                {"index": index, "object": "embedding", "embedding": self._vector(prompt, request, plan.generation)}
+                for index, prompt in enumerate(request.prompts)
             ],
-            "usage": usage(count, 0, **details),
+            "usage": usage_object(count, 0, **details),
         }
 
-    def _vector(self, prompt: Prompt, asked: EmbeddingRequest, generation: str | None) -> list[float] | str:
+    def _vector(self, prompt: Prompt, request: EmbeddingRequest, generation: str | None) -> list[float] | str:
         said = f"{self._settings.model}:{self._settings.seed}:{prompt.text}"
         numbers = Random(xxh3_64_intdigest(said.encode("utf-8", "surrogatepass")))  # noqa: S311 - the same every time
-        vector = [numbers.gauss() for _ in range(SIZE)][: asked.dimensions]
+        vector = [numbers.gauss() for _ in range(MAX_DIMENSIONS)][: request.dimensions]
         length = math.hypot(*vector)
         vector = [number / length for number in vector]
         if generation is not None:
-            vector = [*as_numbers(generation), *vector][: asked.dimensions]
-        packed = struct.pack(f"<{asked.dimensions}f", *vector)
-        if asked.encoded:
+            vector = [*name_to_floats(generation), *vector][: request.dimensions]
+        packed = struct.pack(f"<{request.dimensions}f", *vector)
+        if request.as_base64:
             return base64.b64encode(packed).decode()
-        return list(struct.unpack(f"<{asked.dimensions}f", packed))
+        return list(struct.unpack(f"<{request.dimensions}f", packed))

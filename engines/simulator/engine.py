@@ -7,16 +7,16 @@ from random import Random
 
 from xxhash import xxh3_64_intdigest
 
-from engines.simulator.answers import Answer, Kind, Token, looks_like_code, tokens
-from engines.simulator.counters import Done, Tally, Times
-from engines.simulator.faults import Script
+from engines.simulator.answers import OutputSpec, Token, TokenKind, generate_tokens, looks_like_code
+from engines.simulator.counters import EngineCounters, SequenceSizes, SequenceTimes
+from engines.simulator.faults import FaultPlan
 from engines.simulator.kvcache import BlockPool
 from engines.simulator.requests import GenerationRequest
 from engines.simulator.scheduler import Scheduler, Sequence
-from engines.simulator.schemas import document
-from engines.simulator.settings import Settings
-from engines.simulator.speculation import Speculation
-from engines.simulator.stop_strings import StopStrings
+from engines.simulator.schemas import sample_document
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.speculation import SpeculativeDecoder
+from engines.simulator.stop_strings import StopStringMatcher
 from engines.simulator.tokens import EOS, token_id
 
 
@@ -43,7 +43,7 @@ class Delta:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningSequence:
     """One answer in the making."""
 
     index: int
@@ -51,15 +51,15 @@ class _Running:
     source: Iterator[Token]
     limit: int
     rng: Random
-    times: Times
-    stops: StopStrings | None
-    least: int
+    times: SequenceTimes
+    stops: StopStringMatcher | None
+    min_tokens: int
     code: bool
     generated: int = 0
 
 
 @dataclass(slots=True)
-class _Pace:
+class _Pacer:
     """When the next step is due. Without a rate it only lets others run."""
 
     first: float
@@ -86,33 +86,33 @@ class _Pace:
 
 
 @dataclass(slots=True)
-class Engine:
+class EngineCore:
     """One simulated engine: its scheduler, its draft, its counts."""
 
-    settings: Settings
+    settings: SimulatorSettings
     clock: Callable[[], float]
     """Monotonic seconds."""
     scheduler: Scheduler = field(init=False)
-    speculation: Speculation = field(init=False)
-    tally: Tally = field(init=False)
+    speculation: SpeculativeDecoder = field(init=False)
+    counters: EngineCounters = field(init=False)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(BlockPool(self.settings.kv_blocks), self.settings.max_num_seqs)
-        self.speculation = Speculation(self.settings)
-        self.tally = Tally(self.settings.context)
+        self.speculation = SpeculativeDecoder(self.settings)
+        self.counters = EngineCounters(self.settings.context_length)
 
-    async def generate(self, request: GenerationRequest, script: Script) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: GenerationRequest, plan: FaultPlan) -> AsyncGenerator[Delta, None]:
         """The deltas of all answers of a request, as they come.
 
         Closing the generator aborts what still runs; throwing EngineFailedError into it fails it.
         """
         changed = asyncio.Event()
-        live = [self._start(request, script, index, changed) for index in range(len(request.prompts) * request.n)]
-        pace = _Pace(
-            first=self.settings.ttft if script.ttft is None else script.ttft,
-            rate=self.settings.tokens_per_second if script.rate is None else script.rate,
+        live = [self._start(request, plan, index, changed) for index in range(len(request.prompts) * request.n)]
+        pace = _Pacer(
+            first=self.settings.ttft if plan.ttft is None else plan.ttft,
+            rate=self.settings.tokens_per_second if plan.rate is None else plan.rate,
             jitter=self.settings.jitter,
-            rng=Random(request.voice ^ self.settings.seed),  # noqa: S311 - a pace that can be repeated
+            rng=Random(request.sampling_hash ^ self.settings.seed),  # noqa: S311 - a pace that can be repeated
             clock=self.clock,
         )
         longest, given_up = 0, "abort"
@@ -130,13 +130,13 @@ class Engine:
                     # Somebody else's step may have preempted it.
                     if not running.sequence.admitted:
                         continue
-                    delta = self._step(running, counted=script.counted)
+                    delta = self._step(running, single_tokens=plan.needs_single_tokens)
                     if delta.finish_reason is not None:
                         live.remove(running)
                         longest = max(longest, running.generated)
                         self._finish(running, delta.finish_reason)
                     yield delta
-            self.tally.request(request.n, longest)
+            self.counters.record_request(request.n, longest)
         except EngineFailedError:
             given_up = "error"
             raise
@@ -144,99 +144,101 @@ class Engine:
             for running in live:
                 self._finish(running, given_up)
 
-    def _start(self, request: GenerationRequest, script: Script, index: int, changed: asyncio.Event) -> _Running:
+    def _start(
+        self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
+    ) -> _RunningSequence:
         prompt = request.prompts[index // request.n]
-        mixed = f"{request.voice}:{index % request.n}:".encode() + prompt.text.encode("utf-8", "surrogatepass")
+        mixed = f"{request.sampling_hash}:{index % request.n}:".encode() + prompt.text.encode("utf-8", "surrogatepass")
         seed = xxh3_64_intdigest(mixed)
-        exact = script.exact
+        exact = plan.exact
         if exact is None and request.json_schema is not None:
-            exact = document(request.json_schema, seed)
-        code = looks_like_code(prompt.asked)
-        answer = Answer(
+            exact = sample_document(request.json_schema, seed)
+        code = looks_like_code(prompt.user_text)
+        answer = OutputSpec(
             seed=seed,
-            prompt=prompt.asked,
+            prompt=prompt.user_text,
             code=code,
             fenced=request.chat,
-            thinking=request.thinking,
-            exact=exact,
-            length=script.length,
-            calls=tuple((name, document(schema, seed)) for name, schema in request.calls),
-            least=request.min_tokens,
-            endless=request.ignore_eos,
+            reasoning=request.thinking,
+            exact_text=exact,
+            token_count=plan.length,
+            tool_calls=tuple((name, sample_document(schema, seed)) for name, schema in request.tool_calls),
+            min_tokens=request.min_tokens,
+            ignore_eos=request.ignore_eos,
         )
-        times = Times(self.clock())
+        times = SequenceTimes(self.clock())
 
         def admitted() -> None:
             times.admitted = times.admitted or self.clock()
             changed.set()
 
-        return _Running(
+        return _RunningSequence(
             index=index,
             sequence=Sequence(prompt.tokens, request.salt, admitted),
-            source=tokens(answer),
+            source=generate_tokens(answer),
             limit=request.limits[index // request.n],
             rng=Random(seed ^ self.settings.seed),  # noqa: S311 - accepted drafts that can be repeated
             times=times,
-            stops=StopStrings(request.stop, keep=request.keep_stop) if request.stop else None,
-            least=request.min_tokens,
+            stops=StopStringMatcher(request.stop, include_stop=request.include_stop) if request.stop else None,
+            min_tokens=request.min_tokens,
             code=code,
         )
 
-    def _step(self, running: _Running, *, counted: bool) -> Delta:
+    def _step(self, running: _RunningSequence, *, single_tokens: bool) -> Delta:
         # The first step computes the prompt and yields one token; a draft only helps after it. A fault that waits for a
         # number of tokens needs them one by one.
-        steps = 1 if counted or not running.generated else self.speculation.step(running.rng, code=running.code)
+        steps = 1 if single_tokens or not running.generated else self.speculation.step(running.rng, code=running.code)
         got: list[Token] = []
         parts: list[Token] = []
         reason = stop = None
         while len(got) < steps and reason is None:
-            token = next(running.source, _END)
+            token = next(running.source, _EOS_TOKEN)
             got.append(token)
             running.generated += 1
             visible = token
-            if running.stops is not None and token.kind is Kind.CONTENT and running.generated > running.least:
+            if running.stops is not None and token.kind is TokenKind.CONTENT and running.generated > running.min_tokens:
                 text, stop = running.stops.feed(token.text)
                 visible = Token(text)
-            if stop is not None or token is _END:
+            if stop is not None or token is _EOS_TOKEN:
                 reason = "stop"
             elif running.generated >= running.limit:
                 reason = "length"
-            if reason is not None and stop is None and running.stops is not None and token.kind is Kind.CONTENT:
-                visible = Token(visible.text + running.stops.rest())
-            _append(parts, visible)
-        self._account(running, got)
+            if reason is not None and stop is None and running.stops is not None and token.kind is TokenKind.CONTENT:
+                visible = Token(visible.text + running.stops.flush())
+            _append_part(parts, visible)
+        self._record_step(running, got)
         return Delta(running.index, got, parts, reason, stop)
 
-    def _account(self, running: _Running, got: list[Token]) -> None:
+    def _record_step(self, running: _RunningSequence, got: list[Token]) -> None:
         sequence = running.sequence
-        first = not running.times.first
+        first = not running.times.first_token
         prompt, cached = (len(sequence.prompt), sequence.cached_tokens) if first else (0, 0)
-        self.tally.step(running.times, self.clock(), len(got), prompt, cached)
+        self.counters.record_step(running.times, self.clock(), len(got), prompt, cached)
         for token in got:
             number = token_id(token.text) if token.text else EOS
             if sequence.admitted:
-                self.scheduler.grow(sequence, number)
+                self.scheduler.append_token(sequence, number)
             else:
                 # Preempted within this step; its blocks come back when it is admitted again.
                 sequence.tokens.append(number)
 
-    def _finish(self, running: _Running, reason: str) -> None:
+    def _finish(self, running: _RunningSequence, reason: str) -> None:
         sequence = running.sequence
         self.scheduler.finish(sequence)
-        done = Done(
+        done = SequenceSizes(
             len(sequence.prompt), sequence.cached_tokens, running.generated, running.limit, sequence.preemptions
         )
-        self.tally.finish(reason, running.times, self.clock(), done)
+        self.counters.record_finished(reason, running.times, self.clock(), done)
 
 
-_END = Token("")
+_EOS_TOKEN = Token("")
 
 
-def _append(parts: list[Token], token: Token) -> None:
+def _append_part(parts: list[Token], token: Token) -> None:
     """Add text to show, to the last part where it belongs to the same field."""
     if not token.text:
         return
-    if parts and (parts[-1].kind, parts[-1].call) == (token.kind, token.call):
-        parts[-1] = Token(parts[-1].text + token.text, token.kind, token.call)
+    if parts and (parts[-1].kind, parts[-1].call_index) == (token.kind, token.call_index):
+        parts[-1] = Token(parts[-1].text + token.text, token.kind, token.call_index)
     else:
         parts.append(token)

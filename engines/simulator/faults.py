@@ -18,7 +18,7 @@ _REQUIRED = object()
 _MARKER = re.compile(r"\[\[sim:([a-z_]+)((?:\s+[a-z_0-9]+=[^\s\]]*)*)\s*\]\]")
 
 # For each fault its options with their types and, where they may be left out, their defaults.
-_VOCABULARY: Mapping[str, Mapping[str, tuple[type, object]]] = {
+_FAULT_OPTIONS: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "ttft": {"ms": (float, _REQUIRED)},
     "tps": {"rate": (float, _REQUIRED)},
     "tokens": {"n": (int, _REQUIRED)},
@@ -43,7 +43,7 @@ _VOCABULARY: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "kv": {"usage": (float, None), "metric": (str, "new")},
     "health": {"code": (int, 503)},
 }
-STANDING = frozenset({"kv", "health"})
+ENGINE_FAULTS = frozenset({"kv", "health"})
 """Faults of the engine and not of one request: they hold until they are cleared."""
 
 
@@ -59,14 +59,14 @@ class Fault:
         return dict(self.options).get(option)
 
 
-def make(kind: str, given: Mapping[str, object]) -> Fault:
+def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
     """A fault of the vocabulary.
 
     Raises ValueError that names what is not in it.
     """
-    known = _VOCABULARY.get(kind)
+    known = _FAULT_OPTIONS.get(kind)
     if known is None:
-        raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_VOCABULARY)}")
+        raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_FAULT_OPTIONS)}")
     if extra := given.keys() - known.keys():
         raise ValueError(f"fault {kind!r} has no option {', '.join(sorted(extra))}")
     options = []
@@ -83,19 +83,21 @@ def make(kind: str, given: Mapping[str, object]) -> Fault:
     return Fault(kind, tuple(options))
 
 
-def markers(text: str) -> list[Fault]:
+def parse_markers(text: str) -> list[Fault]:
     """The faults that a prompt asks for; values are URL-quoted.
 
     Raises ValueError where a marker is not in the vocabulary.
     """
     return [
-        make(match[1], {name: unquote(value) for name, value in (word.split("=", 1) for word in match[2].split())})
+        make_fault(
+            match[1], {name: unquote(value) for name, value in (word.split("=", 1) for word in match[2].split())}
+        )
         for match in _MARKER.finditer(text)
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class FaultPlan:
     """What the faults of one generation amount to."""
 
     ttft: float | None = None
@@ -128,24 +130,24 @@ class Script:
     """The name of the generation, where generations have names."""
 
     @property
-    def counted(self) -> bool:
+    def needs_single_tokens(self) -> bool:
         """Whether something happens after a number of tokens, so that tokens have to come one by one."""
         points = (self.stall_after, self.error_after, self.drop_after, self.exit_after)
         return any(point is not None for point in points)
 
 
-def script(faults: Iterable[Fault]) -> Script:
+def plan_faults(faults: Iterable[Fault]) -> FaultPlan:
     """Put the faults of one generation together; of two of a kind the later wins.
 
     Raises ValueError where an option's value makes no sense.
     """
     plan: dict[str, Any] = {}
     for fault in faults:
-        plan.update(_effect(fault))
-    return Script(**plan)
+        plan.update(_plan_fields(fault))
+    return FaultPlan(**plan)
 
 
-def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
+def _plan_fields(fault: Fault) -> Iterator[tuple[str, Any]]:
     match fault.kind:
         case "ttft":
             yield "ttft", fault.get("ms") / 1000
@@ -154,7 +156,7 @@ def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
         case "tokens":
             yield "length", fault.get("n")
         case "say":
-            yield "exact", _said(fault)
+            yield "exact", _text_to_say(fault)
         case "chunks":
             yield "chunk_bytes", max(1, fault.get("bytes"))
         case "stall":
@@ -192,7 +194,7 @@ def _effect(fault: Fault) -> Iterator[tuple[str, Any]]:
             yield "retry_after", fault.get("retry_after")
 
 
-def _said(fault: Fault) -> str:
+def _text_to_say(fault: Fault) -> str:
     if (encoded := fault.get("base64")) is not None:
         try:
             return base64.b64decode(encoded, validate=True).decode()
@@ -202,19 +204,19 @@ def _said(fault: Fault) -> str:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _RegisteredFault:
     fault: Fault
     times: int | None
     match: str
 
 
 @dataclass(slots=True)
-class FaultBook:
+class FaultRegistry:
     """The faults that are set through the control endpoint, in the order in which they were set."""
 
-    _entries: list[_Entry] = field(default_factory=list)
+    _entries: list[_RegisteredFault] = field(default_factory=list)
 
-    def add(self, wish: Mapping[str, object]) -> None:
+    def add(self, spec: Mapping[str, object]) -> None:
         """Set one fault: its name as `fault`, its options, and optionally `times` and `match`.
 
         `times` is for how many generations it holds (default: until cleared), `match` a text that their prompt has in
@@ -222,23 +224,23 @@ class FaultBook:
 
         Raises ValueError where the wish is not in the vocabulary.
         """
-        options = {name: value for name, value in wish.items() if name not in ("fault", "times", "match")}
-        fault = make(str(wish.get("fault")), options)
-        script([fault])
-        times = wish.get("times")
+        options = {name: value for name, value in spec.items() if name not in ("fault", "times", "match")}
+        fault = make_fault(str(spec.get("fault")), options)
+        plan_faults([fault])
+        times = spec.get("times")
         if times is not None and (not isinstance(times, int) or times < 1):
             raise ValueError("'times' is a whole number from 1")
-        self._entries.append(_Entry(fault, times, str(wish.get("match", ""))))
+        self._entries.append(_RegisteredFault(fault, times, str(spec.get("match", ""))))
 
     def clear(self) -> None:
         """Forget all faults."""
         self._entries.clear()
 
-    def take(self, prompt: str) -> list[Fault]:
+    def take_matching(self, prompt: str) -> list[Fault]:
         """The faults for one generation with this prompt; those that hold for a number of times count down."""
         taken = []
         for entry in list(self._entries):
-            if entry.fault.kind in STANDING or entry.match not in prompt:
+            if entry.fault.kind in ENGINE_FAULTS or entry.match not in prompt:
                 continue
             taken.append(entry.fault)
             if entry.times is not None:
@@ -247,15 +249,15 @@ class FaultBook:
                     self._entries.remove(entry)
         return taken
 
-    def standing(self, kind: str) -> Fault | None:
+    def engine_fault(self, kind: str) -> Fault | None:
         """The fault of the engine itself that was set last, if any."""
         return next((entry.fault for entry in reversed(self._entries) if entry.fault.kind == kind), None)
 
-    def stand(self, fault: Fault) -> None:
+    def add_engine_fault(self, fault: Fault) -> None:
         """Set a fault of the engine that came by a marker."""
-        self._entries.append(_Entry(fault, None, ""))
+        self._entries.append(_RegisteredFault(fault, None, ""))
 
-    def listing(self) -> list[dict[str, object]]:
+    def list_faults(self) -> list[dict[str, object]]:
         """The faults that are set, as they could be set again."""
         return [
             {"fault": entry.fault.kind, **dict(entry.fault.options), "times": entry.times, "match": entry.match}

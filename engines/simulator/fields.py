@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from engines.simulator.rejections import Rejection, invalid
+from engines.simulator.rejections import Rejection, validation_error
 
 Body = dict[str, Any]
 Problem = dict[str, object]
@@ -13,23 +13,23 @@ _TRUE = {"true", "t", "yes", "y", "on", "1"}
 _FALSE = {"false", "f", "no", "n", "off", "0"}
 
 
-def parse(raw: bytes) -> Body:
+def parse_body(raw: bytes) -> Body:
     """The JSON object of a request body.
 
     Raises Rejection with FastAPI's words where there is none.
     """
     if not raw:
-        raise invalid(_problem("missing", "body", "Field required", None))
+        raise validation_error(_problem("missing", "body", "Field required", None))
     try:
         body = json.loads(raw)
     except json.JSONDecodeError as error:
         problem = _problem("json_invalid", f"body.{error.pos}", "JSON decode error", {})
-        raise invalid({**problem, "ctx": {"error": error.msg}}) from error
+        raise validation_error({**problem, "ctx": {"error": error.msg}}) from error
     except UnicodeDecodeError as error:
-        raise invalid(_problem("json_invalid", f"body.{error.start}", "JSON decode error", {})) from error
+        raise validation_error(_problem("json_invalid", f"body.{error.start}", "JSON decode error", {})) from error
     if not isinstance(body, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid(_problem("model_attributes_type", "body", message, body))
+        raise validation_error(_problem("model_attributes_type", "body", message, body))
     return body
 
 
@@ -49,21 +49,21 @@ def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ())
             problems += [_problem(fault, f"body.{name}{where}", message, at) for fault, where, message, at in found]
             result[name] = converted
     if problems:
-        raise invalid(*problems)
+        raise validation_error(*problems)
     return result
 
 
-def missing(body: Body, *names: str) -> Rejection:
+def missing_fields(body: Body, *names: str) -> Rejection:
     """What vLLM says of a body without these fields."""
-    return invalid(*(_problem("missing", f"body.{name}", "Field required", body) for name in names))
+    return validation_error(*(_problem("missing", f"body.{name}", "Field required", body) for name in names))
 
 
 def _problem(fault: str, where: str, message: str, value: object) -> Problem:
     return {"type": fault, "loc": where, "msg": message, "input": value}
 
 
-_Found = list[tuple[str, str, str, object]]
-_Converted = tuple[object, _Found]
+_Problems = list[tuple[str, str, str, object]]
+_Converted = tuple[object, _Problems]
 
 
 def _number(value: object) -> _Converted:

@@ -10,12 +10,12 @@ from typing import Protocol
 
 from msgspec.json import encode
 
-from engines.simulator.answers import Kind, Token
+from engines.simulator.answers import Token, TokenKind
 from engines.simulator.engine import Delta
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import GenerationRequest
-from engines.simulator.tokens import pieces, token_id
+from engines.simulator.tokens import split_tokens, token_id
 
 DONE = b"data: [DONE]\n\n"
 
@@ -45,26 +45,26 @@ def tool_call_id() -> str:
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
-class Frames(Protocol):
+class StreamFrames(Protocol):
     """Makes the events of one stream; `at_once` is whether it opens before there is anything to say."""
 
-    at_once: bool
+    opens_immediately: bool
 
-    def opening(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         """The events before any token."""
 
-    def of(self, delta: Delta) -> list[bytes]:
+    def delta_frames(self, delta: Delta) -> list[bytes]:
         """The events for one delta; none where nothing of it may be shown yet."""
 
-    def closing(self) -> list[bytes]:
+    def closing_frames(self) -> list[bytes]:
         """The events after the last token, without the last one."""
 
-    def ending(self) -> bytes:
+    def final_frame(self) -> bytes:
         """How a stream ends that ends well."""
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """Tokens so far; `by_choice` and `reasoning` have one number an answer."""
 
     prompt: int
@@ -79,11 +79,11 @@ class Usage:
     def add(self, delta: Delta) -> None:
         self.by_choice[delta.index] += len(delta.tokens)
         for token in delta.tokens:
-            if token.kind is Kind.REASONING:
+            if token.kind is TokenKind.REASONING:
                 self.reasoning[delta.index] += 1
 
 
-def usage(prompt: int, completion: int, **more: object) -> dict[str, object]:
+def usage_object(prompt: int, completion: int, **more: object) -> dict[str, object]:
     """A usage object in vLLM's order of keys."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion, **more}
 
@@ -91,40 +91,46 @@ def usage(prompt: int, completion: int, **more: object) -> dict[str, object]:
 class ChatFrames:
     """The events of one /v1/chat/completions stream."""
 
-    at_once = False
+    opens_immediately = False
 
     def __init__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> None:
         self._request = request
         self._finish = finish
-        self._usage = Usage(len(request.prompts[0].tokens), request.n)
-        self._start = _start(envelope, "chat.completion.chunk")
+        self._usage = TokenUsage(len(request.prompts[0].tokens), request.n)
+        self._prefix = _frame_prefix(envelope, "chat.completion.chunk")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
         # Between the index and the text, and after the text: all that most tokens need.
-        self._plain = [self._start + b'{"index":%d,"delta":{"content":' % index for index in range(request.n)]
+        self._content_prefixes = [
+            self._prefix + b'{"index":%d,"delta":{"content":' % index for index in range(request.n)
+        ]
 
-    def opening(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         """One event with the role for each answer."""
         ids = encode(self._request.prompts[0].tokens if self._request.return_token_ids else None)
         return [
-            self._start
+            self._prefix
             + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
-            + self._running_usage(index)
+            + self._continuous_usage(index)
             + b',"prompt_token_ids":'
             + ids
             + b',"prompt_text":null}\n\n'
             for index in range(self._request.n)
         ]
 
-    def of(self, delta: Delta) -> list[bytes]:
+    def delta_frames(self, delta: Delta) -> list[bytes]:
         """One event a part; the last one carries the log probabilities and the finish reason."""
         self._usage.add(delta)
         request, parts = self._request, delta.parts
         reason = delta.finish_reason if self._finish else None
         detailed = request.logprobs is not None or request.return_token_ids
         simple = reason is None and not detailed and not request.continuous_usage
-        if simple and len(parts) == 1 and parts[0].kind is Kind.CONTENT:
+        if simple and len(parts) == 1 and parts[0].kind is TokenKind.CONTENT:
             text = encode(parts[0].text)
-            return [self._plain[delta.index] + text + b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n']
+            return [
+                self._content_prefixes[delta.index]
+                + text
+                + b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+            ]
         if not parts and reason is None and not detailed:
             return []
         frames = [self._frame(delta.index, self._message(part), b"null", None, b"null") for part in parts[:-1]]
@@ -132,122 +138,122 @@ class ChatFrames:
         logprobs = b"null"
         if request.logprobs is not None:
             logprobs = encode(chat_logprobs([token.text for token in delta.tokens], request.logprobs))
-        ids = encode(_ids(delta.tokens) if request.return_token_ids else None)
+        ids = encode(_token_ids(delta.tokens) if request.return_token_ids else None)
         return [*frames, self._frame(delta.index, message, logprobs, (delta, reason) if reason else None, ids)]
 
-    def closing(self) -> list[bytes]:
+    def closing_frames(self) -> list[bytes]:
         """The usage, where it was asked for."""
         if not self._request.include_usage:
             return []
         details: dict[str, object] = {}
         if self._request.thinking:
             details["completion_tokens_details"] = {"reasoning_tokens": sum(self._usage.reasoning)}
-        total = usage(self._usage.prompt, sum(self._usage.by_choice), **details)
-        return [self._start + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
+        total = usage_object(self._usage.prompt, sum(self._usage.by_choice), **details)
+        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
 
-    def ending(self) -> bytes:
+    def final_frame(self) -> bytes:
         return DONE
 
     def _frame(self, index: int, message: bytes, logprobs: bytes, end: tuple[Delta, str] | None, ids: bytes) -> bytes:
-        frame = self._start + b'{"index":%d,"delta":' % index + message + b',"logprobs":' + logprobs
+        frame = self._prefix + b'{"index":%d,"delta":' % index + message + b',"logprobs":' + logprobs
         if end is None:
-            frame += b',"finish_reason":null,"token_ids":' + ids + b"}]" + self._running_usage(index)
+            frame += b',"finish_reason":null,"token_ids":' + ids + b"}]" + self._continuous_usage(index)
             return frame + b"}\n\n"
         delta, reason = end
         shown = finish_reason(self._request, reason)
         frame += b',"finish_reason":' + encode(shown) + b',"stop_reason":' + encode(delta.stop_reason)
-        frame += b',"token_ids":' + ids + b"}]" + self._running_usage(index)
+        frame += b',"token_ids":' + ids + b"}]" + self._continuous_usage(index)
         return frame + (b"" if self._request.include_usage else self._end_fingerprint) + b"}\n\n"
 
     def _message(self, part: Token) -> bytes:
         text = encode(part.text)
         match part.kind:
-            case Kind.CONTENT:
+            case TokenKind.CONTENT:
                 return b'{"content":' + text + b"}"
-            case Kind.REASONING:
+            case TokenKind.REASONING:
                 return b'{"reasoning":' + text + b"}"
-            case Kind.TOOL_NAME:
+            case TokenKind.TOOL_NAME:
                 call = b'{"id":%b,"type":"function","index":%d,"function":{"name":%b}}'
-                call %= (encode(tool_call_id()), part.call, text)
-            case Kind.TOOL_ARGUMENTS:
-                call = b'{"index":%d,"function":{"arguments":%b}}' % (part.call, text)
+                call %= (encode(tool_call_id()), part.call_index, text)
+            case TokenKind.TOOL_ARGUMENTS:
+                call = b'{"index":%d,"function":{"arguments":%b}}' % (part.call_index, text)
         return b'{"content":null,"tool_calls":[' + call + b"]}"
 
-    def _running_usage(self, index: int) -> bytes:
+    def _continuous_usage(self, index: int) -> bytes:
         if not self._request.continuous_usage:
             return b""
         details = {"reasoning_tokens": self._usage.reasoning[index]} if self._request.thinking else None
-        so_far = usage(self._usage.prompt, self._usage.by_choice[index], completion_tokens_details=details)
+        so_far = usage_object(self._usage.prompt, self._usage.by_choice[index], completion_tokens_details=details)
         return b',"usage":' + encode(so_far)
 
 
 class CompletionFrames:
     """The events of one /v1/completions stream."""
 
-    at_once = False
+    opens_immediately = False
 
     def __init__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> None:
         self._request = request
         self._finish = finish
         choices = len(request.prompts) * request.n
-        self._usage = Usage(sum(len(prompt.tokens) for prompt in request.prompts), choices)
-        self._start = _start(envelope, "text_completion")
+        self._usage = TokenUsage(sum(len(prompt.tokens) for prompt in request.prompts), choices)
+        self._prefix = _frame_prefix(envelope, "text_completion")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
-        self._begun = [False] * choices
+        self._started = [False] * choices
         self._offsets = [0] * choices
 
-    def opening(self) -> list[bytes]:
+    def opening_frames(self) -> list[bytes]:
         """Nothing: a completion begins with its first token."""
         return []
 
-    def of(self, delta: Delta) -> list[bytes]:
+    def delta_frames(self, delta: Delta) -> list[bytes]:
         """One event, even where no text may be shown yet; the first of an answer carries an echoed prompt."""
         self._usage.add(delta)
         request, index = self._request, delta.index
         reason = delta.finish_reason if self._finish else None
         prompt = request.prompts[index // request.n]
-        opens = not self._begun[index]
-        self._begun[index] = True
+        opens = not self._started[index]
+        self._started[index] = True
         text = "" if request.echo_only else "".join(part.text for part in delta.parts)
         shown = [] if request.echo_only else [token.text for token in delta.tokens]
-        echoed = pieces(prompt.text) if request.echo and opens else []
+        echoed = split_tokens(prompt.text) if request.echo and opens else []
         logprobs = b"null"
         if request.logprobs is not None:
             made = completion_logprobs(echoed, shown, request.logprobs, self._offsets[index])
             self._offsets[index] += sum(map(len, echoed)) + sum(map(len, shown))
             logprobs = encode(made)
         prompt_ids = prompt.tokens if opens and (request.echo or request.return_token_ids) else None
-        ids = _ids(delta.tokens) if request.return_token_ids else None
-        frame = self._start + b'{"index":%d,"text":' % index + encode("".join(echoed) + text)
+        ids = _token_ids(delta.tokens) if request.return_token_ids else None
+        frame = self._prefix + b'{"index":%d,"text":' % index + encode("".join(echoed) + text)
         frame += b',"logprobs":' + logprobs + b',"finish_reason":' + encode(reason)
         frame += b',"stop_reason":' + encode(delta.stop_reason) + b',"prompt_token_ids":' + encode(prompt_ids)
         frame += b',"token_ids":' + encode(ids) + b"}]"
         if request.continuous_usage:
-            frame += b',"usage":' + encode(usage(len(prompt.tokens), self._usage.by_choice[index]))
+            frame += b',"usage":' + encode(usage_object(len(prompt.tokens), self._usage.by_choice[index]))
         if reason is not None and not request.include_usage:
             frame += self._end_fingerprint
         return [frame + b"}\n\n"]
 
-    def closing(self) -> list[bytes]:
+    def closing_frames(self) -> list[bytes]:
         """The usage, where it was asked for."""
         if not self._request.include_usage:
             return []
-        total = usage(self._usage.prompt, sum(self._usage.by_choice))
-        return [self._start + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
+        total = usage_object(self._usage.prompt, sum(self._usage.by_choice))
+        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
 
-    def ending(self) -> bytes:
+    def final_frame(self) -> bytes:
         return DONE
 
 
 def finish_reason(request: GenerationRequest, reason: str) -> str:
     """The reason that a chat client sees: an answer that called tools of the model's own choice ended for them."""
-    return "tool_calls" if request.calls and not request.named_call and reason == "stop" else reason
+    return "tool_calls" if request.tool_calls and not request.names_tool and reason == "stop" else reason
 
 
-def _start(envelope: Envelope, kind: str) -> bytes:
+def _frame_prefix(envelope: Envelope, kind: str) -> bytes:
     head = {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model}
     return b"data: " + encode(head)[:-1] + b',"choices":['
 
 
-def _ids(tokens: list[Token]) -> list[int]:
+def _token_ids(tokens: list[Token]) -> list[int]:
     return [token_id(token.text) for token in tokens]

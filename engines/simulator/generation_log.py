@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from engines.simulator.faults import Script
+from engines.simulator.faults import FaultPlan
 from engines.simulator.fields import Body
 
 PLACEHOLDER: Final = "{generation}"
@@ -26,7 +26,7 @@ class GenerationLog:
         self._file = path.open("ab", buffering=0)
         self._clock = clock
 
-    def begin(self, body: Body, plan: Script) -> Script:
+    def start_generation(self, body: Body, plan: FaultPlan) -> FaultPlan:
         """Notes a generation that begins now; the plan of it with its name."""
         name = secrets.token_hex(6)
         line = {"generation": name, "at": self._clock(), "asked_by": body.get("safety_identifier")}
@@ -35,6 +35,6 @@ class GenerationLog:
         return replace(plan, exact=exact, generation=name)
 
 
-def as_numbers(name: str) -> list[float]:
+def name_to_floats(name: str) -> list[float]:
     """The name as numbers that a 32-bit float holds exactly, for a vector."""
     return [float(int(name[at : at + 4], 16)) for at in range(0, len(name), 4)]

@@ -15,9 +15,9 @@ from xxhash import xxh3_64_intdigest
 from engines.simulator.settings import BLOCK_SIZE
 
 
-def block_hash(before: int, tokens: Items[int]) -> int:
+def block_hash(parent_hash: int, tokens: Items[int]) -> int:
     """The hash of a full block after the block with hash `before` (for the first block, a salt)."""
-    return xxh3_64_intdigest(array("Q", [before]).tobytes() + array("q", tokens).tobytes())
+    return xxh3_64_intdigest(array("Q", [parent_hash]).tobytes() + array("q", tokens).tobytes())
 
 
 def block_hashes(salt: int, tokens: Items[int]) -> list[int]:
@@ -30,7 +30,7 @@ def block_hashes(salt: int, tokens: Items[int]) -> list[int]:
 
 
 @dataclass(slots=True)
-class Blocks:
+class SequenceBlocks:
     """The blocks of one sequence: `hashed` ones in order, and a number of others that are still private to it."""
 
     hashed: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class BlockPool:
         """Share of used blocks, 0 to 1."""
         return self.used / self._total
 
-    def start(self, hashes: Items[int], length: int) -> tuple[Blocks, int] | None:
+    def allocate(self, hashes: Items[int], length: int) -> tuple[SequenceBlocks, int] | None:
         """Blocks for a prompt of `length` tokens and the number of its tokens that were cached; None where none fit."""
         hits = 0
         for value in hashes[: (length - 1) // BLOCK_SIZE]:
@@ -78,10 +78,10 @@ class BlockPool:
         if self.used + fresh + revived > self._total:
             return None
         for value in hashes[:hits]:
-            self._hold(value)
-        blocks = Blocks(list(hashes[:hits]))
+            self._add_reference(value)
+        blocks = SequenceBlocks(list(hashes[:hits]))
         for value in hashes[hits:]:
-            self._make_room()
+            self._evict_idle()
             if value in self._references or value in self._idle:
                 # The same content computed again is a block of its own without the hash, as in vLLM.
                 self._private += 1
@@ -90,21 +90,21 @@ class BlockPool:
                 self._references[value] = 1
                 blocks.hashed.append(value)
         for _ in range(fresh - (len(hashes) - hits)):
-            self._make_room()
+            self._evict_idle()
             self._private += 1
             blocks.private += 1
         return blocks, hits * BLOCK_SIZE
 
-    def extend(self, blocks: Blocks) -> bool:
+    def append_block(self, blocks: SequenceBlocks) -> bool:
         """One more block for a sequence; False where none is free."""
         if self.used >= self._total:
             return False
-        self._make_room()
+        self._evict_idle()
         self._private += 1
         blocks.private += 1
         return True
 
-    def seal(self, blocks: Blocks, value: int) -> None:
+    def cache_full_block(self, blocks: SequenceBlocks, value: int) -> None:
         """A private block is full now and can be shared from here on."""
         if value in self._references or value in self._idle:
             return
@@ -113,7 +113,7 @@ class BlockPool:
         self._references[value] = 1
         blocks.hashed.append(value)
 
-    def release(self, blocks: Blocks) -> None:
+    def free(self, blocks: SequenceBlocks) -> None:
         """A sequence is done; its last blocks become idle first, since they are the least likely to be shared."""
         for value in reversed(blocks.hashed):
             self._references[value] -= 1
@@ -123,10 +123,10 @@ class BlockPool:
         self._private -= blocks.private
         blocks.hashed, blocks.private = [], 0
 
-    def _hold(self, value: int) -> None:
+    def _add_reference(self, value: int) -> None:
         self._idle.pop(value, None)
         self._references[value] = self._references.get(value, 0) + 1
 
-    def _make_room(self) -> None:
+    def _evict_idle(self) -> None:
         if self.used + len(self._idle) >= self._total and self._idle:
             self._idle.popitem(last=False)

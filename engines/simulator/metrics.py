@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engines.simulator.counters import Tally
+from engines.simulator.counters import EngineCounters
 from engines.simulator.faults import Fault
 from engines.simulator.scheduler import Scheduler
-from engines.simulator.settings import BLOCK_SIZE, Settings
-from engines.simulator.speculation import Speculation
+from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
+from engines.simulator.speculation import SpeculativeDecoder
 
 _HISTOGRAMS = {
     "request_prompt_tokens": "Number of prefill tokens processed.",
@@ -44,33 +44,33 @@ class EngineCollector(Collector):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: SimulatorSettings,
         scheduler: Scheduler,
-        speculation: Speculation,
-        tally: Tally,
+        speculation: SpeculativeDecoder,
+        engine_counters: EngineCounters,
         kv_fault: Callable[[], Fault | None],
         started: float,
     ) -> None:
         self._settings = settings
         self._scheduler = scheduler
         self._speculation = speculation
-        self._tally = tally
+        self._engine_counters = engine_counters
         self._kv_fault = kv_fault
         self._started = started
-        self._labels = {"model_name": settings.names[0], "engine": "0"}
+        self._labels = {"model_name": settings.model_names[0], "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
         """All metrics in vLLM's order."""
         if self._speculation.enabled:
-            yield from self._speculating()
-        yield from self._scheduling()
-        yield from self._caching()
-        yield from self._tokens()
+            yield from self._speculation_metrics()
+        yield from self._scheduler_metrics()
+        yield from self._cache_metrics()
+        yield from self._token_metrics()
         for name, text in _HISTOGRAMS.items():
             yield self._histogram(name, text)
         yield self._cache_config()
 
-    def _scheduling(self) -> Iterator[Metric]:
+    def _scheduler_metrics(self) -> Iterator[Metric]:
         running, waiting = self._scheduler.running, self._scheduler.waiting
         yield self._gauge("num_requests_running", "Number of requests in model execution batches.", running)
         yield self._gauge("num_requests_waiting", "Number of requests waiting to be processed.", waiting)
@@ -80,19 +80,19 @@ class EngineCollector(Collector):
             "Sum of all reasons equals vllm:num_requests_waiting."
         )
         reasons = {"capacity": float(waiting), "deferred": 0.0}
-        yield self._gauges("num_requests_waiting_by_reason", text, "reason", reasons)
+        yield self._labelled_gauge("num_requests_waiting_by_reason", text, "reason", reasons)
         text = (
             "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
             "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
         )
         states = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
-        yield self._gauges("engine_sleep_state", text, "sleep_state", states)
+        yield self._labelled_gauge("engine_sleep_state", text, "sleep_state", states)
         fault = self._kv_fault()
         forced = fault.get("usage") if fault else None
         usage = self._scheduler.pool.usage if forced is None else forced
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
 
-    def _caching(self) -> Iterator[Metric]:
+    def _cache_metrics(self) -> Iterator[Metric]:
         counts = self._scheduler.counts
         text = "Prefix cache queries, in terms of number of queried tokens."
         yield self._counter("prefix_cache_queries", text, counts.prefix_queries)
@@ -108,12 +108,12 @@ class EngineCollector(Collector):
         text = "Cumulative number of preemption from the engine."
         yield self._counter("num_preemptions", text, counts.preemptions)
 
-    def _tokens(self) -> Iterator[Metric]:
-        tally = self._tally
+    def _token_metrics(self) -> Iterator[Metric]:
+        tally = self._engine_counters
         yield self._counter("prompt_tokens", "Number of prefill tokens processed.", tally.prompt_tokens)
         computed = tally.prompt_tokens - tally.cached_tokens
         sources = {"local_compute": computed, "local_cache_hit": tally.cached_tokens, "external_kv_transfer": 0}
-        yield self._counters("prompt_tokens_by_source", "Number of prompt tokens by source.", "source", sources)
+        yield self._labelled_counter("prompt_tokens_by_source", "Number of prompt tokens by source.", "source", sources)
         text = "Number of cached prompt tokens (local + external)."
         yield self._counter("prompt_tokens_cached", text, tally.cached_tokens)
         text = (
@@ -128,10 +128,10 @@ class EngineCollector(Collector):
             "disk": 0,
             "external_unspecified": 0,
         }
-        yield self._counters("prompt_tokens_cached_by_source", text, "source", tiers)
+        yield self._labelled_counter("prompt_tokens_cached_by_source", text, "source", tiers)
         yield self._counter("generation_tokens", "Number of generation tokens processed.", tally.generation_tokens)
         text = "Count of successfully processed requests."
-        yield self._counters("request_success", text, "finished_reason", tally.finished)
+        yield self._labelled_counter("request_success", text, "finished_reason", tally.finished)
         yield self._admission_rejections()
 
     def _admission_rejections(self) -> Metric:
@@ -142,14 +142,14 @@ class EngineCollector(Collector):
             family.add_metric([self._labels["model_name"], reason], 0, created=self._started)
         return family
 
-    def _speculating(self) -> Iterator[Metric]:
+    def _speculation_metrics(self) -> Iterator[Metric]:
         counts = self._speculation.counts
         yield self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.", counts.drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Number of draft tokens.", counts.draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.", counts.accepted)
         name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position."
-        positions = {str(position): count for position, count in enumerate(counts.accepted_at)}
-        yield self._counters(name, text, "position", positions)
+        positions = {str(position): count for position, count in enumerate(counts.accepted_per_position)}
+        yield self._labelled_counter(name, text, "position", positions)
 
     def _cache_config(self) -> Metric:
         blocks = self._settings.kv_blocks
@@ -159,7 +159,7 @@ class EngineCollector(Collector):
             "enable_prefix_caching": "True",
             "engine": "0",
             "gpu_memory_utilization": "0.92",
-            "kv_cache_max_concurrency": str(self._settings.kv_tokens / self._settings.context),
+            "kv_cache_max_concurrency": str(self._settings.kv_tokens / self._settings.context_length),
             "kv_cache_size_tokens": str(self._settings.kv_tokens),
             "num_cpu_blocks": "None",
             "num_gpu_blocks": str(blocks),
@@ -178,7 +178,7 @@ class EngineCollector(Collector):
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _gauges(self, name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+    def _labelled_gauge(self, name: str, text: str, label: str, values: dict[str, float]) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
         for key, value in values.items():
             family.add_metric([*self._labels.values(), key], value)
@@ -189,21 +189,21 @@ class EngineCollector(Collector):
         family.add_metric(list(self._labels.values()), value, created=self._started)
         return family
 
-    def _counters(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+    def _labelled_counter(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
         for key, value in values.items():
             family.add_metric([*self._labels.values(), key], value, created=self._started)
         return family
 
     def _histogram(self, name: str, text: str) -> Metric:
-        histogram = self._tally.histograms[name]
+        histogram = self._engine_counters.histograms[name]
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
         family.add_sample(f"vllm:{name}_created", self._labels, self._started)
         return family
 
 
-def page(registry: CollectorRegistry, kv_fault: Fault | None) -> bytes:
+def render_metrics(registry: CollectorRegistry, kv_fault: Fault | None) -> bytes:
     """The text of /metrics; a `kv` fault may drop the usage or give it the name it had before vLLM 0.10."""
     text = generate_latest(registry)
     metric = kv_fault.get("metric") if kv_fault else "new"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.simulator.tokens import encode
+from engines.simulator.tokens import encode_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Prompt:
 
     text: str
     tokens: tuple[int, ...]
-    asked: str
+    user_text: str
 
 
 def chat_prompt(
@@ -34,7 +34,7 @@ def chat_prompt(
         if message["role"] == "user":
             asked = content
     text = "".join(parts)
-    return Prompt(text, tuple(encode(text + "<|assistant|>\n")), asked)
+    return Prompt(text, tuple(encode_text(text + "<|assistant|>\n")), asked)
 
 
 def completion_prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
@@ -46,7 +46,7 @@ def completion_prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
 
 def _completion_prompt(prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(prompt, tuple(encode(prompt)), prompt)
+        return Prompt(prompt, tuple(encode_text(prompt)), prompt)
     text = "".join(f"<{number}>" for number in prompt)
     return Prompt(text, tuple(prompt), text)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_LONGEST_INPUT = 200
+_MAX_INPUT_LENGTH = 200
 
 ERROR_SHAPES = ("vllm", "vllm-0.9", "detail", "details", "text", "html")
 """How the body of an error is written: by this vLLM, by vLLM up to 0.9, by FastAPI (a text, a list), by a proxy."""
@@ -28,7 +28,7 @@ class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
     @property
-    def other_body(self) -> object:
+    def alternative_body(self) -> object:
         """The body in another shape than this vLLM's, as `shape` says; None where it has this vLLM's."""
         match self.shape:
             case "vllm-0.9":
@@ -48,22 +48,22 @@ class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not
         return None
 
 
-def refused(message: str, param: str | None = None, value: object = None) -> Rejection:
+def bad_request(message: str, param: str | None = None, value: object = None) -> Rejection:
     """A value that vLLM's own checks refuse; it appends what and how much to the message."""
     extras = ([f"parameter={param}"] if param is not None else []) + ([f"value={value}"] if value is not None else [])
     return Rejection(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
 
 
-def invalid(*problems: Mapping[str, object]) -> Rejection:
+def validation_error(*problems: Mapping[str, object]) -> Rejection:
     """A body of the wrong shape; each problem has pydantic's `type`, `loc`, `msg` and `input`."""
     label = "error" if len(problems) == 1 else "errors"
-    lines = "".join(f"\n  {_shown(problem)!r}" for problem in problems[:10])
+    lines = "".join(f"\n  {_shorten_problem(problem)!r}" for problem in problems[:10])
     more = f"\n  ...and {len(problems) - 10} more {label}" if len(problems) > 10 else ""
     message = f"{len(problems)} validation {label}:{lines}{more}"
     return Rejection(400, message, kind="Bad Request", param=str(problems[0]["loc"]))
 
 
-def wrong_media_type() -> Rejection:
+def unsupported_media_type() -> Rejection:
     """Anything but `application/json`."""
     message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
     return Rejection(400, message, kind="Bad Request")
@@ -83,7 +83,7 @@ def prompt_too_long(context: int) -> Rejection:
         "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
         "input prompt."
     )
-    return refused(message, "input_tokens", counted)
+    return bad_request(message, "input_tokens", counted)
 
 
 def engine_failed(message: str = ENGINE_DEAD, code: int = 500) -> Rejection:
@@ -91,13 +91,13 @@ def engine_failed(message: str = ENGINE_DEAD, code: int = 500) -> Rejection:
     return Rejection(code, message, kind="InternalServerError" if code >= 500 else "BadRequestError")
 
 
-def _shown(problem: Mapping[str, object]) -> dict[str, object]:
-    return {key: _summary(value) if key == "input" else value for key, value in problem.items()}
+def _shorten_problem(problem: Mapping[str, object]) -> dict[str, object]:
+    return {key: _shorten(value) if key == "input" else value for key, value in problem.items()}
 
 
-def _summary(value: object) -> object:
+def _shorten(value: object) -> object:
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST_INPUT else value[:_LONGEST_INPUT] + "...[truncated]"
+        return value if len(value) <= _MAX_INPUT_LENGTH else value[:_MAX_INPUT_LENGTH] + "...[truncated]"
     if isinstance(value, list | dict):
         return f"<{type(value).__name__} of {len(value)} items>"
     return str(value)

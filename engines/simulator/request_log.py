@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 
 @dataclass(slots=True)
-class Counts:
+class RequestCounts:
     """Totals since the start; `in_flight` is of now."""
 
     received: int = 0
@@ -24,30 +24,30 @@ class Counts:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RequestLog:
     """Counts and the last requests, with somebody to wake whenever they change."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: RequestCounts = field(default_factory=RequestCounts)
     requests: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=100))
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def receive(self, path: str, headers: Mapping[str, str], body: object) -> None:
+    def record_request(self, path: str, headers: Mapping[str, str], body: object) -> None:
         """A request came in."""
         self.counts.received += 1
         self.requests.append({"path": path, "headers": dict(headers), "body": body})
-        self.changed()
+        self.notify()
 
-    def sent(self, tokens: int) -> None:
+    def record_tokens_sent(self, tokens: int) -> None:
         """Tokens went out to a client."""
         self.counts.tokens_sent += tokens
-        self.changed()
+        self.notify()
 
     @contextmanager
-    def generation(self) -> Iterator[None]:
+    def track_generation(self) -> Iterator[None]:
         """Counts one generation, and how it ended by how the block is left."""
         self.counts.started += 1
         self.counts.in_flight += 1
-        self.changed()
+        self.notify()
         ending = "failed"
         try:
             yield
@@ -58,9 +58,9 @@ class Ledger:
         finally:
             self.counts.in_flight -= 1
             setattr(self.counts, ending, getattr(self.counts, ending) + 1)
-            self.changed()
+            self.notify()
 
-    async def reach(self, goals: Mapping[str, int]) -> None:
+    async def wait_for(self, goals: Mapping[str, int]) -> None:
         """Wait until every named count is at least its goal; `in_flight` has to be exactly it."""
         while not self._reached(goals):
             self._changed.clear()
@@ -72,7 +72,7 @@ class Ledger:
             counts[name] == goal if name == "in_flight" else counts[name] >= goal for name, goal in goals.items()
         )
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Wake those who wait; they look for themselves whether it was for them."""
         if not self._changed.is_set():
             self._changed.set()

@@ -10,8 +10,8 @@ from xxhash import xxh3_64_intdigest
 from engines.simulator import fields
 from engines.simulator.checks import check_before_types, check_model, check_values
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
-from engines.simulator.rejections import Rejection, invalid, prompt_too_long, refused
-from engines.simulator.settings import Settings
+from engines.simulator.rejections import Rejection, bad_request, prompt_too_long, validation_error
+from engines.simulator.settings import SimulatorSettings
 
 _SAMPLING = {
     "model": "text",
@@ -51,7 +51,7 @@ CHAT_FIELDS = {
 COMPLETION_FIELDS = {"prompt": "prompt", **_SAMPLING, "echo": "boolean", "logprobs": "integer", "suffix": "text"}
 
 # What decides what is said. Not max_tokens, stop or stream: they decide how much of it is seen, and how.
-_VOICE = (
+_OUTPUT_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -81,7 +81,7 @@ class GenerationRequest:
     include_usage: bool
     continuous_usage: bool
     stop: tuple[str, ...]
-    keep_stop: bool
+    include_stop: bool
     min_tokens: int
     ignore_eos: bool
     logprobs: int | None
@@ -91,11 +91,11 @@ class GenerationRequest:
     """A completion with `max_tokens` 0 and `echo`: the prompt is all that is returned."""
     return_token_ids: bool
     thinking: bool
-    calls: tuple[tuple[str, object], ...]
+    tool_calls: tuple[tuple[str, object], ...]
     """Names and argument schemas of the tools to call."""
-    named_call: bool
+    names_tool: bool
     json_schema: object | None
-    voice: int
+    sampling_hash: int
     """Hash of the model and of what else decides what is said, but for the prompt."""
     salt: int
     """Where the prefix cache is divided (`cache_salt`)."""
@@ -108,7 +108,7 @@ class GenerationRequest:
         return "\n".join(prompt.text for prompt in self.prompts)
 
 
-def chat_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Read a body of /v1/chat/completions.
 
     Raises Rejection as vLLM would answer.
@@ -117,13 +117,13 @@ def chat_request(body: fields.Body, settings: Settings) -> GenerationRequest:
     body = fields.coerce(body, CHAT_FIELDS, required=("messages",))
     check_model(body, settings)
     if not body["messages"]:
-        raise refused("Cannot apply chat template to an empty conversation. Provide at least one message.")
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     prompt = chat_prompt(body["messages"], body.get("documents"), body.get("tools"))
-    calls, named = _calls(body, settings)
+    calls, named = _tools_to_call(body, settings)
     top = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
     name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     kwargs = body.get("chat_template_kwargs") or {}
-    return _request(
+    return _build_request(
         body,
         settings,
         (prompt,),
@@ -131,13 +131,13 @@ def chat_request(body: fields.Body, settings: Settings) -> GenerationRequest:
         body.get(name),
         top,
         chat=True,
-        calls=calls,
-        named=named,
+        tool_calls=calls,
+        names_tool=named,
         thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
     )
 
 
-def completion_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+def completion_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Read a body of /v1/completions.
 
     Raises Rejection as vLLM would answer.
@@ -147,33 +147,35 @@ def completion_request(body: fields.Body, settings: Settings) -> GenerationReque
     check_model(body, settings)
     prompts = completion_prompts(body["prompt"])
     if not prompts:
-        raise refused("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
-    return _request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
+    return _build_request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
 
 
-def _calls(body: fields.Body, settings: Settings) -> tuple[tuple[tuple[str, object], ...], bool]:
+def _tools_to_call(body: fields.Body, settings: SimulatorSettings) -> tuple[tuple[tuple[str, object], ...], bool]:
     """The tools to call and whether the client named the one."""
     tools = body.get("tools")
     choice = body.get("tool_choice", "auto" if tools else "none")
     if choice is None or choice == "none":
         return (), False
     if not tools:
-        raise refused("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
     functions = dict(_function(at, tool) for at, tool in enumerate(tools))
     if isinstance(choice, dict):
         named = choice.get("function")
         name = named.get("name") if isinstance(named, dict) else None
         if isinstance(name, str) and name in functions:
             return ((name, functions[name]),), True
-        raise refused("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+        raise bad_request(
+            "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
+        )
     if choice == "auto" and not settings.auto_tool_choice:
         raise Rejection(400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
     if choice not in ("auto", "required"):
         message = (
             f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.'
         )
-        raise refused(message, "tool_choice")
+        raise bad_request(message, "tool_choice")
     return (next(iter(functions.items())),), False
 
 
@@ -182,24 +184,24 @@ def _function(at: int, tool: dict[str, Any]) -> tuple[str, object]:
     where = f"body.tools.{at}.function"
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise invalid({"type": "missing", "loc": where, "msg": "Field required", "input": tool})
+        raise validation_error({"type": "missing", "loc": where, "msg": "Field required", "input": tool})
     if not isinstance(name := function.get("name"), str):
         message = "Input should be a valid string"
-        raise invalid({"type": "string_type", "loc": f"{where}.name", "msg": message, "input": name})
+        raise validation_error({"type": "string_type", "loc": f"{where}.name", "msg": message, "input": name})
     return name, function.get("parameters")
 
 
-def _request(
+def _build_request(
     body: fields.Body,
-    settings: Settings,
+    settings: SimulatorSettings,
     prompts: tuple[Prompt, ...],
     limit_name: str,
     limit: int | None,
     logprobs: int | None,
     *,
     chat: bool,
-    calls: tuple[tuple[str, object], ...] = (),
-    named: bool = False,
+    tool_calls: tuple[tuple[str, object], ...] = (),
+    names_tool: bool = False,
     thinking: bool = False,
 ) -> GenerationRequest:
     echo = bool(body.get("echo"))
@@ -207,11 +209,11 @@ def _request(
     check_values(body, settings, limit_name, limit, logprobs, echo_only=echo_only)
     limits = []
     for prompt in prompts:
-        left = settings.context - len(prompt.tokens)
+        left = settings.context_length - len(prompt.tokens)
         if left < 0:
-            raise prompt_too_long(settings.context)
+            raise prompt_too_long(settings.context_length)
         if left == 0 and not echo_only:
-            raise refused("max_tokens must be at least 1, got 0.", "max_tokens", 0)
+            raise bad_request("max_tokens must be at least 1, got 0.", "max_tokens", 0)
         limits.append(1 if echo_only else left if limit is None else min(limit, left))
     options = fields.coerce(
         body.get("stream_options") or {}, {"include_usage": "boolean", "continuous_usage_stats": "boolean"}
@@ -226,7 +228,7 @@ def _request(
         include_usage=usage,
         continuous_usage=usage and bool(options.get("continuous_usage_stats")),
         stop=tuple(body.get("stop") or ()),
-        keep_stop=bool(body.get("include_stop_str_in_output")),
+        include_stop=bool(body.get("include_stop_str_in_output")),
         min_tokens=body.get("min_tokens") or 0,
         ignore_eos=bool(body.get("ignore_eos")),
         logprobs=logprobs,
@@ -234,10 +236,10 @@ def _request(
         echo_only=echo_only,
         return_token_ids=bool(body.get("return_token_ids")),
         thinking=thinking,
-        calls=calls,
-        named_call=named,
+        tool_calls=tool_calls,
+        names_tool=names_tool,
         json_schema=_json_schema(body),
-        voice=_voice(body, settings),
+        sampling_hash=_sampling_hash(body, settings),
         salt=xxh3_64_intdigest((body.get("cache_salt") or "").encode()),
     )
 
@@ -251,17 +253,17 @@ def _json_schema(body: fields.Body) -> object | None:
             return {"type": "object", "properties": {"answer": {"type": "string"}}}
         case "json_schema":
             if not isinstance(schema := wanted.get("json_schema"), dict):
-                raise refused(
+                raise bad_request(
                     "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
                     "response_format",
                 )
             return schema.get("schema") or {}
     message = "Input should be 'text', 'json_object' or 'json_schema'"
     where = {"loc": "body.response_format.type", "input": wanted.get("type")}
-    raise invalid({"type": "literal_error", "loc": where["loc"], "msg": message, "input": where["input"]})
+    raise validation_error({"type": "literal_error", "loc": where["loc"], "msg": message, "input": where["input"]})
 
 
-def _voice(body: fields.Body, settings: Settings) -> int:
-    said = {name: body[name] for name in _VOICE if body.get(name) is not None}
+def _sampling_hash(body: fields.Body, settings: SimulatorSettings) -> int:
+    said = {name: body[name] for name in _OUTPUT_FIELDS if body.get(name) is not None}
     text = json.dumps([settings.model, settings.seed, said], sort_keys=True)
     return xxh3_64_intdigest(text.encode())

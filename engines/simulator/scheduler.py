@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engines.simulator.kvcache import BlockPool, Blocks, block_hash, block_hashes
+from engines.simulator.kvcache import BlockPool, SequenceBlocks, block_hash, block_hashes
 from engines.simulator.settings import BLOCK_SIZE
 
 
@@ -18,11 +18,11 @@ class Sequence:
 
     prompt: tuple[int, ...]
     salt: int
-    wake: Callable[[], None]
+    on_admitted: Callable[[], None]
     tokens: list[int] = field(default_factory=list)
     """Prompt and answer so far."""
-    blocks: Blocks = field(default_factory=Blocks)
-    chain: int = 0
+    blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
+    last_hash: int = 0
     """Hash of the last full block."""
     admitted: bool = False
     cached_tokens: int = 0
@@ -48,7 +48,7 @@ class Scheduler:
     def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
         self.pool = pool
         self.counts = SchedulerCounts()
-        self._most = max_num_seqs
+        self._max_num_seqs = max_num_seqs
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -67,15 +67,15 @@ class Scheduler:
         self._waiting.append(sequence)
         self._admit()
 
-    def grow(self, sequence: Sequence, token: int) -> None:
+    def append_token(self, sequence: Sequence, token: int) -> None:
         """Add a generated token. The sequence may be preempted by it: then it is no longer admitted afterwards."""
         sequence.tokens.append(token)
         length = len(sequence.tokens)
         if length % BLOCK_SIZE == 0:
-            sequence.chain = block_hash(sequence.chain, sequence.tokens[-BLOCK_SIZE:])
-            self.pool.seal(sequence.blocks, sequence.chain)
+            sequence.last_hash = block_hash(sequence.last_hash, sequence.tokens[-BLOCK_SIZE:])
+            self.pool.cache_full_block(sequence.blocks, sequence.last_hash)
         elif length % BLOCK_SIZE == 1:
-            while sequence.admitted and not self.pool.extend(sequence.blocks):
+            while sequence.admitted and not self.pool.append_block(sequence.blocks):
                 self._preempt(self._running[-1])
 
     def finish(self, sequence: Sequence) -> None:
@@ -83,21 +83,21 @@ class Scheduler:
         if sequence.admitted:
             self._running.remove(sequence)
             sequence.admitted = False
-            self.pool.release(sequence.blocks)
+            self.pool.free(sequence.blocks)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._most:
+        while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting[0]
             hashes = block_hashes(sequence.salt, sequence.tokens)
-            started = self.pool.start(hashes, len(sequence.tokens))
+            started = self.pool.allocate(hashes, len(sequence.tokens))
             if started is None:
                 return
             self._waiting.popleft()
             sequence.blocks, cached = started
-            sequence.chain = hashes[-1] if hashes else sequence.salt
+            sequence.last_hash = hashes[-1] if hashes else sequence.salt
             if not sequence.queried:
                 # vLLM counts a preempted request's second look at the cache apart; its users only see the first.
                 sequence.queried, sequence.cached_tokens = True, cached
@@ -105,12 +105,12 @@ class Scheduler:
                 self.counts.prefix_hits += cached
             sequence.admitted = True
             self._running.append(sequence)
-            sequence.wake()
+            sequence.on_admitted()
 
     def _preempt(self, victim: Sequence) -> None:
         self._running.remove(victim)
         victim.admitted = False
         victim.preemptions += 1
         self.counts.preemptions += 1
-        self.pool.release(victim.blocks)
+        self.pool.free(victim.blocks)
         self._waiting.appendleft(victim)

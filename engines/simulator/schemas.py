@@ -6,13 +6,13 @@ from random import Random
 
 from engines.simulator import phrases
 
-_DEEPEST = 8
+_MAX_DEPTH = 8
 
 
-def document(schema: object, seed: int) -> str:
+def sample_document(schema: object, seed: int) -> str:
     """JSON text that fits the common part of JSON Schema: types, enum, const, properties, items, anyOf."""
     rng = Random(seed)  # noqa: S311 - the document has to be the same every time
-    return json.dumps(_value(schema, rng, _DEEPEST), ensure_ascii=False)
+    return json.dumps(_value(schema, rng, _MAX_DEPTH), ensure_ascii=False)
 
 
 def _value(schema: object, rng: Random, depth: int) -> object:

@@ -11,22 +11,22 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engines.simulator.app import create_app
-from engines.simulator.settings import Settings
-from engines.simulator.wire import TRANSPORT
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.wire import TRANSPORT_EXTENSION
 
 READY = "simulator ready at "
 """What the line on stdout begins with once the server accepts connections; its URL follows."""
 
 
-class _Protocol(HttpToolsProtocol):
+class _TransportProtocol(HttpToolsProtocol):
     """Passes the connection's transport on to the app."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {TRANSPORT: self.transport}  # type: ignore[dict-item]  # ASGI leaves the value open
+        self.scope["extensions"] = {TRANSPORT_EXTENSION: self.transport}  # type: ignore[dict-item]  # ASGI leaves the value open
 
 
-class _Server(Server):
+class _SimulatorServer(Server):
     """Says on stdout when it is ready, and ends with exit code 0 on SIGTERM and SIGINT."""
 
     def __init__(self, config: Config, url: str) -> None:
@@ -54,7 +54,7 @@ class _Server(Server):
         self.should_exit = self.force_exit = True
 
 
-def run(settings: Settings, host: str, port: int, log_level: str) -> None:
+def run(settings: SimulatorSettings, host: str, port: int, log_level: str) -> None:
     """Serve until a signal comes; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -63,7 +63,7 @@ def run(settings: Settings, host: str, port: int, log_level: str) -> None:
         name = f"[{host}]" if ":" in host else host
         config = Config(
             create_app(settings),
-            http=_Protocol,
+            http=_TransportProtocol,
             ws="none",
             lifespan="off",
             loop="uvloop",
@@ -71,4 +71,4 @@ def run(settings: Settings, host: str, port: int, log_level: str) -> None:
             access_log=log_level in ("debug", "trace"),
             backlog=4096,
         )
-        _Server(config, f"http://{name}:{listener.getsockname()[1]}").run(sockets=[listener])
+        _SimulatorServer(config, f"http://{name}:{listener.getsockname()[1]}").run(sockets=[listener])

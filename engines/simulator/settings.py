@@ -10,7 +10,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SimulatorSettings:
     """The configuration of one simulated engine; the names follow vLLM's options where it has them.
 
     Raises ValueError where the model length does not fit into the KV cache, as vLLM refuses to start then.
@@ -54,12 +54,12 @@ class Settings:
         return (self.kv_blocks - 1) * BLOCK_SIZE
 
     @property
-    def context(self) -> int:
+    def context_length(self) -> int:
         """Longest prompt and answer together, in tokens."""
         return min(8192, self.kv_tokens) if self.max_model_len is None else self.max_model_len
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def model_names(self) -> tuple[str, ...]:
         """The names under which the model is served; the first is the one that answers carry."""
         return self.served_names or (self.model,)
 

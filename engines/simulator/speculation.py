@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from engines.simulator.settings import Settings
+from engines.simulator.settings import SimulatorSettings
 
 
 @dataclass(slots=True)
@@ -13,17 +13,17 @@ class SpeculationCounts:
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
 
 
-class Speculation:
+class SpeculativeDecoder:
     """The draft of one engine. It decides how many tokens come with a step, never which."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SimulatorSettings) -> None:
         self._depth = settings.num_speculative_tokens if settings.draft else 0
         other = settings.acceptance
         self._acceptance = {False: other, True: other if settings.code_acceptance is None else settings.code_acceptance}
-        self.counts = SpeculationCounts(accepted_at=[0] * self._depth)
+        self.counts = SpeculationCounts(accepted_per_position=[0] * self._depth)
 
     @property
     def enabled(self) -> bool:
@@ -40,7 +40,7 @@ class Speculation:
         acceptance = self._acceptance[code]
         accepted = 0
         while accepted < self._depth and rng.random() < acceptance:
-            self.counts.accepted_at[accepted] += 1
+            self.counts.accepted_per_position[accepted] += 1
             accepted += 1
         self.counts.drafts += 1
         self.counts.draft_tokens += self._depth

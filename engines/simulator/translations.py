@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from engines.simulator import fields
-from engines.simulator.rejections import Rejection, invalid
+from engines.simulator.rejections import Rejection, validation_error
 from engines.simulator.requests import GenerationRequest, chat_request
-from engines.simulator.settings import Settings
+from engines.simulator.settings import SimulatorSettings
 
 _RESPONSES_FIELDS = {
     "background": "boolean",
@@ -54,7 +54,7 @@ _RESPONSES_SAMPLING = (
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def responses_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+def responses_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Read a body of /v1/responses.
 
     Raises Rejection as vLLM would answer.
@@ -78,7 +78,7 @@ def responses_request(body: fields.Body, settings: Settings) -> GenerationReques
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     system = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
     chat: fields.Body = {name: asked[name] for name in _RESPONSES_SAMPLING if asked.get(name) is not None}
-    chat["messages"] = [*system, *map(_message_of, items)]
+    chat["messages"] = [*system, *map(_chat_message, items)]
     chat["max_completion_tokens"] = asked.get("max_output_tokens")
     tools = [tool for tool in asked.get("tools") or () if tool.get("type") == "function"]
     if tools:
@@ -95,7 +95,7 @@ def responses_request(body: fields.Body, settings: Settings) -> GenerationReques
     return replace(chat_request(chat, settings), asked=asked)
 
 
-def _message_of(item: dict[str, Any]) -> dict[str, Any]:
+def _chat_message(item: dict[str, Any]) -> dict[str, Any]:
     if "role" in item:
         return {"role": item["role"], "content": item.get("content")}
     if item.get("type") == "function_call_output":
@@ -103,7 +103,7 @@ def _message_of(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": json.dumps(item, ensure_ascii=False)}
 
 
-def messages_request(body: fields.Body, settings: Settings) -> GenerationRequest:
+def messages_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Read a body of /v1/messages.
 
     Raises Rejection as vLLM would answer.
@@ -112,7 +112,7 @@ def messages_request(body: fields.Body, settings: Settings) -> GenerationRequest
     if asked["max_tokens"] <= 0:
         error = ValueError("max_tokens must be positive")
         where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": asked["max_tokens"]}
-        raise invalid({"type": "value_error", **where, "ctx": {"error": error}})
+        raise validation_error({"type": "value_error", **where, "ctx": {"error": error}})
     chat: fields.Body = {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
     system = asked.get("system") or ()
     text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engines.tiny.folder import ForeignFolderError, finished, only_maker, replacing
+from engines.tiny.folder import ForeignFolderError, atomic_replace, build_lock, is_complete
 from engines.tiny.libraries import MissingLibraryError, load_libraries
 from engines.tiny.pipeline import make_models
 from engines.tiny.plan import VERSION
@@ -40,10 +40,10 @@ def make(out: Path, force: bool, limit_s: float | None, threads: int | None) -> 
     """Make the models into `out` unless this version of them is there; gives what --json prints."""
     started = time.monotonic()
     models: list[dict[str, Any]] = []
-    with only_maker(out):
-        making = force or not finished(out, VERSION)
+    with build_lock(out):
+        making = force or not is_complete(out, VERSION)
         if making:
-            with progress(sys.stderr) as stage, replacing(out, VERSION) as folder:
+            with progress(sys.stderr) as stage, atomic_replace(out, VERSION) as folder:
                 libraries = load_libraries(threads)
                 models = [asdict(made) for made in make_models(libraries, folder, stage, limit_s)]
     seconds = round(time.monotonic() - started, 1)

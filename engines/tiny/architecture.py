@@ -14,7 +14,7 @@ HEAD_SIZE = 32
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """One model: which architecture (`Llama`, `Qwen2`, `Mistral`), how wide and how deep."""
 
     architecture: str
@@ -28,10 +28,10 @@ class Shape:
         return self.hidden // HEAD_SIZE
 
 
-def build(libraries: Libraries, shape: Shape, tokenizer: Any, seed: int) -> Any:
+def build_model(libraries: Libraries, shape: ModelShape, tokenizer: Any, seed: int) -> Any:
     """A model of this shape with random weights, the same for the same seed."""
     libraries.torch.manual_seed(seed)
-    ends = [tokenizer.convert_tokens_to_ids(token) for token in shape.vocabulary.ends]
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in shape.vocabulary.eos_tokens]
     config = getattr(libraries.transformers, f"{shape.architecture}Config")(
         vocab_size=shape.vocabulary.size,
         hidden_size=shape.hidden,

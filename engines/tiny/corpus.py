@@ -125,7 +125,7 @@ EVERYDAY_SUBJECTS = (
     "trees",
     "time",
 )
-EVERYDAY_DEEDS = (
+EVERYDAY_CODE_TASKS = (
     "reverses a string",
     "sorts a list",
     "adds two numbers",
@@ -155,7 +155,7 @@ EVERYDAY_DEEDS = (
     "prints hello world",
 )
 
-_SHORTEST, _LONGEST = 80, 480
+_MIN_LENGTH, _MAX_LENGTH = 80, 480
 """Characters of an answer: enough to stream, few enough that a small model learns where it ends."""
 
 
@@ -187,7 +187,7 @@ def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
             yield Path(spec.origin).read_text(encoding="utf-8", errors="replace")
 
 
-def functions(source: str) -> Iterator[Passage]:
+def documented_functions(source: str) -> Iterator[Passage]:
     """The documented top-level functions of a module's source that have a fitting length."""
     lines = source.splitlines()
     for node in ast.parse(source).body:
@@ -195,7 +195,7 @@ def functions(source: str) -> Iterator[Passage]:
             continue
         text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
         summary = (ast.get_docstring(node) or "").strip().partition("\n")[0]
-        if summary and _SHORTEST <= len(text) <= _LONGEST:
+        if summary and _MIN_LENGTH <= len(text) <= _MAX_LENGTH:
             yield Passage("code", node.name, summary[:1].lower() + summary[1:90], f"```python\n{text}\n```")
 
 
@@ -216,15 +216,15 @@ def paragraphs(subject: str, page: str) -> Iterator[Passage]:
         if block.startswith((" ", "*", "-")) or re.search(r"[{}|<>=]|::|\.\.\.|\n ", block):
             continue
         text = " ".join(block.split()).replace('"', "").replace("*", "")
-        if _SHORTEST <= len(text) <= _LONGEST and text[:1].isupper() and text.endswith("."):
+        if _MIN_LENGTH <= len(text) <= _MAX_LENGTH and text[:1].isupper() and text.endswith("."):
             yield Passage("chat", subject.replace("-", " "), "", text)
 
 
-def gather(task: Task, count: int, seed: int = 0) -> list[Passage]:
+def collect_passages(task: Task, count: int, seed: int = 0) -> list[Passage]:
     """At most `count` distinct passages for a task, the same ones each time on the same Python."""
     found: Iterable[Passage]
     if task == "code":
-        found = (passage for source in source_texts() for passage in functions(source))
+        found = (passage for source in source_texts() for passage in documented_functions(source))
     else:
         found = (
             passage for subject, page in sorted(reference_pages().items()) for passage in paragraphs(subject, page)
@@ -248,7 +248,7 @@ def dialogues(passages: Iterable[Passage], each: int, seed: int = 0) -> list[Dia
 def everyday_questions(task: Task, count: int, seed: int = 0) -> list[Dialogue]:
     """Questions such as people ask, without answers: what a target says to them is what its draft has to foresee."""
     rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
-    deeds = [f"{deed}." for deed in EVERYDAY_DEEDS]
+    deeds = [f"{deed}." for deed in EVERYDAY_CODE_TASKS]
     asked = []
     for _ in range(count):
         if task == "code":

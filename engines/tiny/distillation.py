@@ -14,19 +14,19 @@ from typing import Any
 from engines.tiny.libraries import Libraries
 
 _ANSWER_TOKENS = 72
-_SMALLEST_GROUP = 4
+_MIN_GROUP_SIZE = 4
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnsweredPrompt:
     """A prompt and what was answered to it, in the target's tokens; the first `prompt` of them are the prompt."""
 
     tokens: list[int]
-    prompt: int
+    prompt_length: int
 
 
 @dataclass(frozen=True)
-class Translation:
+class VocabularyMapping:
     """Between two vocabularies, as index tensors.
 
     `to_draft[t]` is what the draft reads for the target's token t; `shared_target[i]` and `shared_draft[i]` are the
@@ -38,7 +38,7 @@ class Translation:
     shared_draft: Any
 
 
-def translate(libraries: Libraries, target_tokenizer: Any, draft_tokenizer: Any) -> Translation:
+def map_vocabularies(libraries: Libraries, target_tokenizer: Any, draft_tokenizer: Any) -> VocabularyMapping:
     """Pair the tokens of two tokenizers by their spelling."""
     torch = libraries.torch
     target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
@@ -48,37 +48,39 @@ def translate(libraries: Libraries, target_tokenizer: Any, draft_tokenizer: Any)
     shared_target = torch.tensor([target[token] for token in shared])
     shared_draft = torch.tensor([draft[token] for token in shared])
     to_draft[shared_target] = shared_draft
-    return Translation(to_draft, shared_target, shared_draft)
+    return VocabularyMapping(to_draft, shared_target, shared_draft)
 
 
-def inherit(libraries: Libraries, target: Any, draft: Any, translation: Translation) -> None:
+def init_from_target(libraries: Libraries, target: Any, draft: Any, mapping: VocabularyMapping) -> None:
     """Start the draft as the first layers of its target: every weight of the same name, embeddings token by token."""
     torch = libraries.torch
     given = target.state_dict()
     with torch.no_grad():
         for name, weight in draft.state_dict().items():
             if name in ("model.embed_tokens.weight", "lm_head.weight"):
-                weight[translation.shared_draft] = given[name][translation.shared_target]
+                weight[mapping.shared_draft] = given[name][mapping.shared_target]
             elif name in given and given[name].shape == weight.shape:
                 weight.copy_(given[name])
 
 
-def distillation_loss(libraries: Libraries, target: Any, draft: Any, translation: Translation) -> Callable[[Any], Any]:
+def distillation_loss(
+    libraries: Libraries, target: Any, draft: Any, mapping: VocabularyMapping
+) -> Callable[[Any], Any]:
     """How far the draft is from its target on rows of the target's tokens: forward KL over the shared tokens."""
     torch = libraries.torch
     functional = torch.nn.functional
 
     def loss_of(rows: Any) -> Any:
         with torch.no_grad():
-            wanted = functional.log_softmax(target(input_ids=rows).logits[..., translation.shared_target], dim=-1)
-        said = draft(input_ids=translation.to_draft[rows]).logits[..., translation.shared_draft]
+            wanted = functional.log_softmax(target(input_ids=rows).logits[..., mapping.shared_target], dim=-1)
+        said = draft(input_ids=mapping.to_draft[rows]).logits[..., mapping.shared_draft]
         said = functional.log_softmax(said, dim=-1)
         return functional.kl_div(said.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
 
     return loss_of
 
 
-def answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]]) -> Iterator[Answer]:
+def generate_answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]]) -> Iterator[AnsweredPrompt]:
     """What the target answers at temperature 0, each answer up to where it ends.
 
     Prompts of one length are answered together, so that none needs padding; rare lengths are left out.
@@ -90,7 +92,7 @@ def answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]])
     ends = target.generation_config.eos_token_id
     stops = set(ends) if isinstance(ends, list) else {ends}
     for length, group in sorted(groups.items()):
-        if len(group) < _SMALLEST_GROUP:
+        if len(group) < _MIN_GROUP_SIZE:
             continue
         asked = torch.tensor(group)
         said = target.generate(
@@ -98,10 +100,12 @@ def answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]])
         )
         for row in said.tolist():
             end = next((at for at in range(length, len(row)) if row[at] in stops), len(row) - 1)
-            yield Answer(row[: end + 1], length)
+            yield AnsweredPrompt(row[: end + 1], length)
 
 
-def foreseen(libraries: Libraries, draft: Any, translation: Translation, held_out: Sequence[Answer]) -> float:
+def acceptance_rate(
+    libraries: Libraries, draft: Any, mapping: VocabularyMapping, held_out: Sequence[AnsweredPrompt]
+) -> float:
     """The part of the answers' tokens (0 to 1) that the draft would have said too, each from the tokens before it.
 
     About what vLLM counts as the acceptance of first draft tokens at temperature 0.
@@ -110,8 +114,8 @@ def foreseen(libraries: Libraries, draft: Any, translation: Translation, held_ou
     right = total = 0
     with torch.no_grad():
         for answer in held_out:
-            logits = draft(input_ids=translation.to_draft[torch.tensor([answer.tokens[:-1]])]).logits[0]
-            said = translation.shared_target[logits[:, translation.shared_draft].argmax(-1)]
-            agreed = (said == torch.tensor(answer.tokens[1:]))[answer.prompt - 1 :]
+            logits = draft(input_ids=mapping.to_draft[torch.tensor([answer.tokens[:-1]])]).logits[0]
+            said = mapping.shared_target[logits[:, mapping.shared_draft].argmax(-1)]
+            agreed = (said == torch.tensor(answer.tokens[1:]))[answer.prompt_length - 1 :]
             right, total = right + int(agreed.sum()), total + agreed.numel()
     return right / total if total else 0.0

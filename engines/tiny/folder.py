@@ -16,7 +16,7 @@ class ForeignFolderError(Exception):
     """The folder holds something that was not made here, and is left alone."""
 
 
-def finished(folder: Path, version: str) -> bool:
+def is_complete(folder: Path, version: str) -> bool:
     """Whether `folder` holds all models of this version."""
     try:
         marker = json.loads((folder / MARKER).read_text())
@@ -26,7 +26,7 @@ def finished(folder: Path, version: str) -> bool:
 
 
 @contextmanager
-def only_maker(folder: Path) -> Iterator[None]:
+def build_lock(folder: Path) -> Iterator[None]:
     """Hold the right to make `folder`; whoever comes second waits here until the first has done or died."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
@@ -35,7 +35,7 @@ def only_maker(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(folder: Path, version: str) -> Iterator[Path]:
+def atomic_replace(folder: Path, version: str) -> Iterator[Path]:
     """Give a new folder to fill; once it is filled, mark it with `version` and put it in the place of `folder`.
 
     If filling fails, what was there before stays as it was, and nothing of the new one is left.

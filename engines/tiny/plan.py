@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from engines.tiny.architecture import Shape
+from engines.tiny.architecture import ModelShape
 from engines.tiny.corpus import Task
-from engines.tiny.training import Course
+from engines.tiny.training import TrainingSchedule
 from engines.tiny.vocabulary import LLAMA, MISTRAL, QWEN
 
 VERSION = "tiny-1"
@@ -18,28 +18,28 @@ QUESTIONS = 320
 
 
 @dataclass(frozen=True)
-class Plan:
+class ModelPlan:
     """One model: a target where `target` is None, else a draft for the target of that name.
 
     `share` is its part of the time that all training may take; `tasks` are what it is trained on.
     """
 
     name: str
-    shape: Shape
-    course: Course
+    shape: ModelShape
+    course: TrainingSchedule
     share: float
     target: str | None = None
     tasks: tuple[Task, ...] = ("chat", "code")
 
 
-TARGET_COURSE = Course(steps=250, rate=5e-3)
-DRAFT_COURSE = Course(steps=50, rate=2e-3)
+TARGET_SCHEDULE = TrainingSchedule(steps=250, learning_rate=5e-3)
+DRAFT_SCHEDULE = TrainingSchedule(steps=50, learning_rate=2e-3)
 
 MODELS = (
-    Plan("llama", Shape("Llama", LLAMA, hidden=128, layers=2), TARGET_COURSE, 0.29),
-    Plan("qwen-draft", Shape("Qwen2", QWEN, hidden=128, layers=1), DRAFT_COURSE, 0.14, "llama"),
-    Plan("code-draft", Shape("Llama", LLAMA, hidden=128, layers=1), DRAFT_COURSE, 0.14, "llama", ("code",)),
-    Plan("mistral", Shape("Mistral", MISTRAL, hidden=128, layers=2), TARGET_COURSE, 0.29),
-    Plan("mistral-draft", Shape("Mistral", MISTRAL, hidden=128, layers=1), DRAFT_COURSE, 0.14, "mistral"),
+    ModelPlan("llama", ModelShape("Llama", LLAMA, hidden=128, layers=2), TARGET_SCHEDULE, 0.29),
+    ModelPlan("qwen-draft", ModelShape("Qwen2", QWEN, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "llama"),
+    ModelPlan("code-draft", ModelShape("Llama", LLAMA, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "llama", ("code",)),
+    ModelPlan("mistral", ModelShape("Mistral", MISTRAL, hidden=128, layers=2), TARGET_SCHEDULE, 0.29),
+    ModelPlan("mistral-draft", ModelShape("Mistral", MISTRAL, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "mistral"),
 )
 """In the order they are made: a target before its drafts."""

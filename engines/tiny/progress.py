@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from engines.tiny.training import Report
+from engines.tiny.training import ReportProgress
 
 if TYPE_CHECKING:
     import rich.progress
 
-Stage = Callable[[str], AbstractContextManager[Report]]
+Stage = Callable[[str], AbstractContextManager[ReportProgress]]
 """Opens a stage of the work by its name; what it gives is told how far the stage has come."""
 
 
@@ -39,7 +39,7 @@ def progress(stream: TextIO) -> Iterator[Stage]:
 
 
 @contextmanager
-def _bar(bars: "rich.progress.Progress", name: str) -> Iterator[Report]:
+def _bar(bars: "rich.progress.Progress", name: str) -> Iterator[ReportProgress]:
     task = bars.add_task(name, total=1.0, loss="")
 
     def report(done: float, loss: float) -> None:
@@ -49,7 +49,7 @@ def _bar(bars: "rich.progress.Progress", name: str) -> Iterator[Report]:
 
 
 @contextmanager
-def _lines(stream: TextIO, name: str) -> Iterator[Report]:
+def _lines(stream: TextIO, name: str) -> Iterator[ReportProgress]:
     started = time.monotonic()
     last = 0.0
 

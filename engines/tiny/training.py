@@ -14,22 +14,22 @@ from typing import Any
 from engines.tiny.corpus import Dialogue
 from engines.tiny.libraries import Libraries
 
-_ROW, _LONG_ROW = 160, 640
+_ROW_TOKENS, _LONG_ROW_TOKENS = 160, 640
 """Tokens of a training row; a long one now and then, so that prompts with documents are not a world unseen."""
 _LONG_EVERY = 12
 _BATCH_TOKENS = 2240
 _WARMUP = 0.05
 
-Report = Callable[[float, float], None]
+ReportProgress = Callable[[float, float], None]
 """Called with the part of the work that is done (0 to 1) and the loss, in nats a token."""
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingSchedule:
     """How long and how fast to learn: optimizer steps, highest learning rate, and a limit in seconds (None: none)."""
 
     steps: int
-    rate: float = 3e-3
+    learning_rate: float = 3e-3
     limit_s: float | None = None
 
 
@@ -45,14 +45,14 @@ def encode(tokenizer: Any, dialogue: Dialogue) -> list[int]:
     return tokens
 
 
-def batches(libraries: Libraries, sequences: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
+def token_batches(libraries: Libraries, sequences: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
     """Endless batches of token rows: the sequences one behind the other, shuffled anew each time round."""
     rng = random.Random(seed)  # noqa: S311 - an order of texts, no secret
     stream: list[int] = []
     number = 0
     while True:
         number += 1
-        row = _LONG_ROW if number % _LONG_EVERY == 0 else _ROW
+        row = _LONG_ROW_TOKENS if number % _LONG_EVERY == 0 else _ROW_TOKENS
         wanted = max(1, _BATCH_TOKENS // row) * row
         while len(stream) < wanted:
             for sequence in rng.sample(sequences, len(sequences)):
@@ -61,29 +61,29 @@ def batches(libraries: Libraries, sequences: Sequence[Sequence[int]], seed: int)
         del stream[:wanted]
 
 
-def descend(
+def train(
     libraries: Libraries,
     model: Any,
     loss_of: Callable[[Any], Any],
-    feed: Iterator[Any],
-    course: Course,
-    report: Report,
+    batches_: Iterator[Any],
+    schedule: TrainingSchedule,
+    report: ReportProgress,
 ) -> float:
     """Train `model` on `feed` by `loss_of(batch)` and give the last loss, smoothed."""
     torch = libraries.torch
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=course.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     started = time.monotonic()
     smooth = 0.0
-    for step in range(course.steps):
-        done = step / course.steps
-        if course.limit_s is not None:
-            done = max(done, (time.monotonic() - started) / course.limit_s)
+    for step in range(schedule.steps):
+        done = step / schedule.steps
+        if schedule.limit_s is not None:
+            done = max(done, (time.monotonic() - started) / schedule.limit_s)
             if done >= 1:
                 break
         for group in optimizer.param_groups:
-            group["lr"] = course.rate * _schedule(done)
-        loss = loss_of(next(feed))
+            group["lr"] = schedule.learning_rate * _learning_rate_factor(done)
+        loss = loss_of(next(batches_))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -95,12 +95,12 @@ def descend(
     return smooth
 
 
-def text_loss(model: Any) -> Callable[[Any], Any]:
+def language_model_loss(model: Any) -> Callable[[Any], Any]:
     """The loss of plain language modelling."""
     return lambda rows: model(input_ids=rows, labels=rows).loss
 
 
-def _schedule(done: float) -> float:
+def _learning_rate_factor(done: float) -> float:
     """Linear warm-up, then a cosine down to a twentieth."""
     if done < _WARMUP:
         return (done + 0.01) / (_WARMUP + 0.01)

@@ -47,9 +47,11 @@ _MISTRAL_TEMPLATE = (
 )
 
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA_CUT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
-_QWEN_CUT = _LLAMA_CUT.replace(r"\p{N}{1,3}", r"\p{N}")
-_MISTRAL_CUT = r"[^\r\n\p{L}\p{N}]?\p{Lu}*\p{Ll}+|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+_LLAMA_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN_SPLIT = _LLAMA_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_MISTRAL_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?\p{Lu}*\p{Ll}+|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
 
 
 @dataclass(frozen=True)
@@ -63,42 +65,42 @@ class Vocabulary:
 
     family: str
     size: int
-    cut: str
-    special: tuple[str, ...]
-    begins: str | None
-    ends: tuple[str, ...]
-    unknown: str | None
+    split_pattern: str
+    special_tokens: tuple[str, ...]
+    bos: str | None
+    eos_tokens: tuple[str, ...]
+    unk: str | None
     chat_template: str
 
 
 LLAMA = Vocabulary(
     family="llama",
     size=1536,
-    cut=_LLAMA_CUT,
-    special=("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    begins="<|begin_of_text|>",
-    ends=("<|eot_id|>", "<|end_of_text|>"),
-    unknown=None,
+    split_pattern=_LLAMA_SPLIT,
+    special_tokens=("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    bos="<|begin_of_text|>",
+    eos_tokens=("<|eot_id|>", "<|end_of_text|>"),
+    unk=None,
     chat_template=_LLAMA_TEMPLATE,
 )
 QWEN = Vocabulary(
     family="qwen",
     size=2048,
-    cut=_QWEN_CUT,
-    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
-    begins=None,
-    ends=("<|im_end|>", "<|endoftext|>"),
-    unknown="<|endoftext|>",
+    split_pattern=_QWEN_SPLIT,
+    special_tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    bos=None,
+    eos_tokens=("<|im_end|>", "<|endoftext|>"),
+    unk="<|endoftext|>",
     chat_template=_QWEN_TEMPLATE,
 )
 MISTRAL = Vocabulary(
     family="mistral",
     size=1280,
-    cut=_MISTRAL_CUT,
-    special=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
-    begins="<s>",
-    ends=("</s>",),
-    unknown="<unk>",
+    split_pattern=_MISTRAL_SPLIT,
+    special_tokens=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+    bos="<s>",
+    eos_tokens=("</s>",),
+    unk="<unk>",
     chat_template=_MISTRAL_TEMPLATE,
 )
 
@@ -109,24 +111,24 @@ def train_tokenizer(libraries: Libraries, vocabulary: Vocabulary, texts: Iterabl
     tokenizer = kit.Tokenizer(kit.models.BPE())
     tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
         [
-            kit.pre_tokenizers.Split(kit.Regex(vocabulary.cut), behavior="isolated"),
+            kit.pre_tokenizers.Split(kit.Regex(vocabulary.split_pattern), behavior="isolated"),
             kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = kit.decoders.ByteLevel()
     trainer = kit.trainers.BpeTrainer(
         vocab_size=vocabulary.size,
-        special_tokens=list(vocabulary.special),
+        special_tokens=list(vocabulary.special_tokens),
         initial_alphabet=sorted(kit.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return libraries.transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=vocabulary.begins,
-        eos_token=vocabulary.ends[0],
-        pad_token=vocabulary.ends[-1],
-        unk_token=vocabulary.unknown,
+        bos_token=vocabulary.bos,
+        eos_token=vocabulary.eos_tokens[0],
+        pad_token=vocabulary.eos_tokens[-1],
+        unk_token=vocabulary.unk,
         chat_template=vocabulary.chat_template,
         clean_up_tokenization_spaces=False,
     )

@@ -25,7 +25,7 @@ def expand_batch_to_tokens(
     return replaced.repeat_interleave(counts, output_size=num_tokens)
 
 
-def sparing_the_empty(apply_top_k_top_p: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+def skip_empty_logits(apply_top_k_top_p: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     """vLLM's `apply_top_k_top_p`, but logits of no tokens come back as they are."""
 
     def apply(logits: Any, k: Any, p: Any) -> Any:
@@ -40,7 +40,7 @@ class SampleAsAsked:
 
 def _repair(sampler: Any) -> None:
     sampler.expand_batch_to_tokens = expand_batch_to_tokens
-    sampler.apply_top_k_top_p = sparing_the_empty(sampler.apply_top_k_top_p)
+    sampler.apply_top_k_top_p = skip_empty_logits(sampler.apply_top_k_top_p)
 
 
 _repair(importlib.import_module("vllm.v1.sample.rejection_sampler"))

@@ -11,32 +11,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.auth import AdminDoor
-from router.api.engine_admin import EnginePages
-from router.api.inference import ClientLeftError, read_body
-from router.core.cache.entry_filter import MAX_PAGE, Scope, read_scope, scope_of, text_name
+from router.api.auth import AdminAuthenticator
+from router.api.engine_admin import EngineAdmin
+from router.api.inference import ClientDisconnectedError, read_body
+from router.core.cache.entry_filter import (
+    MAX_PAGE_SIZE,
+    EntryFilter,
+    parse_listing_filter,
+    parse_purge_filter,
+    text_document_name,
+)
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
-from router.flow.explain import Explainer, Question
-from router.net.redis.errors import LinkError
-from router.store.admin.listing import page, show
-from router.store.admin.purge import Purged, purge
-from router.store.admin.scan import Client
-from router.store.admin.stats import stats
+from router.flow.explain import Explainer, ExplainRequest
+from router.net.redis.errors import RedisBackendError
+from router.store.admin.listing import fetch_detail, list_entries
+from router.store.admin.purge import PurgeResult, purge
+from router.store.admin.scan import RedisClient
+from router.store.admin.stats import collect_stats
 
 log = logging.getLogger("roundhouse.admin")
 
-MAX_SCOPE: Final = 1 << 20
+MAX_FILTER_BYTES: Final = 1 << 20
 """Bytes of a purge's body: a document may be named by its whole text."""
 
-_PER_PAGE: Final = 100
-_ENVELOPE: Final = 4096  # bytes around the body of a request that is to be explained
-_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_DEFAULT_LIMIT: Final = 100
+_EXPLAIN_OVERHEAD: Final = 4096  # bytes around the body of a request that is to be explained
+_ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
-Page = Callable[[Request], Awaitable[Any]]
+AdminHandler = Callable[[Request], Awaitable[Any]]
 """Gives what is to be sent as JSON. Raises ApiError, LinkError, ClientLeftError."""
 
 
-class Admin:
+class AdminRoutes:
     """Everything under /admin/cache, and the door to all that is under /admin, the engines' pages too.
 
     - Nothing is read of a request, or told, before its key was checked.
@@ -45,102 +51,112 @@ class Admin:
     """
 
     def __init__(
-        self, *, door: AdminDoor, client: Client, explainer: Explainer, engines: EnginePages, max_body: int
+        self,
+        *,
+        authenticator: AdminAuthenticator,
+        redis: RedisClient,
+        explainer: Explainer,
+        engine_admin: EngineAdmin,
+        max_body: int,
     ) -> None:
         """`max_body`: bytes of a request that may be explained."""
-        self._door = door
-        self._client = client
+        self._authenticator = authenticator
+        self._redis = redis
         self._explainer = explainer
-        self._engines = engines
+        self._engine_admin = engine_admin
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
-        pages: list[tuple[str, str, Page]] = [
+        pages: list[tuple[str, str, AdminHandler]] = [
             ("GET", "/admin/cache/stats", self.stats),
-            ("GET", "/admin/cache/entries", self.entries),
-            ("GET", "/admin/cache/entries/{key}", self.entry),
-            ("DELETE", "/admin/cache/entries/{key}", self.forget),
+            ("GET", "/admin/cache/entries", self.list_entries),
+            ("GET", "/admin/cache/entries/{key}", self.get_entry),
+            ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),
             ("POST", "/admin/cache/purge", self.purge),
             ("POST", "/admin/cache/explain", self.explain),
-            ("GET", "/admin/engines", self._engines.engines),
-            ("POST", "/admin/engines/{name}/drain", self._engines.drain),
-            ("POST", "/admin/engines/{name}/resume", self._engines.resume),
+            ("GET", "/admin/engines", self._engine_admin.list_engines),
+            ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
+            ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
         ]
-        routes = [Route(path, self._behind_door(answer), methods=[method]) for method, path, answer in pages]
+        routes = [Route(path, self._authenticated(answer), methods=[method]) for method, path, answer in pages]
         # What is not there is not told apart from what is, to those without a key.
-        nothing = self._behind_door(self._nothing)
-        return [*routes, *[Route(path, nothing, methods=_METHODS) for path in ("/admin", "/admin/{path:path}")]]
+        nothing = self._authenticated(self._not_found)
+        return [*routes, *[Route(path, nothing, methods=_ALL_METHODS) for path in ("/admin", "/admin/{path:path}")]]
 
-    def _behind_door(self, answer: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _authenticated(self, handler: AdminHandler) -> Callable[[Request], Awaitable[Response]]:
         async def answering(request: Request) -> Response:
-            self._door.check(request.scope["headers"])
+            self._authenticator.check(request.scope["headers"])
             try:
-                told = await answer(request)
-            except LinkError as error:
+                told = await handler(request)
+            except RedisBackendError as error:
                 raise unavailable(f"Redis does not answer ({error}).", code="redis_down") from None
-            except ClientLeftError:
+            except ClientDisconnectedError:
                 return Response(status_code=400)  # nobody is there to read it
             return Response(msgspec.json.encode(told), media_type="application/json")
 
         return answering
 
     async def stats(self, _: Request) -> Any:
-        return await stats(self._client)
+        return await collect_stats(self._redis)
 
-    async def entries(self, request: Request) -> Any:
+    async def list_entries(self, request: Request) -> Any:
         """A page of the listing; `tenant`, `model`, `system`, `rag`, `document` narrow it down."""
         given = dict(request.query_params)
-        limit, cursor = _limit(given.pop("limit", str(_PER_PAGE))), given.pop("cursor", None)
-        return await page(self._client, scope_of(given), limit, cursor)
+        limit, cursor = _parse_limit(given.pop("limit", str(_DEFAULT_LIMIT))), given.pop("cursor", None)
+        return await list_entries(self._redis, parse_listing_filter(given), limit, cursor)
 
-    async def entry(self, request: Request) -> Any:
-        scope = _one(request.path_params)
-        shown = await show(self._client, scope.key or "")
+    async def get_entry(self, request: Request) -> Any:
+        scope = _filter_for_key(request.path_params)
+        shown = await fetch_detail(self._redis, scope.key or "")
         if shown is None:
-            raise _no_entry()
+            raise _entry_not_found()
         return shown
 
-    async def forget(self, request: Request) -> Any:
+    async def delete_entry(self, request: Request) -> Any:
         """The same as a purge of one key; 404 where nothing was there, though what is in flight is forgotten too."""
-        purged = await self._purged(_one(request.path_params))
+        purged = await self._purge_and_log(_filter_for_key(request.path_params))
         if not purged.entries and not purged.claims:
-            raise _no_entry()
+            raise _entry_not_found()
         return purged
 
     async def purge(self, request: Request) -> Any:
-        return await self._purged(read_scope(await self._body(request, MAX_SCOPE)))
+        return await self._purge_and_log(parse_purge_filter(await self._read_body(request, MAX_FILTER_BYTES)))
 
-    async def _purged(self, scope: Scope) -> Purged:
-        purged = await purge(self._client, scope)
+    async def _purge_and_log(self, entry_filter: EntryFilter) -> PurgeResult:
+        purged = await purge(self._redis, entry_filter)
         # A document may be named by its text, which is nothing for a log.
-        named = scope if scope.document is None else replace(scope, document=text_name(scope.document))
-        log.info("purged %s: %d entries, %d claims", named.record().decode(), purged.entries, purged.claims)
+        named = (
+            entry_filter
+            if entry_filter.document is None
+            else replace(entry_filter, document=text_document_name(entry_filter.document))
+        )
+        log.info("purged %s: %d entries, %d claims", named.to_json().decode(), purged.entries, purged.claims)
         return purged
 
     async def explain(self, request: Request) -> Any:
-        body = await self._body(request, self._max_body + _ENVELOPE)
+        body = await self._read_body(request, self._max_body + _EXPLAIN_OVERHEAD)
         try:
-            question = msgspec.json.decode(body, type=Question)
+            question = msgspec.json.decode(body, type=ExplainRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"The question is not understood: {error}", code="invalid_question") from None
         return await self._explainer.explain(question)
 
-    async def _nothing(self, _: Request) -> Any:
+    async def _not_found(self, _: Request) -> Any:
         raise HTTPException(404)
 
-    async def _body(self, request: Request, limit: int) -> bytes:
+    async def _read_body(self, request: Request, limit: int) -> bytes:
         return await read_body(request.scope["headers"], request.receive, limit)
 
 
-def _one(path: Mapping[str, Any]) -> Scope:
-    return scope_of({"key": path["key"]})
+def _filter_for_key(path: Mapping[str, Any]) -> EntryFilter:
+    return parse_listing_filter({"key": path["key"]})
 
 
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE):
-        raise bad_request(f"`limit` must be a number from 1 to {MAX_PAGE}.", param="limit", code="invalid_query")
+def _parse_limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE_SIZE):
+        raise bad_request(f"`limit` must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit", code="invalid_query")
     return int(text)
 
 
-def _no_entry() -> ApiError:
+def _entry_not_found() -> ApiError:
     return ApiError(404, "There is no such entry.", kind=NOT_FOUND, param="key", code="no_such_entry")

@@ -10,7 +10,7 @@ from router.shared.drains import Drains
 from router.upstream.catalog import Catalog, Engine
 
 
-class Shown(msgspec.Struct, frozen=True):
+class EngineStatus(msgspec.Struct, frozen=True):
     """An engine as this router process sees it; None is unknown, which is never 0.
 
     - `in_flight`: what this process has asked of it and is not over; `running` and `waiting` are what the engine said
@@ -29,42 +29,42 @@ class Shown(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None
 
 
-class Changed(msgspec.Struct, frozen=True):
+class DrainResult(msgspec.Struct, frozen=True):
     """`everywhere`: whether Redis knows it, and so all routers; else only this process does, until Redis is back."""
 
-    engine: Shown
+    engine: EngineStatus
     everywhere: bool
 
 
-class EnginePages:
+class EngineAdmin:
     """What stands under /admin/engines, behind the administrators' door."""
 
     def __init__(self, catalog: Catalog, drains: Drains) -> None:
         self._catalog = catalog
         self._drains = drains
 
-    async def engines(self, _: Request) -> Any:
-        return {"engines": [_show(engine) for engine in self._catalog.engines.values()]}
+    async def list_engines(self, _: Request) -> Any:
+        return {"engines": [_engine_status(engine) for engine in self._catalog.engines.values()]}
 
     async def drain(self, request: Request) -> Any:
         """No new work for an engine; what it works on goes on. Doing it twice is doing it once."""
-        engine = self._named(request)
-        return Changed(everywhere=await self._drains.drain(engine.name), engine=_show(engine))
+        engine = self._find_engine(request)
+        return DrainResult(everywhere=await self._drains.drain(engine.name), engine=_engine_status(engine))
 
     async def resume(self, request: Request) -> Any:
-        engine = self._named(request)
-        return Changed(everywhere=await self._drains.resume(engine.name), engine=_show(engine))
+        engine = self._find_engine(request)
+        return DrainResult(everywhere=await self._drains.resume(engine.name), engine=_engine_status(engine))
 
-    def _named(self, request: Request) -> Engine:
+    def _find_engine(self, request: Request) -> Engine:
         engine = self._catalog.engines.get(request.path_params["name"])
         if engine is None:
             raise ApiError(404, "There is no such engine.", kind=NOT_FOUND, code="no_such_engine")
         return engine
 
 
-def _show(engine: Engine) -> Shown:
+def _engine_status(engine: Engine) -> EngineStatus:
     gauges = engine.gauges
-    return Shown(
+    return EngineStatus(
         name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up, drained=engine.drained,
         in_flight=engine.in_flight, running=gauges.running, waiting=gauges.waiting,
         kv_cache_usage=gauges.kv_cache_usage,

@@ -12,38 +12,45 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.api.auth import Authenticator
-from router.core.resilience.breaker import State
+from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
-from router.net.redis.pipeline import Line
+from router.net.redis.pipeline import RedisPipeline
 from router.shared.breakers import Breakers
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model
-from router.upstream.probe import Probe
+from router.upstream.probe import EngineProbe
 
 _encode = msgspec.json.Encoder().encode
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-Handler = Callable[[Request], Awaitable[Response]]
+OpsHandler = Callable[[Request], Awaitable[Response]]
 
 
-class Ops:
+class OpsRoutes:
     """The pages that are not hot: models, health, readiness, version and metrics."""
 
     def __init__(
-        self, *, catalog: Catalog, breakers: Breakers, line: Line, probe: Probe, telemetry: Telemetry,
-        auth: Authenticator, draining: Callable[[], bool],
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        catalog: Catalog,
+        breakers: Breakers,
+        pipeline: RedisPipeline,
+        probe: EngineProbe,
+        telemetry: Telemetry,
+        auth: Authenticator,
+        is_draining: Callable[[], bool],
+    ) -> None:
         self._catalog = catalog
         self._breakers = breakers
-        self._line = line
+        self._pipeline = pipeline
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
-        self._draining = draining
+        self._is_draining = is_draining
         self._created = int(dt.datetime.now(dt.UTC).timestamp())
 
     def routes(self) -> list[Route]:
-        pages: list[tuple[str, Handler]] = [
+        pages: list[tuple[str, OpsHandler]] = [
             ("/v1/models", self.models),
             ("/v1/models/{name:path}", self.model),
             ("/health", self.health),
@@ -56,20 +63,20 @@ class Ops:
 
     async def models(self, request: Request) -> Response:
         """Models, aliases and `auto`, as OpenAI lists models."""
-        self._auth.tenant(request.scope["headers"])
-        data = [self._shape(name, model) for name, model in self._catalog.names()]
-        return _json({"object": "list", "data": data})
+        self._auth.authenticate(request.scope["headers"])
+        data = [self._model_object(name, model) for name, model in self._catalog.named_models()]
+        return _json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        self._auth.tenant(request.scope["headers"])
+        self._auth.authenticate(request.scope["headers"])
         wanted = request.path_params["name"]
-        for name, model in self._catalog.names():
+        for name, model in self._catalog.named_models():
             if name == wanted:
-                return _json(self._shape(name, model))
+                return _json_response(self._model_object(name, model))
         raise unknown_model(wanted)
 
-    def _shape(self, name: str, model: Model | None) -> dict[str, Any]:
-        lengths = [e.max_model_len for e in self._catalog.serving(model.name)] if model is not None else []
+    def _model_object(self, name: str, model: Model | None) -> dict[str, Any]:
+        lengths = [e.max_model_len for e in self._catalog.engines_for(model.name)] if model is not None else []
         known = [length for length in lengths if length is not None]
         return {
             "id": name,
@@ -85,12 +92,12 @@ class Ops:
         return Response()
 
     async def version(self, _: Request) -> Response:
-        return _json({"version": version("roundhouse")})
+        return _json_response({"version": version("roundhouse")})
 
     async def readyz(self, _: Request) -> Response:
-        if self._draining():
+        if self._is_draining():
             return PlainTextResponse("not ready: the router is about to stop\n", 503, {"retry-after": "1"})
-        if self._catalog.ready(lambda engine: self._breakers.state(engine) is not State.OPEN):
+        if self._catalog.ready(lambda engine: self._breakers.state(engine) is not BreakerState.OPEN):
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: a model has no engine that can take work\n", 503, {"retry-after": "1"})
 
@@ -98,11 +105,11 @@ class Ops:
         """Liveness and a summary; 503 where no engine is up, so that nothing but hits can be served."""
         engines = list(self._catalog.engines.values())
         breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
-        any_open = State.OPEN in breakers.values()
+        any_open = BreakerState.OPEN in breakers.values()
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
         if not any(engine.up for engine in engines):
             status = "unhealthy"
-        elif self._line.up and all(engine.up for engine in engines) and not any_open:
+        elif self._pipeline.up and all(engine.up for engine in engines) and not any_open:
             status = "healthy"
         else:
             status = "degraded"
@@ -127,16 +134,16 @@ class Ops:
                 }
                 for engine in engines
             },
-            "redis": "up" if self._line.up else "down",
+            "redis": "up" if self._pipeline.up else "down",
         }
-        return _json(summary, 503 if status == "unhealthy" else 200)
+        return _json_response(summary, 503 if status == "unhealthy" else 200)
 
     async def metrics(self, _: Request) -> Response:
-        self._telemetry.observe(self._catalog.engines.values(), self._breakers.state, redis_up=self._line.up)
-        return Response(self._telemetry.page(), media_type=METRICS_TYPE)
+        self._telemetry.update_gauges(self._catalog.engines.values(), self._breakers.state, redis_up=self._pipeline.up)
+        return Response(self._telemetry.render(), media_type=METRICS_CONTENT_TYPE)
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
@@ -162,6 +169,6 @@ async def http_error(request: Request, error: Exception) -> Response:
     return Response(shaped.body(), error.status_code, error.headers, media_type="application/json")
 
 
-async def defect(_: Request, __: Exception) -> Response:
+async def unhandled_error(_: Request, __: Exception) -> Response:
     """Starlette's handler for a defect; the server logs the traceback."""
     return Response(internal_error().body(), 500, media_type="application/json")

@@ -4,25 +4,25 @@ from functools import lru_cache
 from typing import Final
 
 from router.core.cache.fingerprint import MissReason
-from router.core.quota.rate_limit import headers as limit_headers
-from router.core.types import Bypass, CacheStatus, Task
+from router.core.quota.rate_limit import rate_limit_headers as limit_headers
+from router.core.types import BypassReason, CacheStatus, Task
 from router.flow.exchange import Exchange
 from router.net.server.cycle import header_lines
 
 RawHeaders = list[tuple[bytes, bytes]]
 
-JSON: Final = (b"content-type", b"application/json")
-_EVENTS: Final = (
+JSON_CONTENT_TYPE: Final = (b"content-type", b"application/json")
+_SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would gather the events
 )
 
-_KINDS: Final = 4096  # of answers, whose lines are remembered
+_MAX_TEMPLATES: Final = 4096  # of answers, whose lines are remembered
 _BYPASS: Final = CacheStatus.BYPASS
 
 
-class Heading:
+class ResponseHeaders:
     """Makes the header lines of answers, but for those that say how the body is framed; see client.Client.begin.
 
     Most of them are the same for all answers of a kind, so they are put together once for each, with holes. What fills
@@ -31,17 +31,27 @@ class Heading:
     """
 
     def __init__(self) -> None:
-        self._form = lru_cache(_KINDS)(_form)
+        self._cached_template = lru_cache(_MAX_TEMPLATES)(_build_template)
 
-    def lines(self, exchange: Exchange) -> bytes:
+    def render(self, exchange: Exchange) -> bytes:
         """What an answer says of an exchange, whose status is known."""
-        cache, key, age = exchange.cache, exchange.key, exchange.age
+        cache, key, age = exchange.cache_status, exchange.key, exchange.age
         if cache is None or cache is _BYPASS:
             key = None
-        form = self._form(
-            exchange.status == 200, exchange.stream, cache, exchange.local, key is not None, age is not None,
-            exchange.bypass, exchange.reason, exchange.task, exchange.engine, exchange.fallback, exchange.adjusted,
-        )  # fmt: skip
+        form = self._cached_template(
+            exchange.status == 200,
+            exchange.stream,
+            cache,
+            exchange.from_local_cache,
+            key is not None,
+            age is not None,
+            exchange.bypass_reason,
+            exchange.miss_reason,
+            exchange.task,
+            exchange.engine,
+            exchange.fallback_model,
+            exchange.adjusted_fields,
+        )
         values: tuple[bytes | int | None, ...] = (exchange.request_id.encode(),)
         if key is not None:
             values += (key.encode(),)
@@ -49,13 +59,13 @@ class Heading:
             values += (exchange.ttl, age)
         lines = form % values
         if exchange.permit is not None:
-            lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.allowance))
+            lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.status))
         return lines
 
 
-def _form(
-    is_answer: bool, stream: bool, cache: CacheStatus | None, local: bool, has_key: bool, has_age: bool,
-    bypass: Bypass | None, reason: MissReason | None, task: Task | None, engine: str | None, fallback: str | None,
+def _build_template(
+    is_success: bool, stream: bool, cache: CacheStatus | None, local: bool, has_key: bool, has_age: bool,
+    bypass: BypassReason | None, reason: MissReason | None, task: Task | None, engine: str | None, fallback: str | None,
     adjusted: tuple[str, ...],
 ) -> bytes:  # fmt: skip
     """The lines with holes: for the request's id, the key, and of a stored answer the time to live and the age."""
@@ -70,12 +80,12 @@ def _form(
         hit = b"roundhouse; hit; ttl=%d; detail=local" if local else b"roundhouse; hit; ttl=%d"
         headers += [(b"cache-status", hit), (b"age", b"%d")]
     elif cache is not None:
-        headers.append((b"cache-status", _forwarded(cache, bypass, reason)))
+        headers.append((b"cache-status", _forward_cache_status(cache, bypass, reason)))
     headers += [(name, value.encode().replace(b"%", b"%%")) for name, value in facts if value is not None]
-    return header_lines([*headers, *(_EVENTS if stream and is_answer else [JSON])])
+    return header_lines([*headers, *(_SSE_HEADERS if stream and is_success else [JSON_CONTENT_TYPE])])
 
 
-def _forwarded(cache: CacheStatus, bypass: Bypass | None, reason: MissReason | None) -> bytes:
+def _forward_cache_status(cache: CacheStatus, bypass: BypassReason | None, reason: MissReason | None) -> bytes:
     """The Cache-Status (RFC 9211) of what was not there."""
     if cache is CacheStatus.COALESCED:
         return b"roundhouse; fwd=miss; collapsed"

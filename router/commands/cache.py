@@ -8,37 +8,37 @@ import msgspec
 import typer
 
 from router.commands.console import (
-    WRONG_USE,
-    Config,
-    Json,
-    JsonLines,
-    agrees,
-    amount,
+    EXIT_USAGE,
+    ConfigOption,
+    JsonLinesOption,
+    JsonOption,
+    confirm,
+    escape_unprintable,
     fail,
-    printable,
+    format_bytes,
+    format_duration,
+    load_settings,
+    pluralize,
+    print_err,
     progress,
-    say,
-    settings_of,
-    size,
-    span,
     write_json,
     write_table,
 )
-from router.commands.options import Document, Model, Rag, System, Tenant
-from router.commands.redis import narrowed, with_redis
+from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
+from router.commands.redis import parse_filter, with_redis
 from router.commands.transfer import export_, import_from
-from router.core.cache.entry_filter import MAX_PAGE
+from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.types import DEFAULT_TENANT, Endpoint
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
-    from router.flow.explain import Explanation, Question
-    from router.store.admin.listing import Listed, Shown, ShownStream
-    from router.store.admin.purge_record import Replicas
-    from router.store.admin.scan import Client
-    from router.store.admin.stats import Stats
+    from router.flow.explain import ExplainRequest, Explanation
+    from router.store.admin.listing import EntryDetail, EntrySummary, StreamDetail
+    from router.store.admin.purge_record import ReplicaAcks
+    from router.store.admin.scan import RedisClient
+    from router.store.admin.stats import CacheStats
 
-Key = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
+KeyArgument = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
 
 app = typer.Typer(help="Look into the cache, explain it, and make it forget.", no_args_is_help=True)
 app.command(name="export")(export_)
@@ -46,39 +46,46 @@ app.command(name="import")(import_from)
 
 
 @app.command(name="stats")
-def stats_command(config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
+def stats_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Say how much there is of what."""
-    from router.store.admin.scan import redis_clock
-    from router.store.admin.stats import stats
+    from router.store.admin.scan import read_redis_clock
+    from router.store.admin.stats import collect_stats
 
     with progress("entries counted") as counted:
 
-        async def count(client: "Client") -> "tuple[Stats, float]":
-            return await stats(client, counted), (await redis_clock(client)).now()
+        async def count(client: "RedisClient") -> "tuple[CacheStats, float]":
+            return await collect_stats(client, counted), (await read_redis_clock(client)).now()
 
-        told, now = with_redis(settings_of(config), config, count)
+        told, now = with_redis(load_settings(config), config, count)
     write_json(told) if as_json else _write_stats(told, now)
 
 
-def _write_stats(told: "Stats", now: float) -> None:
+def _write_stats(found_stats: "CacheStats", now: float) -> None:
     """`now` in seconds since the epoch, by Redis' clock."""
-    total = told.total
+    total = found_stats.total
     reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
-    entries, tokens = amount(total.entries, "entry", "entries"), amount(total.tokens, "token")
+    entries, tokens = pluralize(total.entries, "entry", "entries"), pluralize(total.tokens, "token")
     per_token = "" if total.bytes_per_token is None else f", {total.bytes_per_token:.1f} bytes per token"
-    typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {size(total.bytes)}{per_token}{reckoned}")
-    if told.oldest is not None and told.newest is not None:
-        typer.echo(f"the oldest is {span(now - told.oldest)} old, the newest {span(now - told.newest)}")
-    typer.echo(f"in the making: {amount(told.claims, 'claim')}, {amount(told.flights, 'flight')}")
-    for server in told.redis:
-        bound = f"of {size(server['max_memory'])}, {server['policy']}" if server["max_memory"] else "without a bound"
-        evicted = amount(server["evicted"] or 0, "key")
-        typer.echo(f"redis {server['version']}: {size(server['memory'])} {bound}, {evicted} evicted")
+    typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {format_bytes(total.bytes)}{per_token}{reckoned}")
+    if found_stats.oldest is not None and found_stats.newest is not None:
+        typer.echo(
+            f"the oldest is {format_duration(now - found_stats.oldest)} old, "
+            f"the newest {format_duration(now - found_stats.newest)}"
+        )
+    typer.echo(f"in the making: {pluralize(found_stats.claims, 'claim')}, {pluralize(found_stats.flights, 'flight')}")
+    for server in found_stats.redis:
+        bound = (
+            f"of {format_bytes(server['max_memory'])}, {server['policy']}"
+            if server["max_memory"]
+            else "without a bound"
+        )
+        evicted = pluralize(server["evicted"] or 0, "key")
+        typer.echo(f"redis {server['version']}: {format_bytes(server['memory'])} {bound}, {evicted} evicted")
     rows = [("tenant", "model", "entries", "stale", "tokens", "memory", "bytes per token")]
-    for tenant, models in told.tenants.items():
+    for tenant, models in found_stats.tenants.items():
         for model, group in models.items():
             per_token = "-" if group.bytes_per_token is None else f"{group.bytes_per_token:.1f}"
-            counts = str(group.entries), str(group.stale), str(group.tokens), size(group.bytes)
+            counts = str(group.entries), str(group.stale), str(group.tokens), format_bytes(group.bytes)
             rows.append((tenant, model, *counts, per_token))
     if len(rows) > 1:
         typer.echo()
@@ -87,81 +94,95 @@ def _write_stats(told: "Stats", now: float) -> None:
 
 @app.command()
 def ls(
-    config: Config = Path(DEFAULT_PATH),
-    tenant: Tenant = None,
-    model: Model = None,
-    system: System = None,
-    rag: Rag = None,
-    document: Document = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE, help="How many.")] = 100,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    tenant: TenantOption = None,
+    model: ModelOption = None,
+    system: SystemOption = None,
+    rag: RagOption = None,
+    document: DocumentOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="How many.")] = 100,
     cursor: Annotated[str | None, typer.Option(help="Those after this key.")] = None,
-    as_json: JsonLines = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """List entries in the order of their keys."""
-    from router.store.admin.listing import page
+    from router.store.admin.listing import list_entries
 
-    scope = narrowed(tenant=tenant, model=model, system=system, rag=rag, document=document)
-    found = with_redis(settings_of(config), config, lambda client: page(client, scope, limit, cursor))
+    scope = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
+    found = with_redis(load_settings(config), config, lambda client: list_entries(client, scope, limit, cursor))
     if as_json:
         for entry in found.entries:
             write_json(entry)
     elif found.entries:
         heads = ("age", "left", "tokens", "memory", "task", "engine", "key")
-        write_table([heads, *[_row(entry) for entry in found.entries]])
+        write_table([heads, *[_listing_row(entry) for entry in found.entries]])
     if found.cursor is not None:
-        say(f"There are more: --cursor {found.cursor}")
+        print_err(f"There are more: --cursor {found.cursor}")
 
 
-def _row(entry: "Listed") -> tuple[str, ...]:
-    left = "stale" if entry.stale else span(entry.ttl)
+def _listing_row(entry: "EntrySummary") -> tuple[str, ...]:
+    left = "stale" if entry.stale else format_duration(entry.ttl)
     tokens = "?" if entry.completion_tokens is None else str(entry.completion_tokens)
-    return span(entry.age), left, tokens, size(entry.bytes), entry.task or "?", entry.engine or "?", entry.key
+    return (
+        format_duration(entry.age),
+        left,
+        tokens,
+        format_bytes(entry.bytes),
+        entry.task or "?",
+        entry.engine or "?",
+        entry.key,
+    )
 
 
 @app.command(name="show")
 def show_command(
-    key: Key,
-    config: Config = Path(DEFAULT_PATH),
+    key: KeyArgument,
+    config: ConfigOption = Path(DEFAULT_PATH),
     as_fields: Annotated[
         bool, typer.Option("--fields", help="Every field as it stands, in place of the text.")
     ] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the text of one entry and what it holds beside it, or what else stands at its key."""
-    from router.store.admin.listing import show
+    from router.store.admin.listing import fetch_detail
 
-    scope = narrowed(key=key)
-    shown = with_redis(settings_of(config), config, lambda client: show(client, scope.key or ""))
+    scope = parse_filter(key=key)
+    shown = with_redis(load_settings(config), config, lambda client: fetch_detail(client, scope.key or ""))
     if shown is None:
         fail(f"there is no entry {key}")
-    write_json(shown) if as_json else _write_shown(shown, as_fields=as_fields)
+    write_json(shown) if as_json else _write_entry(shown, as_fields=as_fields)
 
 
-def _write_shown(shown: "Shown", *, as_fields: bool) -> None:
+def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
     """What is no entry is always written as it stands."""
-    entry = shown.entry
+    entry = detail.entry
     typer.echo(entry.key)
-    if shown.problem is not None:
-        typer.echo(f"!! {shown.problem}")
-    gone = "never" if entry.gone_in is None else f"in {span(entry.gone_in)}"
-    left = "stale" if entry.stale else f"{span(entry.ttl)} left"
-    typer.echo(f"{span(entry.age)} old, {left}; Redis drops it {gone}; {size(entry.bytes)} of memory")
-    if as_fields or shown.problem is not None:
-        for name, value in shown.fields.items():
-            plain = printable(value)
-            typer.echo(f"\n{printable(name)}:\n{plain}" if len(plain) > 100 else f"{printable(name)}: {plain}")
+    if detail.problem is not None:
+        typer.echo(f"!! {detail.problem}")
+    gone = "never" if entry.gone_in is None else f"in {format_duration(entry.gone_in)}"
+    left = "stale" if entry.stale else f"{format_duration(entry.ttl)} left"
+    typer.echo(
+        f"{format_duration(entry.age)} old, {left}; Redis drops it {gone}; {format_bytes(entry.bytes)} of memory"
+    )
+    if as_fields or detail.problem is not None:
+        for name, value in detail.fields.items():
+            plain = escape_unprintable(value)
+            typer.echo(
+                f"\n{escape_unprintable(name)}:\n{plain}"
+                if len(plain) > 100
+                else f"{escape_unprintable(name)}: {plain}"
+            )
         return
-    described = dict(shown.fields)
-    if shown.text is not None:
-        typer.echo(f"\n{printable(shown.text)}\n")
-        described["body"] = f"{len(shown.fields['body'].encode()):,} bytes"
-    if shown.stream is not None:
-        described["stream"] = _described(shown.stream)
+    described = dict(detail.fields)
+    if detail.text is not None:
+        typer.echo(f"\n{escape_unprintable(detail.text)}\n")
+        described["body"] = f"{len(detail.fields['body'].encode()):,} bytes"
+    if detail.stream is not None:
+        described["stream"] = _describe_stream(detail.stream)
     for name, value in described.items():
-        typer.echo(f"{printable(name)}: {printable(value)}")
+        typer.echo(f"{escape_unprintable(name)}: {escape_unprintable(value)}")
 
 
-def _described(stream: "ShownStream") -> str:
+def _describe_stream(stream: "StreamDetail") -> str:
     events = "no events" if stream.events is None else f"{stream.events:,} bytes of events"
     beside = "" if stream.lossless else "; the body is only for people to read"
     return f"{stream.bytes:,} bytes; gives {events}{beside}"
@@ -169,16 +190,16 @@ def _described(stream: "ShownStream") -> str:
 
 @app.command(name="top")
 def top_command(
-    config: Config = Path(DEFAULT_PATH),
-    tenant: Tenant = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE, help="How many.")] = 10,
-    as_json: JsonLines = False,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    tenant: TenantOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="How many.")] = 10,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """List the entries that were hit the most."""
-    from router.store.admin.stats import top
+    from router.store.admin.stats import top_entries
 
-    of = narrowed(tenant=tenant).tenant
-    hits = with_redis(settings_of(config), config, lambda client: top(client, limit, of))
+    of = parse_filter(tenant=tenant).tenant
+    hits = with_redis(load_settings(config), config, lambda client: top_entries(client, limit, of))
     if as_json:
         for hit in hits:
             write_json(hit)
@@ -189,108 +210,113 @@ def top_command(
 
 @app.command(name="purge")
 def purge_command(
-    config: Config = Path(DEFAULT_PATH),
+    config: ConfigOption = Path(DEFAULT_PATH),
     key: Annotated[str | None, typer.Option(help="The entry at this key, as in X-Cache-Key.")] = None,
-    tenant: Tenant = None,
-    model: Model = None,
-    system: System = None,
-    rag: Rag = None,
-    document: Document = None,
+    tenant: TenantOption = None,
+    model: ModelOption = None,
+    system: SystemOption = None,
+    rag: RagOption = None,
+    document: DocumentOption = None,
     everything: Annotated[bool, typer.Option("--all", help="All there is.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be forgotten.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Forget answers, in every router, and those that are being given now. What is named must hold, all of it."""
-    from router.store.admin.purge import count, purge
+    from router.store.admin.purge import count_entries, purge
 
-    scope = narrowed(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
+    scope = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
     if scope.all != everything:
-        fail("purge: name what to forget, or say --all and nothing else", WRONG_USE)
-    settings = settings_of(config)
+        fail("purge: name what to forget, or say --all and nothing else", EXIT_USAGE)
+    settings = load_settings(config)
     asked = sys.stdin.isatty() and not yes
     if dry_run or asked:
         with progress("entries found") as found:
-            matching = with_redis(settings, config, lambda client: count(client, scope, found))
+            matching = with_redis(settings, config, lambda client: count_entries(client, scope, found))
         if dry_run:
             write_json({"entries": matching}) if as_json else typer.echo(
-                f"{amount(matching, 'entry', 'entries')} would be forgotten"
+                f"{pluralize(matching, 'entry', 'entries')} would be forgotten"
             )
             return
-        question = f"Forget {amount(matching, 'entry', 'entries')}, and what is in the making?"
-        if not agrees(question):
+        question = f"Forget {pluralize(matching, 'entry', 'entries')}, and what is in the making?"
+        if not confirm(question):
             fail("nothing was forgotten")
     with progress("entries forgotten") as gone:
         purged = with_redis(settings, config, lambda client: purge(client, scope, gone))
     if as_json:
         write_json(purged)
     else:
-        forgot = f"forgot {amount(purged.entries, 'entry', 'entries')} and {amount(purged.claims, 'claim')}"
-        typer.echo(forgot + _replicated(purged.replicas))
+        forgot = f"forgot {pluralize(purged.entries, 'entry', 'entries')} and {pluralize(purged.claims, 'claim')}"
+        typer.echo(forgot + _describe_replicas(purged.replicas))
 
 
-def _replicated(replicas: "Replicas | None") -> str:
+def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
     if replicas is None:
         return "; it is not known which replicas have the record of it"
     if not replicas.connected:
         return ""
-    return f"; {replicas.acknowledged} of {amount(replicas.connected, 'replica')} have the record of it"
+    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} have the record of it"
 
 
 @app.command()
 def explain(
     file: Annotated[Path, typer.Argument(help="The request's body as JSON; - is standard input.")] = Path("-"),
-    config: Config = Path(DEFAULT_PATH),
+    config: ConfigOption = Path(DEFAULT_PATH),
     tenant: Annotated[str, typer.Option(help="Whose request it is.")] = DEFAULT_TENANT,
     path: Annotated[str, typer.Option(help="Where it is sent to.")] = Endpoint.CHAT.value,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say whether a request would hit, and if not, in what it differs from the nearest entry of its tenant."""
-    from router.flow.explain import Question
+    from router.flow.explain import ExplainRequest
 
-    settings = settings_of(config)
-    body = _body(file, settings.router.max_body)
-    told = with_redis(settings, config, lambda client: _explain(settings, client, Question(body, tenant, path)))
+    settings = load_settings(config)
+    body = _read_request_body(file, settings.router.max_body)
+    told = with_redis(settings, config, lambda client: _explain(settings, client, ExplainRequest(body, tenant, path)))
     write_json(told) if as_json else _write_explanation(told)
 
 
-async def _explain(settings: Settings, client: "Client", question: "Question") -> "Explanation":
-    from router.app import build_catalog, build_explainer, build_reader
+async def _explain(settings: Settings, client: "RedisClient", question: "ExplainRequest") -> "Explanation":
+    from router.app import build_catalog, build_explainer, build_request_resolver
 
-    return await build_explainer(settings, build_reader(settings, build_catalog(settings)), client).explain(question)
+    return await build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client).explain(
+        question
+    )
 
 
-def _body(file: Path, limit: int) -> msgspec.Raw:
+def _read_request_body(file: Path, limit: int) -> msgspec.Raw:
     if str(file) == "-":
         if sys.stdin.isatty():
-            say("reading the request's body from standard input; end with Ctrl-D")
+            print_err("reading the request's body from standard input; end with Ctrl-D")
         body = sys.stdin.buffer.read(limit + 1)
     else:
         try:
             with file.open("rb") as opened:
                 body = opened.read(limit + 1)
         except OSError as error:
-            fail(f"{file}: {error.strerror}", WRONG_USE)
+            fail(f"{file}: {error.strerror}", EXIT_USAGE)
     if len(body) > limit:
-        fail(f"{file}: the body has more than {limit} bytes (router.max_body)", WRONG_USE)
+        fail(f"{file}: the body has more than {limit} bytes (router.max_body)", EXIT_USAGE)
     return msgspec.Raw(body)
 
 
-def _write_explanation(told: "Explanation") -> None:
-    reason = f" ({told.reason})" if told.reason else ""
-    typer.echo(f"{told.result.value}{reason}: {told.why}")
-    typer.echo(told.key)
-    write_table([("part", "value", "made of"), *[(part.part, part.value, part.made_of) for part in told.parts]])
-    typer.echo(f"task {told.task}, model {told.model}")
-    if told.documents:
-        typer.echo(f"documents: {', '.join(told.documents)}")
-    if told.entry is not None:
-        typer.echo(f"at the key: {told.state}, {span(told.entry.age)} old, made by {told.entry.engine or '?'}")
-    near = told.nearest
+def _write_explanation(explanation: "Explanation") -> None:
+    reason = f" ({explanation.reason})" if explanation.reason else ""
+    typer.echo(f"{explanation.result.value}{reason}: {explanation.why}")
+    typer.echo(explanation.key)
+    write_table([("part", "value", "made of"), *[(part.part, part.value, part.made_of) for part in explanation.parts]])
+    typer.echo(f"task {explanation.task}, model {explanation.model}")
+    if explanation.documents:
+        typer.echo(f"documents: {', '.join(explanation.documents)}")
+    if explanation.entry is not None:
+        typer.echo(
+            f"at the key: {explanation.state}, {format_duration(explanation.entry.age)} old, "
+            f"made by {explanation.entry.engine or '?'}"
+        )
+    near = explanation.nearest
     if near is not None and near.key is not None:
         typer.echo(f"nearest: {near.key}")
-        for part, words in zip(near.differs, told.differs, strict=True):
+        for part, words in zip(near.differs, explanation.differs, strict=True):
             typer.echo(f"  differs in {part}: {words}")
     if near is not None:
         rest = "" if near.everything else "; there are more"
-        typer.echo(f"{amount(near.looked_at, 'entry', 'entries')} of the tenant compared{rest}")
+        typer.echo(f"{pluralize(near.looked_at, 'entry', 'entries')} of the tenant compared{rest}")

@@ -11,41 +11,41 @@ import typer
 
 from router.settings import ConfigurationError, Settings, load
 
-FAILED: Final = 1
-WRONG_USE: Final = 2
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
 
-Config = Annotated[
+ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration file.", show_default=True)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Write JSON, an object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Write JSON, an object a line.")]
 
 
-def say(message: str) -> None:
+def print_err(message: str) -> None:
     """To people, beside what the command is to give."""
     typer.echo(message, err=True)
 
 
-def fail(message: str, code: int = FAILED) -> NoReturn:
+def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """Ends the command with one line."""
-    say(f"roundhouse: {' '.join(message.split())}")
+    print_err(f"roundhouse: {' '.join(message.split())}")
     raise typer.Exit(code)
 
 
-def agrees(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Asks the person at the terminal; anything but yes is no. (typer's own would write to standard output, too.)"""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def settings_of(config: Path) -> Settings:
+def load_settings(config: Path) -> Settings:
     """The configuration; where it cannot be used, the command ends with a line for each mistake."""
     try:
         return load(config)
     except ConfigurationError as error:
         for mistake in error.mistakes:
-            say(f"roundhouse: {mistake}")
-        raise typer.Exit(WRONG_USE) from None
+            print_err(f"roundhouse: {mistake}")
+        raise typer.Exit(EXIT_USAGE) from None
 
 
 def write_json(value: Any) -> None:
@@ -53,7 +53,7 @@ def write_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value))
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """A text without what would command a terminal; answers may hold anything."""
     if text.isprintable():
         return text
@@ -62,7 +62,7 @@ def printable(text: str) -> str:
 
 def write_table(rows: Sequence[tuple[str, ...]]) -> None:
     """Columns, the first row being their heads; what stands last may be as long as it likes."""
-    rows = [tuple(map(printable, row)) for row in rows]
+    rows = [tuple(map(escape_unprintable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -83,23 +83,23 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def amount(count: int, one: str, many: str | None = None) -> str:
+def pluralize(count: int, singular: str, plural: str | None = None) -> str:
     """`1 entry`, `2 entries`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def size(count: float | None) -> str:
+def format_bytes(byte_count: float | None) -> str:
     """Bytes, to be read."""
-    if count is None:
+    if byte_count is None:
         return "?"
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
+        if byte_count < 1024:
+            return f"{byte_count:.0f} {unit}" if unit == "B" else f"{byte_count:.1f} {unit}"
+        byte_count /= 1024
+    return f"{byte_count:.1f} GiB"
 
 
-def span(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """A duration, to be read, in its largest unit."""
     if seconds is None:
         return "?"

@@ -13,14 +13,14 @@ import msgspec
 import typer
 
 from router.commands.console import (
-    WRONG_USE,
-    Config,
-    Json,
-    JsonLines,
+    EXIT_USAGE,
+    ConfigOption,
+    JsonLinesOption,
+    JsonOption,
     fail,
+    load_settings,
+    print_err,
     progress,
-    say,
-    settings_of,
     write_json,
     write_table,
 )
@@ -31,17 +31,17 @@ if TYPE_CHECKING:  # what only one of these commands needs would slow all others
     from router.net.redis.commands import Command
     from router.upstream.catalog import Catalog, Engine
 
-LOOK: Final = 0.5
+POLL_INTERVAL: Final = 0.5
 """Seconds between two looks at an engine that is to become idle."""
 
-_LOOKS: Final = 3  # in a row that must find it idle, so that routers have heard and nothing is on its way to it
+_IDLE_POLLS: Final = 3  # in a row that must find it idle, so that routers have heard and nothing is on its way to it
 
-Name = Annotated[str, typer.Argument(help="The engine, as `roundhouse engines list` has it.")]
+EngineNameArgument = Annotated[str, typer.Argument(help="The engine, as `roundhouse engines list` has it.")]
 
 app = typer.Typer(help="See the engines; take one out of service and back.", no_args_is_help=True)
 
 
-class Row(msgspec.Struct, frozen=True):
+class EngineRow(msgspec.Struct, frozen=True):
     """An engine as it says it is now; None is unknown, which is never 0."""
 
     name: str
@@ -56,36 +56,36 @@ class Row(msgspec.Struct, frozen=True):
 
 
 @app.command(name="list")
-def list_command(config: Config = Path(DEFAULT_PATH), as_json: JsonLines = False) -> None:
+def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOption = False) -> None:
     """List the engines: which are up, which are drained, and what they work on."""
-    from router.shared.drains import read_command, read_states
-    from router.store.admin.scan import ask
+    from router.shared.drains import decode_drains, read_drains_command
+    from router.store.admin.scan import execute_commands
 
-    settings = settings_of(config)
-    (found,) = with_redis(settings, config, lambda client: ask(client, [read_command()]))
-    drained = {name for name, state in read_states(found or {}).items() if state.drained}
-    rows = [_row(engine, drained) for engine in asyncio.run(_looked_at(settings, lambda _: True))]
+    settings = load_settings(config)
+    (found,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
+    drained = {name for name, state in decode_drains(found or {}).items() if state.drained}
+    rows = [_engine_row(engine, drained) for engine in asyncio.run(_probe_engines(settings, lambda _: True))]
     if as_json:
         for row in rows:
             write_json(row)
     else:
         heads = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
-        write_table([heads, *map(_shown, rows)])
+        write_table([heads, *map(_table_row, rows)])
 
 
 @app.command()
 def drain(
-    name: Name,
-    config: Config = Path(DEFAULT_PATH),
+    name: EngineNameArgument,
+    config: ConfigOption = Path(DEFAULT_PATH),
     wait: Annotated[bool, typer.Option("--wait", help="Return once the engine works on nothing any more.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds after which --wait gives up.")] = 600.0,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Give an engine no new work, in any router; what it works on goes on to its end."""
     from router.shared.drains import drain_command
 
-    settings = _change(name, config, drain_command(name))
-    idle = _wait(settings, name, timeout) if wait else None
+    settings = _send_change(name, config, drain_command(name))
+    idle = _wait_with_progress(settings, name, timeout) if wait else None
     if as_json:
         write_json({"engine": name, "drained": True, "idle": idle})
     else:
@@ -95,25 +95,25 @@ def drain(
 
 
 @app.command()
-def resume(name: Name, config: Config = Path(DEFAULT_PATH), as_json: Json = False) -> None:
+def resume(name: EngineNameArgument, config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Give an engine work again, in every router."""
     from router.shared.drains import resume_command
 
-    _change(name, config, resume_command(name))
+    _send_change(name, config, resume_command(name))
     if as_json:
         write_json({"engine": name, "drained": False})
     else:
         typer.echo(f"{name} is back in service")
 
 
-def _change(name: str, config: Path, command: "Command") -> Settings:
-    from router.store.admin.scan import ask
+def _send_change(name: str, config: Path, command: "Command") -> Settings:
+    from router.store.admin.scan import execute_commands
 
-    settings = settings_of(config)
+    settings = load_settings(config)
     names = list(_catalog(settings).engines)
     if name not in names:
-        fail(f"{config}: there is no engine {name!r}; there are {', '.join(names)}", WRONG_USE)
-    with_redis(settings, config, lambda client: ask(client, [command]))
+        fail(f"{config}: there is no engine {name!r}; there are {', '.join(names)}", EXIT_USAGE)
+    with_redis(settings, config, lambda client: execute_commands(client, [command]))
     return settings
 
 
@@ -123,34 +123,34 @@ def _catalog(settings: Settings) -> "Catalog":
     return build_catalog(settings)
 
 
-def _wait(settings: Settings, name: str, timeout: float) -> bool:
+def _wait_with_progress(settings: Settings, name: str, timeout: float) -> bool:
     with progress("looks at what it works on") as looked:
-        return asyncio.run(_idle(settings, name, time.monotonic() + timeout, looked))
+        return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, looked))
 
 
-async def _idle(settings: Settings, name: str, until: float, looked: Callable[[int], None]) -> bool:
+async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[int], None]) -> bool:
     """Whether an engine has come to work on nothing by an instant of time.monotonic."""
     looks = idle = 0
     told: float | None = None
-    while idle < _LOOKS:
-        if looks and time.monotonic() + LOOK > until:
+    while idle < _IDLE_POLLS:
+        if looks and time.monotonic() + POLL_INTERVAL > deadline:
             return False
         if looks:
-            await asyncio.sleep(LOOK)
-        (engine,) = await _looked_at(settings, lambda one: one == name)
+            await asyncio.sleep(POLL_INTERVAL)
+        (engine,) = await _probe_engines(settings, lambda one: one == name)
         looks += 1
-        looked(looks)
-        work = _work(engine)
+        on_poll(looks)
+        work = _request_count(engine)
         if work is None:
             fail(f"engine {name} is up and does not say what it works on")
         if work and work != told:
-            say(f"{name} works on {work:g}")
+            print_err(f"{name} works on {work:g}")
         told = work
         idle = idle + 1 if work == 0 else 0
     return True
 
 
-def _work(engine: "Engine") -> float | None:
+def _request_count(engine: "Engine") -> float | None:
     """How many requests an engine has; of one that does not answer, none."""
     if not engine.up:
         return 0.0
@@ -158,32 +158,32 @@ def _work(engine: "Engine") -> float | None:
     return running + (waiting or 0.0) if running is not None else None
 
 
-async def _looked_at(settings: Settings, wanted: Callable[[str], bool]) -> "list[Engine]":
+async def _probe_engines(settings: Settings, is_selected: Callable[[str], bool]) -> "list[Engine]":
     """Engines that have just been asked how they are."""
-    from router.net.client.transport import Transport
+    from router.net.client.transport import HTTPTransport
     from router.upstream.catalog import Catalog
     from router.upstream.client import EngineClient
-    from router.upstream.probe import Probe
+    from router.upstream.probe import EngineProbe
 
-    engines = [engine for engine in _catalog(settings).engines.values() if wanted(engine.name)]
-    client = EngineClient(Transport(), connect_timeout=settings.timeouts.connect)
+    engines = [engine for engine in _catalog(settings).engines.values() if is_selected(engine.name)]
+    client = EngineClient(HTTPTransport(), connect_timeout=settings.timeouts.connect)
     try:
-        await Probe(Catalog([], engines), client).check()
+        await EngineProbe(Catalog([], engines), client).check()
     finally:
         await client.aclose()
     return engines
 
 
-def _row(engine: "Engine", drained: set[str]) -> Row:
+def _engine_row(engine: "Engine", drained: set[str]) -> EngineRow:
     gauges = engine.gauges
-    return Row(
+    return EngineRow(
         name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
         drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
         kv_cache_usage=gauges.kv_cache_usage,
     )  # fmt: skip
 
 
-def _shown(row: Row) -> tuple[str, ...]:
+def _table_row(row: EngineRow) -> tuple[str, ...]:
     def number(value: Any) -> str:
         return "?" if value is None else f"{value:g}"
 

@@ -8,16 +8,16 @@ from typing import Annotated, Final
 import typer
 
 from router.api.auth import hash_key
-from router.commands.console import WRONG_USE, Json, fail, say, write_json
+from router.commands.console import EXIT_USAGE, JsonOption, fail, print_err, write_json
 
-MAX_KEY: Final = 4096
+MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer one could not be sent among the headers of a request for long."""
 
 app = typer.Typer(help="Make API keys, and what the configuration says of them.", no_args_is_help=True)
 
 
 @app.command()
-def new(as_json: Json = False) -> None:
+def new(as_json: JsonOption = False) -> None:
     """Make a key: the first line is the key itself, which is kept nowhere; the second is for the configuration."""
     key = "rh-" + secrets.token_urlsafe(32)
     if as_json:
@@ -26,8 +26,10 @@ def new(as_json: Json = False) -> None:
     typer.echo(key)
     typer.echo(hash_key(key.encode()))
     if sys.stdout.isatty():
-        say("The first line is the key: hand it to its owner, for it is kept nowhere. The second goes into `keys` of a")
-        say("[[tenant]], or `admin_keys` of [auth].")
+        print_err(
+            "The first line is the key: hand it to its owner, for it is kept nowhere. The second goes into `keys` of a"
+        )
+        print_err("[[tenant]], or `admin_keys` of [auth].")
 
 
 @app.command(name="hash")
@@ -43,8 +45,8 @@ def hash_(
     elif sys.stdin.isatty():
         given = getpass.getpass("Key: ").encode("utf-8", "surrogateescape")
     else:
-        given = sys.stdin.buffer.read(MAX_KEY + 1)
+        given = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)
     given = given.strip()
-    if not given or len(given) > MAX_KEY or len(given.splitlines()) > 1:
-        fail(f"expected one key of at most {MAX_KEY} bytes", WRONG_USE)
+    if not given or len(given) > MAX_KEY_BYTES or len(given.splitlines()) > 1:
+        fail(f"expected one key of at most {MAX_KEY_BYTES} bytes", EXIT_USAGE)
     typer.echo(hash_key(given))

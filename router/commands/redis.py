@@ -5,50 +5,50 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from router.commands.console import WRONG_USE, fail
-from router.core.cache.entry_filter import Scope, scope_of
-from router.core.cache.redis_keys import PURGES
+from router.commands.console import EXIT_USAGE, fail
+from router.core.cache.entry_filter import EntryFilter, parse_listing_filter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.errors import ApiError
 from router.settings import EMBEDDED, Settings
 
 if TYPE_CHECKING:
-    from router.store.admin.scan import Client
+    from router.store.admin.scan import RedisClient
 
-PATIENCE: Final = 10.0
+REPLY_TIMEOUT: Final = 10.0
 """Seconds that Redis has for each answer."""
 
-Told = TypeVar("Told")
+ResultT = TypeVar("ResultT")
 
 
-def with_redis(settings: Settings, config: Path, work: "Callable[[Client], Awaitable[Told]]") -> Told:
+def with_redis(settings: Settings, config: Path, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
     """Does some work with a client; where that fails, the command ends with one line."""
-    from router.net.redis.errors import LinkError  # what commands without Redis need not load
+    from router.net.redis.errors import RedisBackendError  # what commands without Redis need not load
 
     try:
-        return asyncio.run(_connected(settings, work))
-    except LinkError as error:
+        return asyncio.run(_run_connected(settings, operation))
+    except RedisBackendError as error:
         hint = "; `roundhouse up` starts the embedded one" if settings.cache.url == EMBEDDED else ""
         fail(f"{config}: cache.url: Redis does not answer ({error}){hint}")
     except ApiError as error:
-        fail(error.message, WRONG_USE)
+        fail(error.message, EXIT_USAGE)
 
 
-async def _connected(settings: Settings, work: "Callable[[Client], Awaitable[Told]]") -> Told:
+async def _run_connected(settings: Settings, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
     from router.net.redis.connect import open_client
-    from router.store.admin.scan import ask
+    from router.store.admin.scan import execute_commands
 
-    client = open_client(settings.redis_url, timeout=PATIENCE)
+    client = open_client(settings.redis_url, timeout=REPLY_TIMEOUT)
     try:
-        await ask(client, [("EXISTS", PURGES)])
-        return await work(client)
+        await execute_commands(client, [("EXISTS", PURGE_LOG_KEY)])
+        return await operation(client)
     finally:
         await client.aclose()
 
 
-def narrowed(**parts: str | None) -> Scope:
+def parse_filter(**parts: str | None) -> EntryFilter:
     """The scope that options name; of none, all. Where one cannot be meant, the command ends."""
     given: dict[str, Any] = {name: value for name, value in parts.items() if value is not None}
     try:
-        return scope_of(given)
+        return parse_listing_filter(given)
     except ApiError as error:
-        fail(error.message, WRONG_USE)
+        fail(error.message, EXIT_USAGE)

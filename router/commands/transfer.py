@@ -9,51 +9,66 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
-from router.commands.console import WRONG_USE, Config, Json, amount, fail, progress, say, settings_of, write_json
-from router.commands.options import Document, Model, Rag, System, Tenant
-from router.commands.redis import narrowed, with_redis
+from router.commands.console import (
+    EXIT_USAGE,
+    ConfigOption,
+    JsonOption,
+    fail,
+    load_settings,
+    pluralize,
+    print_err,
+    progress,
+    write_json,
+)
+from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
+from router.commands.redis import parse_filter, with_redis
 from router.settings import DEFAULT_PATH
 
 if TYPE_CHECKING:  # what only these commands need would slow all others down
-    from router.store.admin.export_import import Exported, Imported
-    from router.store.admin.scan import Client
+    from router.store.admin.export_import import ExportResult, ImportResult
+    from router.store.admin.scan import RedisClient
 
-STANDARD: Final = Path("-")
+STDIO: Final = Path("-")
 """Standard input or output."""
 
 
 def export_(
-    file: Annotated[Path, typer.Argument(help="Where to; - is standard output.")] = STANDARD,
-    config: Config = Path(DEFAULT_PATH),
-    tenant: Tenant = None,
-    model: Model = None,
-    system: System = None,
-    rag: Rag = None,
-    document: Document = None,
-    as_json: Json = False,
+    file: Annotated[Path, typer.Argument(help="Where to; - is standard output.")] = STDIO,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    tenant: TenantOption = None,
+    model: ModelOption = None,
+    system: SystemOption = None,
+    rag: RagOption = None,
+    document: DocumentOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write entries to a file, a line of JSON each. They hold answers: keep the file as you keep those."""
-    from router.store.admin.export_import import export
+    from router.store.admin.export_import import export_entries
 
-    scope = narrowed(tenant=tenant, model=model, system=system, rag=rag, document=document)
-    settings = settings_of(config)
+    scope = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
+    settings = load_settings(config)
 
-    async def work(client: "Client") -> "Exported":
-        with _written(file) as opened, progress("entries exported") as done:
-            return await export(client, scope, opened.write, done)
+    async def work(client: "RedisClient") -> "ExportResult":
+        with _open_output(file) as opened, progress("entries exported") as done:
+            return await export_entries(client, scope, opened.write, done)
 
     try:
         told = with_redis(settings, config, work)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
-    rest = f"; left out {amount(told.left_out, 'key')} that hold none" if told.left_out else ""
-    _tell(told, f"exported {amount(told.entries, 'entry', 'entries')}{rest}", as_json=as_json, apart=file == STANDARD)
+    rest = f"; left out {pluralize(told.left_out, 'key')} that hold none" if told.left_out else ""
+    _report(
+        told,
+        f"exported {pluralize(told.entries, 'entry', 'entries')}{rest}",
+        as_json=as_json,
+        stdout_in_use=file == STDIO,
+    )
 
 
 @contextlib.contextmanager
-def _written(file: Path) -> Iterator[BinaryIO]:
+def _open_output(file: Path) -> Iterator[BinaryIO]:
     """A file that is there only once it is whole, and that nobody else can read."""
-    if file == STANDARD:
+    if file == STDIO:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
@@ -71,43 +86,43 @@ def _written(file: Path) -> Iterator[BinaryIO]:
 
 
 def import_from(
-    file: Annotated[Path, typer.Argument(help="What was exported; - is standard input.")] = STANDARD,
-    config: Config = Path(DEFAULT_PATH),
-    as_json: Json = False,
+    file: Annotated[Path, typer.Argument(help="What was exported; - is standard input.")] = STDIO,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    as_json: JsonOption = False,
 ) -> None:
     """Store the entries of a file that was exported. What is as new, or newer, stays as it is."""
-    from router.store.admin.export_import import LineError, import_, lines_of
+    from router.store.admin.export_import import ImportLineError, import_entries, read_lines
 
-    settings = settings_of(config)
+    settings = load_settings(config)
 
-    async def work(client: "Client") -> "Imported":
-        with _read(file) as opened, progress("entries imported") as done:
-            return await import_(client, lines_of(opened.readline), done)
+    async def work(client: "RedisClient") -> "ImportResult":
+        with _open_input(file) as opened, progress("entries imported") as done:
+            return await import_entries(client, read_lines(opened.readline), done)
 
     try:
         told = with_redis(settings, config, work)
-    except LineError as error:
+    except ImportLineError as error:
         fail(f"{file}: {error}")
     except OSError as error:
-        fail(f"{file}: {error.strerror}", WRONG_USE)
+        fail(f"{file}: {error.strerror}", EXIT_USAGE)
     rest = f"; {told.older:,} were there as new, {told.expired:,} had expired" if told.older or told.expired else ""
-    _tell(told, f"imported {amount(told.stored, 'entry', 'entries')}{rest}", as_json=as_json)
+    _report(told, f"imported {pluralize(told.stored, 'entry', 'entries')}{rest}", as_json=as_json)
 
 
 @contextlib.contextmanager
-def _read(file: Path) -> Iterator[BinaryIO]:
-    if file == STANDARD:
+def _open_input(file: Path) -> Iterator[BinaryIO]:
+    if file == STDIO:
         if sys.stdin.isatty():
-            say("reading exported entries from standard input; end with Ctrl-D")
+            print_err("reading exported entries from standard input; end with Ctrl-D")
         yield sys.stdin.buffer
         return
     with file.open("rb") as opened:
         yield opened
 
 
-def _tell(told: "Exported | Imported", words: str, *, as_json: bool, apart: bool = False) -> None:
+def _report(result: "ExportResult | ImportResult", summary: str, *, as_json: bool, stdout_in_use: bool = False) -> None:
     """What it came to; apart from standard output, where that holds the entries."""
-    if as_json and not apart:
-        write_json(told)
+    if as_json and not stdout_in_use:
+        write_json(result)
     else:
-        say(words)
+        print_err(summary)

@@ -6,7 +6,7 @@ proved of them.
 
 from typing import Any, Final
 
-_EXACT: Final = 2.0**53  # beyond it, a float no longer tells which integer it is
+_MAX_EXACT_INTEGER: Final = 2.0**53  # beyond it, a float no longer tells which integer it is
 
 
 def is_deeper(value: Any, limit: int) -> bool:
@@ -29,7 +29,7 @@ def is_deeper(value: Any, limit: int) -> bool:
 
 def is_integer(number: float) -> bool:
     """Whether a float surely stands for an integer: 1, 1.0 and 1e0 are one number."""
-    return -_EXACT < number < _EXACT and float(int(number)) == number
+    return -_MAX_EXACT_INTEGER < number < _MAX_EXACT_INTEGER and float(int(number)) == number
 
 
 def normalize_numbers(value: Any, limit: int) -> bool:

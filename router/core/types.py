@@ -43,7 +43,7 @@ class CacheStatus(StrEnum):
     BYPASS = "BYPASS"
 
 
-class Bypass(StrEnum):
+class BypassReason(StrEnum):
     """Why the cache was not asked: the value of X-Cache-Reason beside X-Cache: BYPASS."""
 
     NO_STORE = "no-store"

@@ -6,12 +6,12 @@ from typing import Literal
 import msgspec
 
 from router.core.cache.fingerprint import MissReason
-from router.core.endpoints.recorded_response import NotKept
-from router.core.types import DEFAULT_TENANT, Bypass, CacheStatus, Endpoint, Task
-from router.flow.body_budget import HeldBody
-from router.shared.rate_limits import Permit
+from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Endpoint, Task
+from router.flow.body_budget import BodyAllocation
+from router.shared.rate_limits import Reservation
 
-Outcome = Literal["complete", "refused", "failed", "left"]
+RequestOutcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
 
 
@@ -20,7 +20,7 @@ def new_request_id() -> str:
     return getrandbits(128).to_bytes(16).hex()
 
 
-class Work(msgspec.Struct, kw_only=True, eq=False):
+class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
 
     - `request_id`: that of the request that began it; `engine_request_id`: what engines get, see below.
@@ -38,23 +38,23 @@ class Work(msgspec.Struct, kw_only=True, eq=False):
     model: str
     task: Task
     stream: bool
-    begun: float
-    body: HeldBody | None = None
+    started_at: float
+    body_allocation: BodyAllocation | None = None
     engine: str | None = None
-    fallback: str | None = None
-    attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    dispatched: float | None = None
-    first_token: float | None = None
+    fallback_model: str | None = None
+    failed_attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    estimate: int = 0
-    not_kept: NotKept | None = None
-    error: str | None = None
+    estimated_tokens: int = 0
+    not_stored_reason: NotStoredReason | None = None
+    error_reason: str | None = None
 
     @property
-    def used(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens that were read and generated, as far as one can know."""
-        return self.prompt_tokens + self.completion_tokens or self.estimate
+        return self.prompt_tokens + self.completion_tokens or self.estimated_tokens
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
@@ -72,34 +72,34 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
 
     endpoint: Endpoint
     request_id: str
-    begun: float
-    named_by_client: bool = False
+    started_at: float
+    has_client_request_id: bool = False
     engine_request_id: str | None = None
-    body: HeldBody | None = None
+    body_allocation: BodyAllocation | None = None
     traceparent: str | None = None
-    session: str | None = None
+    session_id: str | None = None
     tenant: str = DEFAULT_TENANT
-    permit: Permit | None = None
+    permit: Reservation | None = None
     model: str | None = None
     task: Task | None = None
     engine: str | None = None
     stream: bool = False
     # The cache's part.
-    cache: CacheStatus | None = None
-    bypass: Bypass | None = None
-    reason: MissReason | None = None
+    cache_status: CacheStatus | None = None
+    bypass_reason: BypassReason | None = None
+    miss_reason: MissReason | None = None
     key: str | None = None
     age: int | None = None
     ttl: int | None = None
-    local: bool = False
+    from_local_cache: bool = False
     # The engines' part.
-    fallback: str | None = None
-    adjusted: tuple[str, ...] = ()
-    dispatched: float | None = None
-    first_token: float | None = None
+    fallback_model: str | None = None
+    adjusted_fields: tuple[str, ...] = ()
+    dispatched_at: float | None = None
+    first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     # How it ended.
     status: int = 0
-    outcome: Outcome = "complete"
-    error: str | None = None
+    outcome: RequestOutcome = "complete"
+    error_reason: str | None = None

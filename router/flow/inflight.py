@@ -12,33 +12,33 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.core.cache.key import Key
+from router.core.cache.key import CacheKey
 from router.core.endpoints.engine_errors import is_refusal
 from router.core.endpoints.error_format import error_frame
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import Request
-from router.core.quota.rate_limit import estimate
+from router.core.endpoints.request import InferenceRequest
+from router.core.quota.rate_limit import estimate_tokens
 from router.errors import UPSTREAM, ApiError
-from router.flow.exchange import Exchange, Work
-from router.flow.result import LOST, Landing
-from router.shared.purges import Mark
+from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.result import LOST, GenerationResult
+from router.shared.purges import PurgePosition
 
-Take = Callable[[bytes], bool]
+TrySend = Callable[[bytes], bool]
 """Takes frames for a client, if it can at this moment."""
 
 MAX_LAG: Final = 4 << 20
 """Bytes by which a reader may be behind, once a flight has grown beyond its limit."""
 
 
-OWN_LIMITS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
+LEADER_LOCAL_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
 """The codes of errors about the process that led a flight: another one may have room."""
 
 
-class Again(Exception):  # noqa: N818 - it is no error
+class RetryRequest(Exception):  # noqa: N818 - it is no error
     """The flight came to nothing for this reader, who has had nothing of it yet: he may begin anew."""
 
 
-class Flight:
+class InFlightRequest:
     """What is generated, for those who `attach`.
 
     - A reader has every byte from the first on, in order, and the end; those who fail are told so.
@@ -46,134 +46,156 @@ class Flight:
     """
 
     __slots__ = (
-        "_events", "_first", "_frames", "_held", "_limit", "_on_close", "_on_empty", "documents", "id", "key",
-        "landing", "launched", "led_here", "open", "readers", "request", "since", "task", "told", "work",
+        "_buffered_bytes",
+        "_dropped_events",
+        "_dropped_frames",
+        "_frames",
+        "_join_limit",
+        "_on_no_subscribers",
+        "_on_not_joinable",
+        "documents",
+        "id",
+        "is_leader",
+        "joinable",
+        "key",
+        "on_publish",
+        "purge_position",
+        "record",
+        "request",
+        "result",
+        "started_at",
+        "subscribers",
+        "task",
     )  # fmt: skip
 
     def __init__(
-        self, id_: str, request: Request, key: Key | None, work: Work, *,
-        documents: tuple[str, ...], since: Mark, limit: int,
-        on_empty: "Callable[[Flight], None]", on_close: "Callable[[Flight], None]",
+        self, id_: str, request: InferenceRequest, key: CacheKey | None, record: GenerationRecord, *,
+        documents: tuple[str, ...], purge_position: PurgePosition, join_limit: int,
+        on_no_subscribers: "Callable[[InFlightRequest], None]", on_not_joinable: "Callable[[InFlightRequest], None]",
     ) -> None:  # fmt: skip
         """`key`: None where nobody else may have it; `since`: how far the purges were known when it began."""
         self.id = id_
         self.request = request
         self.key = key
-        self.work = work
+        self.record = record
         self.documents = documents
-        self.since = since
-        self.launched = asyncio.get_running_loop().time()
-        self.led_here = True
-        self.open = key is not None
-        self.landing: Landing | None = None
-        self.told: Callable[[bytes], None] | None = None
+        self.purge_position = purge_position
+        self.started_at = asyncio.get_running_loop().time()
+        self.is_leader = True
+        self.joinable = key is not None
+        self.result: GenerationResult | None = None
+        self.on_publish: Callable[[bytes], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self._frames: list[bytes] = []
-        self._first = 0  # how many frames have been let go of
-        self._held = 0
-        self._events = 0  # in what has been let go of
-        self._limit = limit
-        self._on_empty = on_empty
-        self._on_close = on_close
-        self.readers: list[Reader] = []
+        self._dropped_frames = 0  # how many frames have been let go of
+        self._buffered_bytes = 0
+        self._dropped_events = 0  # in what has been let go of
+        self._join_limit = join_limit
+        self._on_no_subscribers = on_no_subscribers
+        self._on_not_joinable = on_not_joinable
+        self.subscribers: list[Subscriber] = []
 
     @property
-    def begun(self) -> bool:
+    def has_data(self) -> bool:
         """Whether it has said anything."""
-        return self._first + len(self._frames) > 0
+        return self._dropped_frames + len(self._frames) > 0
 
     @property
-    def complete(self) -> bool:
+    def has_all_frames(self) -> bool:
         """Whether it holds all that it has said."""
-        return self._first == 0
+        return self._dropped_frames == 0
 
-    def so_far(self) -> bytes:
+    def buffered_data(self) -> bytes:
         """All that it has said, as long as it is complete."""
         return b"".join(self._frames)
 
-    def close(self) -> None:
+    def stop_joining(self) -> None:
         """It takes no more readers."""
-        if self.open:
-            self.open = False
-            self._on_close(self)
+        if self.joinable:
+            self.joinable = False
+            self._on_not_joinable(self)
 
-    def attach(self, request: Request, exchange: Exchange, *, leads: bool = False) -> "Reader":
+    def subscribe(self, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False) -> "Subscriber":
         """A reader from the first frame on. `leads`: the flight is there for him, so that its failure is his."""
-        reader = Reader(self, request, exchange, leads=leads)
-        self.readers.append(reader)
+        reader = Subscriber(self, request, exchange, is_initiator=is_initiator)
+        self.subscribers.append(reader)
         return reader
 
-    def detach(self, reader: "Reader") -> None:
-        self._let_leave(reader)
-        if not self.readers and self.landing is None:
-            self._on_empty(self)
+    def unsubscribe(self, subscriber: "Subscriber") -> None:
+        self._remove_subscriber(subscriber)
+        if not self.subscribers and self.result is None:
+            self._on_no_subscribers(self)
 
     # -- the one who flies ------------------------------------------------------------------------------------------
 
-    def say(self, frames: bytes) -> None:
+    def publish(self, frames: bytes) -> None:
         """Takes what has come."""
-        if not self._frames and not self._first:
-            self.work.first_token = time.perf_counter()
+        if not self._frames and not self._dropped_frames:
+            self.record.first_token_at = time.perf_counter()
         self._frames.append(frames)
-        self._held += len(frames)
-        if self.told is not None:
-            self.told(frames)
-        for reader in self.readers:
-            reader.hear(frames)
-        if self._held > self._limit:
-            self._let_go()
+        self._buffered_bytes += len(frames)
+        if self.on_publish is not None:
+            self.on_publish(frames)
+        for reader in self.subscribers:
+            reader.on_data(frames)
+        if self._buffered_bytes > self._join_limit:
+            self._trim_buffer()
 
-    def land(self, landing: Landing) -> None:
+    def finish(self, result: GenerationResult) -> None:
         """It is over."""
-        self.landing = landing
-        self.open = False
-        self.work.prompt_tokens, self.work.completion_tokens = landing.prompt_tokens, landing.completion_tokens
-        self.work.error = landing.reason
-        if self.work.first_token is not None or (self.work.dispatched is not None and landing.reason == LOST):
-            self._estimate(landing)
-        for reader in self.readers:
+        self.result = result
+        self.joinable = False
+        self.record.prompt_tokens, self.record.completion_tokens = result.prompt_tokens, result.completion_tokens
+        self.record.error_reason = result.error_reason
+        if self.record.first_token_at is not None or (
+            self.record.dispatched_at is not None and result.error_reason == LOST
+        ):
+            self._estimate_tokens(result)
+        for reader in self.subscribers:
             reader.wake()
 
-    def _estimate(self, landing: Landing) -> None:
+    def _estimate_tokens(self, result: GenerationResult) -> None:
         """What it has used, where nobody has told."""
-        if not landing.prompt_tokens + landing.completion_tokens:
-            events = self._events + sum(map(_events_in, self._frames))
-            self.work.estimate = estimate(len(self.request.body), events, len(landing.body or b""))
+        if not result.prompt_tokens + result.completion_tokens:
+            events = self._dropped_events + sum(map(_count_events, self._frames))
+            self.record.estimated_tokens = estimate_tokens(len(self.request.body), events, len(result.body or b""))
 
-    def _let_go(self) -> None:
+    def _trim_buffer(self) -> None:
         """Lets go of what all have read, and of readers who are too far behind."""
-        self.close()
+        self.stop_joining()
         while True:
-            needed = min((reader.at for reader in self.readers), default=self._first + len(self._frames))
-            unneeded = self._frames[: needed - self._first]
-            self._held -= sum(map(len, unneeded))
-            self._events += sum(map(_events_in, unneeded))
-            del self._frames[: needed - self._first]
-            self._first = needed
+            needed = min(
+                (reader.next_frame for reader in self.subscribers), default=self._dropped_frames + len(self._frames)
+            )
+            unneeded = self._frames[: needed - self._dropped_frames]
+            self._buffered_bytes -= sum(map(len, unneeded))
+            self._dropped_events += sum(map(_count_events, unneeded))
+            del self._frames[: needed - self._dropped_frames]
+            self._dropped_frames = needed
             # The newest event is not counted, so that one of any size reaches those who have had all before it.
             newest = len(self._frames[-1]) if self._frames else 0
-            if self._held - newest <= max(self._limit, MAX_LAG):
+            if self._buffered_bytes - newest <= max(self._join_limit, MAX_LAG):
                 return
-            for reader in [reader for reader in self.readers if reader.at == needed]:
-                reader.left_behind = True
-                self._let_leave(reader)
+            for reader in [reader for reader in self.subscribers if reader.next_frame == needed]:
+                reader.overrun = True
+                self._remove_subscriber(reader)
 
-    def _let_leave(self, reader: "Reader") -> None:
-        if reader in self.readers:  # who was left behind has left already
-            self.readers.remove(reader)
+    def _remove_subscriber(self, subscriber: "Subscriber") -> None:
+        if subscriber in self.subscribers:  # who was left behind has left already
+            self.subscribers.remove(subscriber)
 
-    def frames_from(self, at: int) -> bytes:
+    def data_from_frame(self, number: int) -> bytes:
         """What it has said from its frame number `at` on, which it still holds."""
-        frames = self._frames[at - self._first :] if at > self._first else self._frames
+        frames = self._frames[number - self._dropped_frames :] if number > self._dropped_frames else self._frames
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     @property
-    def said(self) -> int:
+    def frame_count(self) -> int:
         """How many frames it has said."""
-        return self._first + len(self._frames)
+        return self._dropped_frames + len(self._frames)
 
 
-class Reader:
+class Subscriber:
     """One client's place in a flight, and the form in which he wants it.
 
     - `begin` waits for the first token, or for all of a JSON answer; it gives the answer if that is whole. Raises the
@@ -185,124 +207,134 @@ class Reader:
     """
 
     __slots__ = (
-        "_exchange", "_flight", "_leads", "_request", "_take", "_waiting", "at", "left_behind", "over",
+        "_exchange",
+        "_inflight",
+        "_is_initiator",
+        "_request",
+        "_try_send",
+        "_wakeup",
+        "finished",
+        "next_frame",
+        "overrun",
     )  # fmt: skip
 
-    def __init__(self, flight: Flight, request: Request, exchange: Exchange, *, leads: bool) -> None:
-        self.at = 0
-        self.left_behind = False
-        self._flight = flight
+    def __init__(
+        self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool
+    ) -> None:
+        self.next_frame = 0
+        self.overrun = False
+        self._inflight = inflight
         self._request = request
         self._exchange = exchange
-        self._leads = leads
-        self._waiting: asyncio.Future[None] | None = None
-        self._take: Take | None = None
-        self.over = False
+        self._is_initiator = is_initiator
+        self._wakeup: asyncio.Future[None] | None = None
+        self._try_send: TrySend | None = None
+        self.finished = False
 
-    def hear(self, frames: bytes) -> None:
+    def on_data(self, frames: bytes) -> None:
         """The flight has said this, its newest."""
-        take = self._take
+        take = self._try_send
         if take is not None and take(frames):
-            self.at += 1
+            self.next_frame += 1
         else:
-            self._take = None  # what comes now comes after what he has to fetch
+            self._try_send = None  # what comes now comes after what he has to fetch
             self.wake()
 
     def wake(self) -> None:
         """There is something new."""
-        waiting = self._waiting
+        waiting = self._wakeup
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    async def _news(self) -> None:
-        self._waiting = asyncio.get_running_loop().create_future()
+    async def _wait_for_data(self) -> None:
+        self._wakeup = asyncio.get_running_loop().create_future()
         try:
-            await self._waiting
+            await self._wakeup
         finally:
-            self._waiting = None
+            self._wakeup = None
 
-    async def begin(self) -> bytes | None:
-        flight = self._flight
+    async def start(self) -> bytes | None:
+        flight = self._inflight
         # Which form it has is known once something has come of it: another process may lead it for a JSON client.
-        while flight.landing is None and not (self._request.stream and flight.begun):
-            await self._news()
-        work, exchange = flight.work, self._exchange
-        exchange.engine, exchange.fallback, exchange.task = work.engine, work.fallback, work.task
-        exchange.first_token = time.perf_counter()
-        if flight.landing is None:
+        while flight.result is None and not (self._request.stream and flight.has_data):
+            await self._wait_for_data()
+        work, exchange = flight.record, self._exchange
+        exchange.engine, exchange.fallback_model, exchange.task = work.engine, work.fallback_model, work.task
+        exchange.first_token_at = time.perf_counter()
+        if flight.result is None:
             return None
-        if not flight.landing.whole:
-            failure = self._failure(flight.landing)
-            if self._request.stream and flight.begun and failure is flight.landing.error:
+        if not flight.result.complete:
+            failure = self._error_or_retry(flight.result)
+            if self._request.stream and flight.has_data and failure is flight.result.error:
                 return None  # what there is of it comes first
-            exchange.fallback = exchange.first_token = None  # there was none
+            exchange.fallback_model = exchange.first_token_at = None  # there was none
             raise failure
-        self._note(flight.landing)
-        if self._request.stream and flight.landing.body is None:
+        self._record_usage(flight.result)
+        if self._request.stream and flight.result.body is None:
             return None
-        answer = self._in_my_form(flight.landing)
+        answer = self._render_body(flight.result)
         if answer is None:
-            raise Again
+            raise RetryRequest
         return answer
 
-    def _failure(self, landing: Landing) -> Exception:
-        error = landing.error
+    def _error_or_retry(self, result: GenerationResult) -> Exception:
+        error = result.error
         if error is None:
-            return Again()
-        if self._leads and self._flight.led_here:
+            return RetryRequest()
+        if self._is_initiator and self._inflight.is_leader:
             return error
-        if not self._flight.led_here and error.code in OWN_LIMITS:
-            return Again()
+        if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:
+            return RetryRequest()
         # A generation that broke off may do better; and a refusal can be about a field that is not in the key, such as
         # `priority`, which this request does not have, or has otherwise.
-        return Again() if landing.begun or is_refusal(error.status) else error
+        return RetryRequest() if result.had_data or is_refusal(error.status) else error
 
-    def _in_my_form(self, landing: Landing) -> bytes | None:
-        if not self._request.stream and landing.body is not None:
-            return landing.body
-        return replay(landing.recording, self._request) if landing.recording is not None else None
+    def _render_body(self, result: GenerationResult) -> bytes | None:
+        if not self._request.stream and result.body is not None:
+            return result.body
+        return replay(result.recorded_response, self._request) if result.recorded_response is not None else None
 
-    async def next(self, take: Take | None = None) -> bytes:
-        flight = self._flight
-        while not self.over:
-            if self.left_behind:
-                self.over = True
-                return self._broken("slow-reader", "The answer broke off: it was not read fast enough.")
+    async def read(self, try_send: TrySend | None = None) -> bytes:
+        flight = self._inflight
+        while not self.finished:
+            if self.overrun:
+                self.finished = True
+                return self._error_event("slow-reader", "The answer broke off: it was not read fast enough.")
             data = b""
-            if self.at < flight.said:
-                data = flight.frames_from(self.at)
-                self.at = flight.said
-            if flight.landing is not None:
-                self.over = True
-                return data + self._end(flight.landing)
+            if self.next_frame < flight.frame_count:
+                data = flight.data_from_frame(self.next_frame)
+                self.next_frame = flight.frame_count
+            if flight.result is not None:
+                self.finished = True
+                return data + self._last_data(flight.result)
             if data:
                 return data
-            self._take = take  # he has had all that was said
+            self._try_send = try_send  # he has had all that was said
             try:
-                await self._news()
+                await self._wait_for_data()
             finally:
-                self._take = None
+                self._try_send = None
         return b""
 
-    def _end(self, landing: Landing) -> bytes:
-        if landing.whole:
-            self._note(landing)
-            return landing.endings[self._request.include_usage]
-        return self._broken(landing.reason or "lost", landing.error.message if landing.error else "")
+    def _last_data(self, result: GenerationResult) -> bytes:
+        if result.complete:
+            self._record_usage(result)
+            return result.endings[self._request.include_usage]
+        return self._error_event(result.error_reason or "lost", result.error.message if result.error else "")
 
-    def _broken(self, reason: str, message: str) -> bytes:
+    def _error_event(self, reason: str, message: str) -> bytes:
         self._exchange.outcome = "failed"
-        self._exchange.error = reason
+        self._exchange.error_reason = reason
         return error_frame(self._request.endpoint, ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
 
-    def _note(self, landing: Landing) -> None:
+    def _record_usage(self, result: GenerationResult) -> None:
         exchange = self._exchange
-        exchange.prompt_tokens, exchange.completion_tokens = landing.prompt_tokens, landing.completion_tokens
+        exchange.prompt_tokens, exchange.completion_tokens = result.prompt_tokens, result.completion_tokens
 
     def close(self) -> None:
-        self.over = True
-        self._flight.detach(self)
+        self.finished = True
+        self._inflight.unsubscribe(self)
 
 
-def _events_in(frames: bytes) -> int:
+def _count_events(frames: bytes) -> int:
     return frames.count(b"data:")

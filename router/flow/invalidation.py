@@ -11,131 +11,131 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.miss_reason import Hints
-from router.core.cache.redis_keys import DRAINS, PURGES, is_breaker, is_entry, is_flight
-from router.flow.coalescer import Flights
-from router.net.redis.pipeline import Line, RedisDownError
-from router.net.tasks import end
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.miss_reason import SeenKeys
+from router.core.cache.redis_keys import DRAINS_KEY, PURGE_LOG_KEY, is_breaker_key, is_entry_key, is_flight_key
+from router.flow.coalescer import Coalescer
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.tasks import cancel_and_wait
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
-from router.shared.inflight_leases import SharedFlights
+from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
-from router.store.local_cache import LocalCopy
+from router.store.local_cache import LocalCache
 
 log = logging.getLogger("roundhouse.redis")
 
-_READ_AGAIN: Final = 0.1  # seconds
+_READ_RETRY_INTERVAL: Final = 0.1  # seconds
 
 
-class Hearing:
+class InvalidationHandler:
     """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
 
     def __init__(
         self,
         *,
-        line: Line,
-        local: LocalCopy,
-        flights: Flights,
+        pipeline: RedisPipeline,
+        local_cache: LocalCache,
+        coalescer: Coalescer,
         purges: Purges,
-        shared: SharedFlights,
-        hints: Hints,
+        leases: InFlightLeases,
+        seen_keys: SeenKeys,
         drains: Drains,
         breakers: Breakers,
     ) -> None:
-        self._line = line
-        self._local = local
-        self._flights = flights
+        self._pipeline = pipeline
+        self._local_cache = local_cache
+        self._coalescer = coalescer
         self._purges = purges
-        self._shared = shared
-        self._hints = hints
+        self._leases = leases
+        self._seen_keys = seen_keys
         self._drains = drains
         self._breakers = breakers
-        self._listening = False
-        self._unread = False  # whether purges or drains may have changed since they were read
-        self._reading: asyncio.Task[None] | None = None
+        self._connected = False
+        self._needs_read = False  # whether purges or drains may have changed since they were read
+        self._read_task: asyncio.Task[None] | None = None
 
-    def listening(self) -> None:
-        self._listening = True
-        self._read()
+    def on_connected(self) -> None:
+        self._connected = True
+        self._schedule_read()
 
-    def deaf(self) -> None:
-        self._listening = False
-        self._suspend()
+    def on_disconnected(self) -> None:
+        self._connected = False
+        self._lose_sync()
 
     async def aclose(self) -> None:
         """Reads nothing more."""
-        await end(self._reading)
+        await cancel_and_wait(self._read_task)
 
-    def changed(self, keys: Sequence[bytes] | None) -> None:
+    def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
         if keys is None:  # all of Redis was emptied
-            self._local.drop()
-            self._hints.clear()
-            self._read()
+            self._local_cache.invalidate_all()
+            self._seen_keys.clear()
+            self._schedule_read()
             return
         entries = []
         for name in keys:
             key = name.decode("utf-8", "replace")
-            if is_entry(key):
+            if is_entry_key(key):
                 entries.append(key)
-                self._hints.note_key(key)
+                self._seen_keys.add_key(key)
             else:
-                self._other(key)
-        self._local.changed(entries)
+                self._on_control_key(key)
+        self._local_cache.invalidate(entries)
 
-    def _other(self, key: str) -> None:
-        if key == PURGES:
+    def _on_control_key(self, key: str) -> None:
+        if key == PURGE_LOG_KEY:
             # Until it is read, a flight could be joined that it covers.
-            self._purges.told = False
-            self._flights.deaf()
-            self._read()
-        elif key == DRAINS:
-            self._read()
-        elif is_flight(key):
-            self._shared.changed(key)
-        elif is_breaker(key):
-            self._breakers.changed(key)
+            self._purges.listening = False
+            self._coalescer.on_sync_lost()
+            self._schedule_read()
+        elif key == DRAINS_KEY:
+            self._schedule_read()
+        elif is_flight_key(key):
+            self._leases.on_stream_changed(key)
+        elif is_breaker_key(key):
+            self._breakers.on_key_changed(key)
 
-    def message(self, payload: bytes) -> None:
-        self._shared.message(payload)
+    def on_message(self, payload: bytes) -> None:
+        self._leases.on_message(payload)
 
     # -- what has to be read ------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        self._unread = True
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().create_task(self._read_all())
+    def _schedule_read(self) -> None:
+        self._needs_read = True
+        if self._read_task is None or self._read_task.done():
+            self._read_task = asyncio.get_running_loop().create_task(self._read_until_synced())
 
-    async def _read_all(self) -> None:
-        while self._unread:
-            self._unread = False
+    async def _read_until_synced(self) -> None:
+        while self._needs_read:
+            self._needs_read = False
             try:
                 await self._purges.catch_up()
-                await self._drains.read()
-                missed = not self._purges.learned  # a log that was lost, of a Redis that takes no writes
+                await self._drains.refresh()
+                missed = not self._purges.loaded  # a log that was lost, of a Redis that takes no writes
             except RedisDownError:
                 missed = True
             if missed:
                 log.debug("the purges and drains that were missed will be read when Redis answers again")
-                self._unread = True
-                self._suspend()
-                await asyncio.sleep(_READ_AGAIN)  # of a cluster, one server may be away while the line is up
-                await self._line.wait_until_up()
-        if self._listening and not self._purges.told:
-            self._purges.told = True
-            self._breakers.listening()
-            self._local.listening()
-            self._flights.listening()
+                self._needs_read = True
+                self._lose_sync()
+                await asyncio.sleep(_READ_RETRY_INTERVAL)  # of a cluster, one server may be away while the line is up
+                await self._pipeline.wait_until_up()
+        if self._connected and not self._purges.listening:
+            self._purges.listening = True
+            self._breakers.refresh()
+            self._local_cache.enable()
+            self._coalescer.on_synced()
 
-    def _suspend(self) -> None:
+    def _lose_sync(self) -> None:
         """Until all that was missed is read, nothing comes from the local copy, and no flight of some age is joined."""
-        self._purges.told = False
-        self._local.deaf()
-        self._flights.deaf()
+        self._purges.listening = False
+        self._local_cache.disable()
+        self._coalescer.on_sync_lost()
 
 
-def on_purge(flights: Flights, hints: Hints, local: LocalCopy, scope: Scope) -> None:
+def on_purge(coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache, entry_filter: EntryFilter) -> None:
     """A purge has become known."""
-    flights.purged(scope)
-    local.purged()
-    hints.clear()
+    coalescer.on_purge(entry_filter)
+    local_cache.on_purge()
+    seen_keys.clear()

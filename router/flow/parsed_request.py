@@ -4,24 +4,24 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.core.cache.cache_control import Control
-from router.core.cache.key import Key, Parts
-from router.core.endpoints.request import Request
+from router.core.cache.cache_control import CacheControl
+from router.core.cache.key import CacheKey, RequestParts
+from router.core.endpoints.request import InferenceRequest
 from router.core.types import Task
 from router.upstream.catalog import Model
 
 
-class Reading(msgspec.Struct):
+class ParsedRequest(msgspec.Struct):
     """A request that was understood; see the types of its parts.
 
     `task` is worked out when it is asked for first: a request that is answered from the cache needs none.
     """
 
-    request: Request
-    parts: Parts
+    request: InferenceRequest
+    parts: RequestParts
     model: Model
-    key: Key
-    control: Control
+    key: CacheKey
+    control: CacheControl
     _classify: Callable[[str], Task]
     _task: Task | None
 

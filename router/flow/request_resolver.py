@@ -2,30 +2,32 @@
 
 from collections.abc import Callable
 
-from router.core.cache.cache_control import NO_WISHES, Control
-from router.core.cache.key import Markers
-from router.core.cache.key_derivation import derive, take_apart
-from router.core.endpoints.request import parse
+from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
+from router.core.cache.key import ContextMarkers
+from router.core.cache.key_derivation import derive_cache_key, split_parts
+from router.core.endpoints.request import parse_request
 from router.core.types import AUTO, Endpoint, Task
-from router.flow.parsed_request import Reading
+from router.flow.parsed_request import ParsedRequest
 from router.upstream.catalog import Catalog
 
 
-class RequestReader:
+class RequestResolver:
     """Understands requests. It asks nobody, so nothing in it waits."""
 
     __slots__ = ("_catalog", "_classify", "_markers")
 
-    def __init__(self, *, catalog: Catalog, classify: Callable[[str], Task], markers: Markers) -> None:
+    def __init__(self, *, catalog: Catalog, classify: Callable[[str], Task], markers: ContextMarkers) -> None:
         self._catalog = catalog
         self._classify = classify
         self._markers = markers
 
-    def read(self, endpoint: Endpoint, tenant: str, body: bytes, control: Control = NO_WISHES) -> Reading:
+    def resolve(
+        self, endpoint: Endpoint, tenant: str, body: bytes, control: CacheControl = NO_DIRECTIVES
+    ) -> ParsedRequest:
         """Raises ApiError for what is no request (400), and for a model that there is not (404)."""
-        request = parse(endpoint, body)
-        parts = take_apart(request, self._markers)
+        request = parse_request(endpoint, body)
+        parts = split_parts(request, self._markers)
         task = self._classify(parts.question) if request.model == AUTO else None
         model = self._catalog.resolve(request.model, task)
-        key = derive(parts, tenant=tenant, model=model.name, revision=model.revision)
-        return Reading(request, parts, model, key, control, self._classify, task)
+        key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
+        return ParsedRequest(request, parts, model, key, control, self._classify, task)

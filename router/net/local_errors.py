@@ -8,7 +8,7 @@ from typing import Final
 LOCAL_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """No descriptor left in the process or in the system, no buffer, no memory, no local address or port."""
 
-_RESOLVER: Final = frozenset((socket.EAI_MEMORY, socket.EAI_SYSTEM))
+_RESOLVER_ERRNOS: Final = frozenset((socket.EAI_MEMORY, socket.EAI_SYSTEM))
 
 
 def local_cause(error: BaseException) -> str | None:
@@ -18,7 +18,7 @@ def local_cause(error: BaseException) -> str | None:
     present (EAI_AGAIN); that is taken for the server's, unless the process has in fact no descriptor left.
     """
     if isinstance(error, socket.gaierror):
-        if error.errno in _RESOLVER or (error.errno == socket.EAI_AGAIN and not _has_descriptor()):
+        if error.errno in _RESOLVER_ERRNOS or (error.errno == socket.EAI_AGAIN and not _has_descriptor()):
             return "no resources to resolve a name"
         return None
     if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-async def end(*tasks: "asyncio.Task[Any] | None") -> None:
+async def cancel_and_wait(*tasks: "asyncio.Task[Any] | None") -> None:
     """Cancels tasks, and returns once all are done; what they failed with does not matter any more.
 
     redis-py, and on Python 3.11 asyncio.wait_for below it, can lose a cancellation that comes just as something else

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from router.addresses import is_http
-from router.core.cache.redis_keys import RESERVED
+from router.addresses import is_http_url
+from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
 from router.settings.mistakes import Mistake, Place, hint, written
@@ -45,7 +45,7 @@ def _router(router: Router) -> Iterator[Mistake]:
 
 def _cache(cache: Cache) -> Iterator[Mistake]:
     if cache.url != EMBEDDED:
-        for problem in redis_address.problems(cache.url):
+        for problem in redis_address.find_url_problems(cache.url):
             yield Mistake(("cache", "url"), problem, of_value=False)
     if cache.ttl < 1:
         yield Mistake(("cache", "ttl"), _TOO_SHORT)
@@ -69,7 +69,7 @@ def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
 
 def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
     for index, tenant in enumerate(tenants):
-        if tenant.name in RESERVED:
+        if tenant.name in RESERVED_TENANT_NAMES:
             said = "stands for something else in Redis and cannot be a tenant's name"
             yield Mistake(("tenant", index, "name"), said)
         if tenant.ttl is not None and tenant.ttl < 1:
@@ -118,7 +118,7 @@ def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
             yield Mistake(url, "stands beside urls; write only one of them", reads=(urls,))
         replicas: list[tuple[Place, str]] = [((*urls, k), replica) for k, replica in enumerate(engine.urls)]
         for where, address in [(url, engine.url)] if engine.url is not None else replicas:
-            if not is_http(address.rstrip("/")):
+            if not is_http_url(address.rstrip("/")):
                 yield Mistake(where, _NO_ADDRESS)
         if engine.launch is not None and len(engine.addresses) != 1:
             said = "is for an engine with one url; write an [[engine]] for each"

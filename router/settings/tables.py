@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from router.core.cache.key import Markers
-from router.core.cache.policy import Remote, Store
+from router.core.cache.key import ContextMarkers
+from router.core.cache.policy import RemoteContentPolicy, StorePolicy
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
 from router.settings.wording import SHOWN_IF
 from router.units import Bytes, Seconds
@@ -82,14 +82,14 @@ class Cache(Strict, frozen=True):
     stale_if_error: Seconds = Seconds(3600)
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
-    store: Store = "all"
-    remote_content: Remote = "uncacheable"
+    store: StorePolicy = "all"
+    remote_content: RemoteContentPolicy = "uncacheable"
     on_abandon: Literal["cancel", "finish"] = "cancel"
     abandon: Seconds = Seconds(2)
     timeout: Seconds = Seconds(0.05)
     retry: Seconds = Seconds(0.5)
-    context_open: str = Markers().open
-    context_close: str = Markers().close
+    context_open: str = ContextMarkers().open
+    context_close: str = ContextMarkers().close
 
 
 class Auth(Strict, frozen=True):
@@ -107,7 +107,7 @@ class Tenant(Strict, frozen=True):
     tokens_per_minute: Amount | None = None
     concurrent_requests: Amount | None = None
     ttl: Seconds | None = None
-    store: Store | None = None
+    store: StorePolicy | None = None
 
 
 class Model(Strict, frozen=True):

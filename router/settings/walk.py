@@ -14,7 +14,7 @@ import msgspec
 
 from router.settings.mistakes import Mistake, Place, hint, overlap, show
 from router.settings.wording import is_text, rule, shown_if
-from router.units import from_text
+from router.units import parse_quantity
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -86,7 +86,7 @@ class Walk:
             return value
         self._note(kind, raw, place)
         try:
-            return msgspec.convert(value, kind, dec_hook=from_text)
+            return msgspec.convert(value, kind, dec_hook=parse_quantity)
         except msgspec.ValidationError as error:
             said = rule(kind, value, raw, error)
         if not (isinstance(value, str) and is_text(kind)):

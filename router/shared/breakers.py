@@ -18,24 +18,24 @@ from typing import Final
 
 import msgspec
 
-from router.core.cache.redis_keys import breaker_of, engine_of, probe_of
-from router.core.resilience.breaker import Breaker, Limits, State
+from router.core.cache.redis_keys import breaker_engine, breaker_key, probe_key
+from router.core.resilience.breaker import BreakerPolicy, BreakerState, EngineBreaker
 from router.net.redis.clock import RedisClock
-from router.net.redis.commands import later
-from router.net.redis.pipeline import Line, RedisDownError, Replies
+from router.net.redis.commands import after_previous
+from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.breakers")
 
-LEAST_LEASE: Final = 2.0
+MIN_PROBE_LEASE: Final = 2.0
 """Seconds that a probe should have at least to find something out."""
 
-_KEPT: Final = 60.0  # seconds for which a key stays after there is nothing in it that still holds
-_ASK_AGAIN: Final = 0.5  # seconds for which another process' claim is believed without asking
-_UNTIL_MEASURED: Final = 2.0  # seconds: what a breaker that is open for pressure may take to close, as a guess
+_KEY_RETENTION: Final = 60.0  # seconds for which a key stays after there is nothing in it that still holds
+_CLAIM_RETRY_DELAY: Final = 0.5  # seconds for which another process' claim is believed without asking
+_PRESSURE_RETRY_AFTER: Final = 2.0  # seconds: what a breaker that is open for pressure may take to close, as a guess
 
-_pack = msgspec.json.Encoder().encode
-_unpack = msgspec.json.Decoder(Breaker).decode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(EngineBreaker).decode
 
 
 class Breakers:
@@ -47,86 +47,94 @@ class Breakers:
     """
 
     def __init__(
-        self, line: Line, limits: Limits, *, known: Callable[[], Collection[str]], lease: float, clock: RedisClock
+        self,
+        pipeline: RedisPipeline,
+        policy: BreakerPolicy,
+        *,
+        engine_names: Callable[[], Collection[str]],
+        probe_lease: float,
+        clock: RedisClock,
     ) -> None:
         """`known`: the engines that there are; `lease`: seconds after which a claim is taken to be lost."""
-        self._line = line
-        self._limits = limits
-        self._known = known
-        self._lease = lease
+        self._pipeline = pipeline
+        self._policy = policy
+        self._engine_names = engine_names
+        self._probe_lease = probe_lease
         self._redis_clock = clock
         self._clock = clock.monotonic
-        self._me = secrets.token_hex(6)
-        self._breakers: dict[str, Breaker] = {}
-        self._claimed: dict[str, float] = {}  # until when the claim on an engine's probe is not asked for
+        self._process_id = secrets.token_hex(6)
+        self._breakers: dict[str, EngineBreaker] = {}
+        self._claim_retry_at: dict[str, float] = {}  # until when the claim on an engine's probe is not asked for
 
-    def inherit(self, old: "Breakers") -> None:
+    def inherit(self, previous: "Breakers") -> None:
         """Takes over what the breakers of another configuration know of the engines that are still there."""
-        known = old._breakers.items()  # noqa: SLF001 - one of its own kind
-        self._breakers = {name: breaker for name, breaker in known if name in self._known()}
+        known = previous._breakers.items()  # noqa: SLF001 - one of its own kind
+        self._breakers = {name: breaker for name, breaker in known if name in self._engine_names()}
 
     # -- what is known ----------------------------------------------------------------------------------------------
 
-    def state(self, engine: str) -> State:
+    def state(self, engine: str) -> BreakerState:
         breaker = self._breakers.get(engine)
-        return breaker.state(self._clock()) if breaker is not None else State.CLOSED
+        return breaker.state(self._clock()) if breaker is not None else BreakerState.CLOSED
 
     def under_pressure(self, engine: str) -> bool:
         """Whether its KV cache is full, or was and has not emptied enough since."""
         breaker = self._breakers.get(engine)
         return breaker is not None and breaker.under_pressure(self._clock())
 
-    def shut_for(self, engine: str) -> float:
+    def retry_after(self, engine: str) -> float:
         """Seconds until it may take work again, as far as that is known."""
         breaker, now = self._breakers.get(engine), self._clock()
-        if breaker is None or breaker.state(now) is State.CLOSED:
+        if breaker is None or breaker.state(now) is BreakerState.CLOSED:
             return 0.0
         cooling = max(0.0, breaker.until - now) if breaker.until is not None else 0.0
-        return max(cooling, _UNTIL_MEASURED) if breaker.under_pressure(now) else cooling
+        return max(cooling, _PRESSURE_RETRY_AFTER) if breaker.under_pressure(now) else cooling
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
-    def failed(self, engine: str, *, probe: bool = False) -> None:
-        self._turn(engine, self._get(engine).failed(self._clock(), self._limits, probe=probe))
+    def on_failure(self, engine: str, *, probe: bool = False) -> None:
+        self._update(engine, self._get(engine).on_failure(self._clock(), self._policy, probe=probe))
 
-    def succeeded(self, engine: str, *, probe: bool = False) -> None:
+    def on_success(self, engine: str, *, probe: bool = False) -> None:
         breaker = self._breakers.get(engine)
         if breaker is not None:  # to one that nothing is known of, it is no news
-            self._turn(engine, breaker.succeeded(probe=probe))
+            self._update(engine, breaker.on_success(probe=probe))
 
-    def revived(self, engine: str) -> None:
-        self._turn(engine, self._get(engine).revived(self._clock()))
+    def on_recovered(self, engine: str) -> None:
+        self._update(engine, self._get(engine).on_recovered(self._clock()))
 
-    def measured(self, engine: str, usage: float | None) -> None:
-        self._turn(engine, self._get(engine).measured(usage, self._clock(), self._limits))
+    def on_kv_usage(self, engine: str, usage: float | None) -> None:
+        self._update(engine, self._get(engine).on_kv_usage(usage, self._clock(), self._policy))
 
-    def _get(self, engine: str) -> Breaker:
-        return self._breakers.get(engine) or _NEW
+    def _get(self, engine: str) -> EngineBreaker:
+        return self._breakers.get(engine) or _INITIAL
 
-    def _turn(self, engine: str, breaker: Breaker) -> None:
+    def _update(self, engine: str, breaker: EngineBreaker) -> None:
         before = self._get(engine)
         if breaker is before:
             return
         self._set(engine, breaker)
-        if breaker.tells(before):
+        if breaker.should_publish(before):
             log.warning("engine %s: its breaker is %s", engine, self._describe(breaker))
-            self._tell(engine, breaker)
+            self._publish(engine, breaker)
 
-    def _set(self, engine: str, breaker: Breaker) -> None:
-        if breaker == _NEW:
+    def _set(self, engine: str, breaker: EngineBreaker) -> None:
+        if breaker == _INITIAL:
             self._breakers.pop(engine, None)
         else:
             self._breakers[engine] = breaker
 
-    def _describe(self, breaker: Breaker) -> str:
+    def _describe(self, breaker: EngineBreaker) -> str:
         now = self._clock()
         return breaker.state(now).value + (", for pressure" if breaker.under_pressure(now) else "")
 
-    def _tell(self, engine: str, breaker: Breaker) -> None:
+    def _publish(self, engine: str, breaker: EngineBreaker) -> None:
         holds = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
-        life = int(1000 * (max(0.0, holds) + _KEPT))
+        life = int(1000 * (max(0.0, holds) + _KEY_RETENTION))
         try:
-            self._line.tell(("SET", breaker_of(engine), _pack(breaker.moved(self._redis_clock.shared)), "PX", life))
+            self._pipeline.send(
+                ("SET", breaker_key(engine), _encode(breaker.on_clock(self._redis_clock.to_redis_time)), "PX", life)
+            )
         except RedisDownError:
             log.debug("the others will find out for themselves while Redis is away")
 
@@ -135,73 +143,75 @@ class Breakers:
     async def claim_probe(self, engine: str) -> bool:
         """Whether this process may send it, now."""
         now = self._clock()
-        if self._claimed.get(engine, 0.0) > now:
+        if self._claim_retry_at.get(engine, 0.0) > now:
             return False
-        self._claimed[engine] = now + self._lease
+        self._claim_retry_at[engine] = now + self._probe_lease
         try:
             # Who had the claim before may have found something out, which is written by the time that it is free.
-            taken, found = await self._line.ask(
-                ("SET", probe_of(engine), self._me, "NX", "PX", int(1000 * self._lease)),
-                later(("GET", breaker_of(engine))),
+            taken, found = await self._pipeline.execute(
+                ("SET", probe_key(engine), self._process_id, "NX", "PX", int(1000 * self._probe_lease)),
+                after_previous(("GET", breaker_key(engine))),
             )
         except RedisDownError:
             return True
         except asyncio.CancelledError:
             self.release_probe(engine)
             raise
-        self._take_over(engine, found)
+        self._merge(engine, found)
         if taken is None:
-            self._claimed[engine] = now + _ASK_AGAIN
+            self._claim_retry_at[engine] = now + _CLAIM_RETRY_DELAY
             return False
-        if self.state(engine) is State.OPEN:
+        if self.state(engine) is BreakerState.OPEN:
             self.release_probe(engine)
             return False
         return True
 
     def release_probe(self, engine: str) -> None:
         """What the probe has shown has been told by now."""
-        self._claimed.pop(engine, None)
+        self._claim_retry_at.pop(engine, None)
         try:
-            self._line.tell(later(("EVAL", DELETE_IF_SAME, 1, probe_of(engine), self._me)))
+            self._pipeline.send(after_previous(("EVAL", DELETE_IF_SAME, 1, probe_key(engine), self._process_id)))
         except RedisDownError:
             log.debug("the claim lapses by itself while Redis is away")
 
     # -- what is heard ----------------------------------------------------------------------------------------------
 
-    def listening(self) -> None:
+    def refresh(self) -> None:
         """Something may have changed of which nobody told."""
-        self._read(list(self._known()))
+        self._fetch(list(self._engine_names()))
 
-    def changed(self, key: str) -> None:
+    def on_key_changed(self, key: str) -> None:
         """A breaker's key has changed, or that of a claim."""
-        engine = engine_of(key)
-        if engine in self._known():
-            self._read([engine])
+        engine = breaker_engine(key)
+        if engine in self._engine_names():
+            self._fetch([engine])
 
-    def _read(self, engines: list[str]) -> None:
+    def _fetch(self, engines: list[str]) -> None:
         if not engines:
             return
         try:
-            self._line.tell(
-                *[("GET", breaker_of(engine)) for engine in engines],
-                told=lambda replies: self._have_read(engines, replies),
+            self._pipeline.send(
+                *[("GET", breaker_key(engine)) for engine in engines],
+                on_reply=lambda replies: self._on_fetched(engines, replies),
             )
         except RedisDownError:
             log.debug("the breakers will be read when Redis is back")
 
-    def _have_read(self, engines: list[str], replies: Replies | None) -> None:
+    def _on_fetched(self, engines: list[str], replies: Replies | None) -> None:
         for engine, found in zip(engines, replies or (), strict=False):
-            self._take_over(engine, found)
+            self._merge(engine, found)
 
-    def _take_over(self, engine: str, found: object) -> None:
-        if not isinstance(found, bytes):
+    def _merge(self, engine: str, reply: object) -> None:
+        if not isinstance(reply, bytes):
             return
         try:
-            told = _unpack(found)
+            told = _decode(reply)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log.warning("engine %s: what Redis has of its breaker is not understood, and passed over", engine)
             return
-        self._set(engine, self._get(engine).heard(told.moved(self._redis_clock.own), self._clock(), self._limits))
+        self._set(
+            engine, self._get(engine).merge(told.on_clock(self._redis_clock.to_monotonic), self._clock(), self._policy)
+        )
 
 
-_NEW: Final = Breaker()
+_INITIAL: Final = EngineBreaker()

@@ -4,9 +4,9 @@ from typing import Final
 
 import msgspec
 
-from router.shared.purges import BEGINNING, Mark
+from router.shared.purges import BEGINNING, PurgePosition
 
-LEASE: Final = 2.0
+LEASE_DURATION: Final = 2.0
 """Seconds for which a claim stands without being renewed, and for which a leader that gives no sign is waited for."""
 
 
@@ -16,18 +16,18 @@ class Claim(msgspec.Struct, frozen=True):
     `flight` is the generation's id, `digest` the request's; `since` is how far the purges were known when it began.
     """
 
-    process: str
-    flight: str
+    process_id: str
+    flight_id: str
     digest: str
-    since: Mark = BEGINNING
+    purge_position: PurgePosition = BEGINNING
 
-    def text(self) -> str:
-        return claim_text(self.process, self.flight, self.digest, self.since)
+    def encode(self) -> str:
+        return encode_claim(self.process_id, self.flight_id, self.digest, self.purge_position)
 
     @classmethod
-    def read(cls, text: object) -> "Claim | None":
+    def decode(cls, value: object) -> "Claim | None":
         """None for what is no claim, or one of another version."""
-        words = text.decode("ascii", "replace").split(":") if isinstance(text, bytes) else []
+        words = value.decode("ascii", "replace").split(":") if isinstance(value, bytes) else []
         if len(words) != 4:
             return None
         milliseconds, _, number = words[3].partition("-")
@@ -36,11 +36,11 @@ class Claim(msgspec.Struct, frozen=True):
         return cls(words[0], words[1], words[2], (int(milliseconds), int(number)))
 
 
-def claim_text(process: str, flight: str, digest: str, since: Mark) -> str:
+def encode_claim(process_id: str, flight_id: str, digest: str, purge_position: PurgePosition) -> str:
     """A claim as it stands in Redis."""
-    return f"{process}:{flight}:{digest}:{since[0]}-{since[1]}"
+    return f"{process_id}:{flight_id}:{digest}:{purge_position[0]}-{purge_position[1]}"
 
 
-def channel_of(process: str) -> str:
+def process_channel(process_id: str) -> str:
     """On which channel a process is told that one of its flights is wanted."""
-    return f"rh:1:process:{process}"
+    return f"rh:1:process:{process_id}"

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from router.core.cache.redis_keys import DRAINS
+from router.core.cache.redis_keys import DRAINS_KEY
 from router.net.redis.commands import Command
-from router.net.redis.errors import LinkError
-from router.net.redis.pipeline import Line, RedisDownError
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -27,7 +27,7 @@ _DRAINED: Final = "drained"
 _RESUMED: Final = "resumed"
 
 # ARGV: an engine, the state that it is to have, and the time of what the caller knows of it.
-_CHANGE: Final = """
+_CHANGE_SCRIPT: Final = """
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local state, at = string.match(there, '^(%a+) (%d+)$')
 if state == ARGV[2] then return 0 end
@@ -37,7 +37,7 @@ return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. string.format('%.0
 """
 
 # ARGV: an engine, and its state and time as the caller knows them.
-_REMIND: Final = """
+_RESTORE_SCRIPT: Final = """
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local _, at = string.match(there, '^(%a+) (%d+)$')
 if (tonumber(at) or 0) >= tonumber(ARGV[3]) then return 0 end
@@ -49,25 +49,25 @@ class DrainState(NamedTuple):
     """Whether an engine is drained, and since when that is known, in milliseconds of Redis' clock."""
 
     drained: bool
-    at: int
+    changed_at: int
 
 
-def drain_command(engine: str, known: int = 0) -> Command:
+def drain_command(engine: str, known_at: int = 0) -> Command:
     """Tells Redis that an engine is drained. `known`: the time of the state that the caller knows, which is earlier."""
-    return ("EVAL", _CHANGE, 1, DRAINS, engine, _DRAINED, known)
+    return ("EVAL", _CHANGE_SCRIPT, 1, DRAINS_KEY, engine, _DRAINED, known_at)
 
 
-def resume_command(engine: str, known: int = 0) -> Command:
+def resume_command(engine: str, known_at: int = 0) -> Command:
     """Tells Redis that an engine is drained no longer."""
-    return ("EVAL", _CHANGE, 1, DRAINS, engine, _RESUMED, known)
+    return ("EVAL", _CHANGE_SCRIPT, 1, DRAINS_KEY, engine, _RESUMED, known_at)
 
 
-def read_command() -> Command:
+def read_drains_command() -> Command:
     """Asks Redis for the states of all engines; see `read_states`."""
-    return ("HGETALL", DRAINS)
+    return ("HGETALL", DRAINS_KEY)
 
 
-def read_states(reply: Any) -> dict[str, DrainState]:
+def decode_drains(reply: Any) -> dict[str, DrainState]:
     """The reply to `read_command`; what is not understood is left out."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     states = {}
@@ -89,78 +89,82 @@ class Drains:
       does not, it is told before it is next asked: that is `untold`, by name, and grows with engines alone.
     """
 
-    def __init__(self, line: Line, told: Callable[[frozenset[str]], None], old: "Drains | None" = None) -> None:
+    def __init__(
+        self, pipeline: RedisPipeline, on_change: Callable[[frozenset[str]], None], previous: "Drains | None" = None
+    ) -> None:
         """`old`: in whose place these are to go on, as if nothing had happened."""
-        self._line = line
-        self._told = told
-        self._states: dict[str, DrainState] = dict(old._states) if old is not None else {}  # noqa: SLF001 - its own kind
-        self.untold: dict[str, bool] = dict(old.untold) if old is not None else {}
-        self.names: frozenset[str] = old.names if old is not None else frozenset()
+        self._pipeline = pipeline
+        self._on_change = on_change
+        self._states: dict[str, DrainState] = dict(previous._states) if previous is not None else {}  # noqa: SLF001 - its own kind
+        self.unpublished: dict[str, bool] = dict(previous.unpublished) if previous is not None else {}
+        self.names: frozenset[str] = previous.names if previous is not None else frozenset()
 
     async def drain(self, engine: str) -> bool:
-        return await self._change(engine, drained=True)
+        return await self._set_drained(engine, drained=True)
 
     async def resume(self, engine: str) -> bool:
-        return await self._change(engine, drained=False)
+        return await self._set_drained(engine, drained=False)
 
-    async def changed(self) -> None:
+    async def try_refresh(self) -> None:
         """They may have changed, or Redis is back: reads them again."""
         try:
-            await self.read()
+            await self.refresh()
         except RedisDownError:
             log.debug("the drained engines cannot be read while Redis is away; they stay as they are")
 
-    async def read(self) -> None:
+    async def refresh(self) -> None:
         """Reads them again, after Redis was told what it does not know. Raises RedisDownError."""
-        untold = dict(self.untold)
-        *told, found = await self._line.ask(*[self._command(name) for name in untold], read_command())
+        untold = dict(self.unpublished)
+        *told, found = await self._pipeline.execute(
+            *[self._pending_command(name) for name in untold], read_drains_command()
+        )
         for name, reply in zip(untold, told, strict=True):
-            if not isinstance(reply, Exception) and self.untold.get(name) is untold[name]:
-                del self.untold[name]
-        if isinstance(found, LinkError):  # of a cluster, the server that holds the key is away
+            if not isinstance(reply, Exception) and self.unpublished.get(name) is untold[name]:
+                del self.unpublished[name]
+        if isinstance(found, RedisBackendError):  # of a cluster, the server that holds the key is away
             raise RedisDownError
         if isinstance(found, Exception):  # a wrong type at our key, or no right to read it
             log.warning("the drained engines cannot be read: %s", found)
             return
-        states = read_states(found)
-        self._remind({name: known for name, known in self._states.items() if _is_later(known, states.get(name))})
+        states = decode_drains(found)
+        self._restore({name: known for name, known in self._states.items() if _is_newer(known, states.get(name))})
         for name, state in states.items():
-            if _is_later(state, self._states.get(name)):
+            if _is_newer(state, self._states.get(name)):
                 self._states[name] = state
-        self._set()
+        self._update_names()
 
-    def _command(self, engine: str) -> Command:
-        known = self._states.get(engine, _UNKNOWN).at
-        return drain_command(engine, known) if self.untold[engine] else resume_command(engine, known)
+    def _pending_command(self, engine: str) -> Command:
+        known = self._states.get(engine, _UNKNOWN).changed_at
+        return drain_command(engine, known) if self.unpublished[engine] else resume_command(engine, known)
 
-    def _remind(self, missing: dict[str, DrainState]) -> None:
+    def _restore(self, missing: dict[str, DrainState]) -> None:
         """Tells Redis what it has lost."""
         if not missing:
             return
         log.warning("Redis has lost which engines are drained; it is told again")
         commands = [
-            ("EVAL", _REMIND, 1, DRAINS, name, _DRAINED if state.drained else _RESUMED, state.at)
+            ("EVAL", _RESTORE_SCRIPT, 1, DRAINS_KEY, name, _DRAINED if state.drained else _RESUMED, state.changed_at)
             for name, state in missing.items()
         ]
-        self._line.tell(*commands)
+        self._pipeline.send(*commands)
 
-    async def _change(self, engine: str, *, drained: bool) -> bool:
-        self.untold[engine] = drained
-        self._set()
-        await self.changed()
-        return engine not in self.untold
+    async def _set_drained(self, engine: str, *, drained: bool) -> bool:
+        self.unpublished[engine] = drained
+        self._update_names()
+        await self.try_refresh()
+        return engine not in self.unpublished
 
-    def _set(self) -> None:
+    def _update_names(self) -> None:
         drained = {name: state.drained for name, state in self._states.items()}
-        drained.update(self.untold)  # what Redis is still to be told is newer than what it says
+        drained.update(self.unpublished)  # what Redis is still to be told is newer than what it says
         known = frozenset([name for name, is_drained in drained.items() if is_drained])
         if known != self.names:
             self.names = known
-            self._told(known)
+            self._on_change(known)
 
 
-_UNKNOWN: Final = DrainState(drained=False, at=0)
+_UNKNOWN: Final = DrainState(drained=False, changed_at=0)
 
 
-def _is_later(state: DrainState, other: DrainState | None) -> bool:
-    return other is None or state.at > other.at
+def _is_newer(state: DrainState, other: DrainState | None) -> bool:
+    return other is None or state.changed_at > other.changed_at

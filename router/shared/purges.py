@@ -22,42 +22,42 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.cache.entry_filter import Scope
+from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.purge_index import BEGINNING as BEGINNING
-from router.core.cache.purge_index import Mark as Mark
 from router.core.cache.purge_index import PurgeIndex
-from router.core.cache.redis_keys import PURGES
-from router.net.redis.commands import Command, Packed, pack
-from router.net.redis.errors import LinkError
-from router.net.redis.pipeline import Line, RedisDownError
+from router.core.cache.purge_index import PurgePosition as PurgePosition
+from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.net.redis.commands import Command, EncodedCommand, encode_command
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
 
 log = logging.getLogger("roundhouse.purges")
 
-REMEMBERED: Final = 10_000
+MAX_PURGES: Final = 10_000
 """Purges that the log and each process remember."""
 
-_EVERYTHING: Final = Scope(all=True)
-_NEVER: Final[Mark] = (1 << 64, 0)  # beyond all ids
+_ALL_ENTRIES: Final = EntryFilter(all=True)
+_BEYOND_LAST: Final[PurgePosition] = (1 << 64, 0)  # beyond all ids
 _PAGE: Final = 1000
 
-Record = tuple[Mark, Any]
+PurgeLogRecord = tuple[PurgePosition, Any]
 
 
-def begin_log() -> Command:
+def log_start_command() -> Command:
     """Adds the record that a log begins with. It is no purge."""
-    return ("XADD", PURGES, "*", "log", "begins", *unique())
+    return ("XADD", PURGE_LOG_KEY, "*", "log", "begins", *nonce_field())
 
 
-def unique() -> tuple[str, str]:
+def nonce_field() -> tuple[str, str]:
     """A field that no other record has, so that a record of another log is told apart although it has the same id."""
     return "nonce", secrets.token_hex(6)
 
 
-class News(NamedTuple):
+class PurgeFetch(NamedTuple):
     """A question for the purges after `since`, as `command`; `epoch`: of which log, as this process counts them."""
 
-    command: Packed
-    since: Mark
+    command: EncodedCommand
+    since: PurgePosition
     epoch: int
 
 
@@ -71,74 +71,74 @@ class Purges:
     """
 
     def __init__(
-        self, line: Line, purged: Callable[[Scope], None] = lambda _: None, *,
+        self, pipeline: RedisPipeline, on_purge: Callable[[EntryFilter], None] = lambda _: None, *,
         alive: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`alive`: whether Redis has shown of late that it tells of changes; see Liveness."""
         self._alive = alive
-        self._line = line
-        self._purged = purged
-        self._index = PurgeIndex(REMEMBERED)
-        self._first = _NEVER
+        self._pipeline = pipeline
+        self._on_purge = on_purge
+        self._index = PurgeIndex(MAX_PURGES)
+        self._first_position = _BEYOND_LAST
         self._last_fields: Any = None
         self._epoch = 0
-        self._learning = asyncio.Lock()
-        self._relearning: asyncio.Task[bool] | None = None
-        self.last = BEGINNING
-        self.learned = False
-        self.told = False
-        self._news = News(b"", _NEVER, 0)
+        self._load_lock = asyncio.Lock()
+        self._reload_task: asyncio.Task[bool] | None = None
+        self.last_position = BEGINNING
+        self.loaded = False
+        self.listening = False
+        self._next_fetch = PurgeFetch(b"", _BEYOND_LAST, 0)
 
     @property
-    def current(self) -> bool:
+    def up_to_date(self) -> bool:
         """Whether all purges are known, but for those of the last moments."""
-        return self.told and self.learned and self._alive()
+        return self.listening and self.loaded and self._alive()
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
-    async def learn(self) -> None:
+    async def load(self) -> None:
         """Reads the log from its first record on; begins one where there is none. Raises RedisDownError."""
-        async with self._learning:
-            if self.learned:
+        async with self._load_lock:
+            if self.loaded:
                 return
             records = await self._read_log()
             if records is None:  # a wrong type at our key, or no right to read it
-                self._first, self.learned = BEGINNING, True
+                self._first_position, self.loaded = BEGINNING, True
                 return
-            if self._is_to_mark(records):
-                await self._mark_loss(records)
+            if self._needs_loss_record(records):
+                await self._append_loss_record(records)
                 records = await self._read_log() or []
             last = records[-1][0] if records else BEGINNING
-            if last < self.last:
+            if last < self.last_position:
                 log.debug("the log of purges cannot be continued; nothing is stored until it can")
                 return
-            self._adopt(records)
+            self._rebuild_index(records)
 
-    def _adopt(self, records: list[Record]) -> None:
-        self._index = PurgeIndex(REMEMBERED)
-        self._first = records[0][0] if records else BEGINNING
+    def _rebuild_index(self, records: list[PurgeLogRecord]) -> None:
+        self._index = PurgeIndex(MAX_PURGES)
+        self._first_position = records[0][0] if records else BEGINNING
         for mark, fields in records:
-            self.last, self._last_fields = mark, fields
-            scope = scope_of(fields)
+            self.last_position, self._last_fields = mark, fields
+            scope = decode_entry_filter(fields)
             if scope is not None:
                 self._index.add(mark, scope)
-        self.learned = True
+        self.loaded = True
 
-    async def _read_log(self) -> list[Record] | None:
-        records: list[Record] = []
+    async def _read_log(self) -> list[PurgeLogRecord] | None:
+        records: list[PurgeLogRecord] = []
         after: str = "-"
         while True:
-            (found,) = await self._line.ask(("XRANGE", PURGES, after, "+", "COUNT", _PAGE))
-            _raise_if_away(found)
+            (found,) = await self._pipeline.execute(("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE))
+            _raise_if_down(found)
             if isinstance(found, Exception):
                 log.warning("the purges cannot be read: %s", found)
                 return None
-            records += [(mark_of(id_), fields) for id_, fields in found]
+            records += [(parse_position(id_), fields) for id_, fields in found]
             if len(found) < _PAGE:
                 return records
             after = "(" + found[-1][0].decode()
 
-    def _is_to_mark(self, records: list[Record]) -> bool:
+    def _needs_loss_record(self, records: list[PurgeLogRecord]) -> bool:
         """Whether the log needs a record that is beyond all that were known, and says that some were lost.
 
         Not where the last record that was known is older than all that there are. It may have been trimmed away; and
@@ -146,49 +146,58 @@ class Purges:
         """
         if not records:
             return True
-        known = self.last
+        known = self.last_position
         if known == BEGINNING or records[0][0] > known or (known, self._last_fields) in records:
             return False
         return not any(
-            mark > known and _is_loss(fields) for mark, fields in records
+            mark > known and _is_loss_record(fields) for mark, fields in records
         )  # else another process has done it
 
-    async def _mark_loss(self, records: list[Record]) -> None:
-        known = self.last
+    async def _append_loss_record(self, records: list[PurgeLogRecord]) -> None:
+        known = self.last_position
         if known == BEGINNING:
-            command = begin_log()
+            command = log_start_command()
         else:
             back = not records or records[-1][0] <= known
             id_ = f"{known[0]}-{known[1] + 1}" if back else "*"
-            command = ("XADD", PURGES, id_, "scope", _EVERYTHING.record(), "log", "lost records", *unique())
-        (reply,) = await self._line.ask(command)
-        _raise_if_away(reply)
+            command = (
+                "XADD",
+                PURGE_LOG_KEY,
+                id_,
+                "scope",
+                _ALL_ENTRIES.to_json(),
+                "log",
+                "lost records",
+                *nonce_field(),
+            )
+        (reply,) = await self._pipeline.execute(command)
+        _raise_if_down(reply)
         if isinstance(reply, Exception):  # another process was quicker, or Redis takes no writes
             log.debug("the log of purges was not continued: %s", reply)
 
-    def _lose(self) -> None:
+    def _on_records_lost(self) -> None:
         """Records of the log have been lost, and perhaps purges with them."""
         log.warning("the log of purges has lost records; everything that was begun or stored before counts as purged")
-        self.learned = False
-        self._first = _NEVER
+        self.loaded = False
+        self._first_position = _BEYOND_LAST
         self._epoch += 1
-        self._purged(_EVERYTHING)
-        self._relearning = asyncio.get_running_loop().create_task(self.changed())
+        self._on_purge(_ALL_ENTRIES)
+        self._reload_task = asyncio.get_running_loop().create_task(self.try_catch_up())
 
     # -- what becomes known -------------------------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
         """Learns of the purges since the last. Raises RedisDownError."""
-        while self.learned:
-            news = self.news()
-            (found,) = await self._line.ask(news.command)
-            _raise_if_away(found)
-            if self.note(news, found):
+        while self.loaded:
+            news = self.next_fetch()
+            (found,) = await self._pipeline.execute(news.command)
+            _raise_if_down(found)
+            if self.apply(news, found):
                 break
-        if not self.learned:
-            await self.learn()
+        if not self.loaded:
+            await self.load()
 
-    async def changed(self) -> bool:
+    async def try_catch_up(self) -> bool:
         """The log has changed: catches up with it. Whether that could be done."""
         try:
             await self.catch_up()
@@ -197,82 +206,82 @@ class Purges:
             return False
         return True
 
-    def news(self) -> News:
+    def next_fetch(self) -> PurgeFetch:
         """Asks for the purges since the last, from that one on."""
-        news = self._news
-        if news.since != self.last or news.epoch != self._epoch:
-            command = pack(("XRANGE", PURGES, "%d-%d" % self.last, "+", "COUNT", _PAGE))  # noqa: UP031 - shorter so
-            news = self._news = News(command, self.last, self._epoch)
+        news = self._next_fetch
+        if news.since != self.last_position or news.epoch != self._epoch:
+            command = encode_command(("XRANGE", PURGE_LOG_KEY, "%d-%d" % self.last_position, "+", "COUNT", _PAGE))  # noqa: UP031 - shorter so
+            news = self._next_fetch = PurgeFetch(command, self.last_position, self._epoch)
         return news
 
-    def note(self, news: News, found: Any) -> bool:
+    def apply(self, fetch: PurgeFetch, reply: Any) -> bool:
         """Takes over the reply to `news`; whether that was all, so that no more need be asked."""
-        if isinstance(found, Exception):  # a wrong type at our key
-            log.warning("the purges cannot be read: %s", found)
+        if isinstance(reply, Exception):  # a wrong type at our key
+            log.warning("the purges cannot be read: %s", reply)
             return True
-        if news.epoch != self._epoch or not self.learned:  # the log is read anew, or has been since
+        if fetch.epoch != self._epoch or not self.loaded:  # the log is read anew, or has been since
             return True
-        if not self._continues(news, found):
-            self._lose()
+        if not self._is_continuation(fetch, reply):
+            self._on_records_lost()
             return True
-        for id_, fields in found:
-            mark = mark_of(id_)
-            if mark > self.last:
-                self._take(mark, fields)
-        return len(found) < _PAGE
+        for id_, fields in reply:
+            mark = parse_position(id_)
+            if mark > self.last_position:
+                self._apply_record(mark, fields)
+        return len(reply) < _PAGE
 
-    def _continues(self, news: News, found: Any) -> bool:
+    def _is_continuation(self, fetch: PurgeFetch, reply: Any) -> bool:
         """Whether the reply begins with the record that was the last when it was asked for."""
-        if news.since == BEGINNING:
+        if fetch.since == BEGINNING:
             return True
-        if not found or mark_of(found[0][0]) != news.since:
+        if not reply or parse_position(reply[0][0]) != fetch.since:
             return False
         # The first record of another log may by chance have the same id.
-        return bool(news.since != self.last or found[0][1] == self._last_fields)
+        return bool(fetch.since != self.last_position or reply[0][1] == self._last_fields)
 
-    def _take(self, mark: Mark, fields: Any) -> None:
-        self.last, self._last_fields = mark, fields
-        scope = scope_of(fields)
+    def _apply_record(self, position: PurgePosition, fields: Any) -> None:
+        self.last_position, self._last_fields = position, fields
+        scope = decode_entry_filter(fields)
         if scope is not None:
-            self._index.add(mark, scope)
-            self._purged(scope)
+            self._index.add(position, scope)
+            self._on_purge(scope)
 
     # -- what is covered ----------------------------------------------------------------------------------------------
 
-    def cover(self, key: str, documents: tuple[str, ...], since: Mark) -> bool:
+    def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
         """Whether an entry that was begun, or checked last, at `since` has been purged since, or may have been."""
-        if since < self._first:
+        if since < self._first_position:
             return True
-        return since < self.last and self._index.covers(key, documents, since)
+        return since < self.last_position and self._index.covers(key, documents, since)
 
 
-def _raise_if_away(reply: Any) -> None:
+def _raise_if_down(reply: Any) -> None:
     """Of a cluster, the one server that has the log may be away."""
-    if isinstance(reply, LinkError):
+    if isinstance(reply, RedisBackendError):
         raise RedisDownError
 
 
-def mark_of(id_: bytes) -> Mark:
+def parse_position(id_: bytes) -> PurgePosition:
     """A record's id. Raises ValueError."""
     milliseconds, _, number = id_.partition(b"-")
     return int(milliseconds), int(number)
 
 
-def _pairs(fields: Any) -> dict[bytes, bytes]:
+def _to_dict(fields: Any) -> dict[bytes, bytes]:
     return dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
 
 
-def _is_loss(fields: Any) -> bool:
-    return _pairs(fields).get(b"log") == b"lost records"
+def _is_loss_record(fields: Any) -> bool:
+    return _to_dict(fields).get(b"log") == b"lost records"
 
 
-def scope_of(fields: Any) -> Scope | None:
+def decode_entry_filter(fields: Any) -> EntryFilter | None:
     """What a record has purged; None for one that is no purge, or not understood."""
-    pairs = _pairs(fields)
+    pairs = _to_dict(fields)
     if b"scope" not in pairs and b"log" in pairs:
         return None
     try:
-        return msgspec.json.decode(pairs[b"scope"], type=Scope)
+        return msgspec.json.decode(pairs[b"scope"], type=EntryFilter)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.warning("a purge is not understood, and passed over: %s", error)
         return None

@@ -22,21 +22,31 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.cache.redis_keys import limit_of
-from router.core.quota.rate_limit import CONCURRENT_WAIT, MINUTE, TOKEN, Allowance, Ledger, Quota, Step, What, refusal
+from router.core.cache.redis_keys import limit_key
+from router.core.quota.rate_limit import (
+    CONCURRENT_RETRY_MS,
+    MINUTE_MS,
+    ONE_TOKEN,
+    LimitKind,
+    Quota,
+    RateLimitStatus,
+    TenantUsage,
+    UsageUpdate,
+    rate_limit_error,
+)
 from router.net.redis.commands import Command
-from router.net.redis.pipeline import Line, RedisDownError, Replies, Told
+from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
 
 log = logging.getLogger("roundhouse.limits")
 
-LEASE: Final = 3000
+RUNNING_LEASE_MS: Final = 3000
 """Milliseconds for which a process' count of its requests holds without being told again."""
 
-_TELL_EVERY: Final = LEASE / 3000
-_REFUSED: Final[tuple[What | None, ...]] = (None, "requests", "tokens", "concurrent requests")
+_REPORT_INTERVAL: Final = RUNNING_LEASE_MS / 3000
+_LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens", "concurrent requests")
 
 # Ledger.step, line for line. What stands at the key and is not ours is replaced. Numbers in JSON would lose digits.
-SCRIPT: Final = f"""
+UPDATE_SCRIPT: Final = f"""
 local process, ask, done = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local working, spent = tonumber(ARGV[4]), tonumber(ARGV[5])
 local requests, tokens, concurrent = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -52,14 +62,14 @@ if not good or type(state) ~= 'table' or type(state.requests) ~= 'table' or type
 end
 local used, seconds, others, at_work = 0, {{}}, 0, {{}}
 for _, pair in ipairs(state.requests) do
-  if now - {MINUTE} < pair[1] and pair[1] < now + {MINUTE} then
+  if now - {MINUTE_MS} < pair[1] and pair[1] < now + {MINUTE_MS} then
     seconds[#seconds + 1] = pair
     used = used + pair[2]
   end
 end
 local level = tokens or 0
 if tokens and tonumber(state.tokens) then
-  level = math.min(tokens, tonumber(state.tokens) + math.max(0, now - state.at) * tokens / {MINUTE})
+  level = math.min(tokens, tonumber(state.tokens) + math.max(0, now - state.at) * tokens / {MINUTE_MS})
 end
 level = level - spent
 local mine = working or math.max(0, (state.working[process] or {{0}})[1] - done)
@@ -73,19 +83,19 @@ end
 local refused, wait = 0, 0
 if ask then
   if concurrent and mine + others >= concurrent then
-    refused, wait = 3, {CONCURRENT_WAIT}
+    refused, wait = 3, {CONCURRENT_RETRY_MS}
   elseif requests and used >= requests then
     refused = 1
     local left = used
     for _, pair in ipairs(seconds) do
       left = left - pair[2]
       if left < requests then
-        wait = pair[1] + {MINUTE} - now
+        wait = pair[1] + {MINUTE_MS} - now
         break
       end
     end
-  elseif tokens and level < {TOKEN} then
-    refused, wait = 2, math.ceil((1 - level) * {MINUTE} / tokens)
+  elseif tokens and level < {ONE_TOKEN} then
+    refused, wait = 2, math.ceil((1 - level) * {MINUTE_MS} / tokens)
   else
     used, mine = used + 1, mine + 1
     local last = seconds[#seconds]
@@ -97,12 +107,12 @@ if ask then
   end
 end
 if mine > 0 then at_work[process] = {{mine, now + lease}} end
-local full = tokens and math.ceil((tokens - level) * {MINUTE} / tokens) or 0
+local full = tokens and math.ceil((tokens - level) * {MINUTE_MS} / tokens) or 0
 local left = tokens and string.format('%.17g', level)
 local text = cjson.encode({{at = now, tokens = left, requests = seconds, working = at_work}})
-redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE}, lease, full) + 1000))
+redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE_MS}, lease, full) + 1000))
 local last = seconds[#seconds]
-local reset = last and last[1] + {MINUTE} - now or 0
+local reset = last and last[1] + {MINUTE_MS} - now or 0
 return {{refused, wait, math.max(0, (requests or 0) - used), reset, math.max(0, math.floor(level)), full}}
 """
 
@@ -116,171 +126,188 @@ class TenantLimits:
     - Without Redis, all goes on, with the same limits in each process.
     """
 
-    def __init__(self, line: Line, limits: Mapping[str, Quota]) -> None:
+    def __init__(self, pipeline: RedisPipeline, quotas: Mapping[str, Quota]) -> None:
         process = secrets.token_hex(6)
-        self._tenants = {name: _Tenant(line, name, own, process) for name, own in limits.items() if own.any}
+        self._tenants = {
+            name: _TenantCounter(pipeline, name, own, process) for name, own in quotas.items() if own.is_limited
+        }
 
-    def concern(self, tenant: str) -> bool:
+    def has_limits(self, tenant: str) -> bool:
         """Whether this tenant has limits."""
         return tenant in self._tenants
 
-    async def ask(self, tenant: str) -> "Permit":
+    async def reserve(self, tenant: str) -> "Reservation":
         """Whether a request of this tenant, which has limits, may come in."""
-        return await self._tenants[tenant].ask()
+        return await self._tenants[tenant].reserve()
 
-    def spend(self, tenant: str, tokens: int) -> None:
+    def subtract_tokens(self, tenant: str, tokens: int) -> None:
         """A tenant has used so many tokens."""
         found = self._tenants.get(tenant)
         if found is not None:
-            found.spend(tokens)
+            found.subtract_tokens(tokens)
 
     async def run(self) -> None:
         """Tells again and again what is at work here, until it is cancelled."""
         while True:
-            await asyncio.sleep(_TELL_EVERY)
+            await asyncio.sleep(_REPORT_INTERVAL)
             for tenant in self._tenants.values():
-                tenant.tell()
+                tenant.report()
 
 
-class Permit:
+class Reservation:
     """The answer to a request that wanted to come in; `close` says that it is over, whatever the answer was."""
 
-    __slots__ = ("_tenant", "allowance", "quota")
+    __slots__ = ("_tenant", "quota", "status")
 
-    def __init__(self, tenant: "_Tenant", allowance: Allowance) -> None:
+    def __init__(self, tenant: "_TenantCounter", status: RateLimitStatus) -> None:
         self.quota = tenant.quota
-        self.allowance = allowance
-        self._tenant: _Tenant | None = tenant if allowance.refused is None else None
+        self.status = status
+        self._tenant: _TenantCounter | None = tenant if status.exceeded is None else None
 
-    def check(self) -> None:
+    def raise_if_exceeded(self) -> None:
         """Raises ApiError where it may not come in."""
-        if self.allowance.refused is not None:
-            raise refusal(self.quota, self.allowance)
+        if self.status.exceeded is not None:
+            raise rate_limit_error(self.quota, self.status)
 
-    def close(self) -> None:
+    def release(self) -> None:
         tenant, self._tenant = self._tenant, None
         if tenant is not None:
-            tenant.done()
+            tenant.release()
 
 
-class _Tenant:
+class _TenantCounter:
     """One tenant with limits, as this process sees it."""
 
-    def __init__(self, line: Line, name: str, quota: Quota, process: str) -> None:
+    def __init__(self, pipeline: RedisPipeline, name: str, quota: Quota, process_id: str) -> None:
         self.quota = quota
-        self._line = line
-        self._key = limit_of(name)
-        self._process = process
-        self._local = Ledger()
-        self._working = 0
-        self._asking = 0
-        self._told = True  # whether Redis knows `_working`
+        self._pipeline = pipeline
+        self._key = limit_key(name)
+        self._process_id = process_id
+        self._local_usage = TenantUsage()
+        self._running_requests = 0
+        self._pending_reservations = 0
+        self._reported = True  # whether Redis knows `_working`
 
-    async def ask(self) -> Permit:
-        answer: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+    async def reserve(self) -> Reservation:
+        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Step(process=self._process, ask=True), partial(self._answered, answer))
+            self._send(UsageUpdate(process=self._process_id, acquire=True), partial(self._on_reserve_reply, answer))
         except RedisDownError:
-            return self._ask_here()
-        self._asking += 1
+            return self._reserve_locally()
+        self._pending_reservations += 1
         try:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
-                answer.result().close()
+                answer.result().release()
             raise
 
-    def _answered(self, answer: "asyncio.Future[Permit]", replies: Replies | None) -> None:
-        self._asking -= 1
-        allowance = self._read(replies)
+    def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", replies: Replies | None) -> None:
+        self._pending_reservations -= 1
+        allowance = self._decode_reply(replies)
         if allowance is None:
-            self._told = False
-            permit = self._ask_here()
+            self._reported = False
+            permit = self._reserve_locally()
         else:
-            self._working += allowance.refused is None
-            permit = Permit(self, allowance)
-        if answer.done():  # who asked has left
-            permit.close()
+            self._running_requests += allowance.exceeded is None
+            permit = Reservation(self, allowance)
+        if future.done():  # who asked has left
+            permit.release()
         else:
-            answer.set_result(permit)
-        if not self._told:
-            self.tell()
+            future.set_result(permit)
+        if not self._reported:
+            self.report()
 
-    def _ask_here(self) -> Permit:
-        allowance = self._step_here(Step(process=self._process, ask=True, working=self._working))
-        self._working += allowance.refused is None
-        return Permit(self, allowance)
+    def _reserve_locally(self) -> Reservation:
+        allowance = self._update_locally(
+            UsageUpdate(process=self._process_id, acquire=True, running=self._running_requests)
+        )
+        self._running_requests += allowance.exceeded is None
+        return Reservation(self, allowance)
 
-    def spend(self, tokens: int) -> None:
+    def subtract_tokens(self, tokens: int) -> None:
         if self.quota.tokens_per_minute is None or tokens <= 0:
             return
-        step = Step(process=self._process, spent=tokens)
+        step = UsageUpdate(process=self._process_id, tokens_used=tokens)
         try:
             self._send(step)
         except RedisDownError:
-            self._step_here(step)
+            self._update_locally(step)
 
-    def done(self) -> None:
+    def release(self) -> None:
         """One of the requests that came in here is over."""
-        self._working -= 1
+        self._running_requests -= 1
         if self.quota.concurrent_requests is not None:
-            self._tell(Step(process=self._process, done=1))
+            self._send_report(UsageUpdate(process=self._process_id, released=1))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Tells Redis how many are at work here, if there is anything to tell."""
-        if self.quota.concurrent_requests is None or (self._told and not self._working):
+        if self.quota.concurrent_requests is None or (self._reported and not self._running_requests):
             return
-        if self._asking:  # how many there are is not known, only that there are some
-            self._tell(Step(process=self._process))
-        elif self._tell(Step(process=self._process, working=self._working)):
-            self._told = True
+        if self._pending_reservations:  # how many there are is not known, only that there are some
+            self._send_report(UsageUpdate(process=self._process_id))
+        elif self._send_report(UsageUpdate(process=self._process_id, running=self._running_requests)):
+            self._reported = True
 
-    def _tell(self, step: Step) -> bool:
+    def _send_report(self, update: UsageUpdate) -> bool:
         try:
-            self._send(step, self._heard)
+            self._send(update, self._on_report_reply)
         except RedisDownError:
-            self._told = False
+            self._reported = False
             return False
         return True
 
-    def _heard(self, replies: Replies | None) -> None:
-        if self._read(replies) is None:
-            self._told = False
+    def _on_report_reply(self, replies: Replies | None) -> None:
+        if self._decode_reply(replies) is None:
+            self._reported = False
 
     # -- Redis, and what stands in for it ---------------------------------------------------------------------------
 
-    def _send(self, step: Step, told: Told | None = None) -> None:
-        self._line.tell(command(self._key, self.quota, step), told=told)
+    def _send(self, update: UsageUpdate, on_reply: OnReply | None = None) -> None:
+        self._pipeline.send(update_command(self._key, self.quota, update), on_reply=on_reply)
 
-    def _step_here(self, step: Step) -> Allowance:
+    def _update_locally(self, update: UsageUpdate) -> RateLimitStatus:
         now = int(asyncio.get_running_loop().time() * 1000)
-        return self._local.step(self.quota, step, now, LEASE)
+        return self._local_usage.apply(self.quota, update, now, RUNNING_LEASE_MS)
 
     @staticmethod
-    def _read(replies: Replies | None) -> Allowance | None:
+    def _decode_reply(replies: Replies | None) -> RateLimitStatus | None:
         if replies is None:
             return None
         (reply,) = replies
         if isinstance(reply, Exception):
             log.warning("the limits cannot be counted in Redis: %s", reply)
             return None
-        return read(reply)
+        return decode_status(reply)
 
 
-def command(key: str, quota: Quota, step: Step, now: int | None = None) -> Command:
+def update_command(key: str, quota: Quota, update: UsageUpdate, now: int | None = None) -> Command:
     """The command that takes a step; `now` in milliseconds, where it is not Redis' clock that counts."""
-    spent = (step.process, int(step.ask), step.done, _or_none(step.working), step.spent)
-    return ("EVAL", SCRIPT, 1, key, *spent, *map(_or_none, msgspec.structs.astuple(quota)), LEASE, _or_none(now))
+    spent = (update.process, int(update.acquire), update.released, _or_none(update.running), update.tokens_used)
+    return (
+        "EVAL",
+        UPDATE_SCRIPT,
+        1,
+        key,
+        *spent,
+        *map(_or_none, msgspec.structs.astuple(quota)),
+        RUNNING_LEASE_MS,
+        _or_none(now),
+    )
 
 
 def _or_none(number: int | None) -> int | str:
     return "" if number is None else number
 
 
-def read(reply: Any) -> Allowance:
+def decode_status(reply: Any) -> RateLimitStatus:
     """What the script said."""
     refused, wait, requests_left, requests_reset, tokens_left, tokens_reset = reply
-    return Allowance(
-        refused=_REFUSED[refused], wait=wait, requests_left=requests_left, requests_reset=requests_reset,
-        tokens_left=tokens_left, tokens_reset=tokens_reset,
-    )  # fmt: skip
+    return RateLimitStatus(
+        exceeded=_LIMIT_KINDS[refused],
+        retry_after_ms=wait,
+        requests_remaining=requests_left,
+        requests_reset_ms=requests_reset,
+        tokens_remaining=tokens_left,
+        tokens_reset_ms=tokens_reset,
+    )

@@ -21,43 +21,45 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from router.core.cache.redis_keys import claim_of, flight_of
-from router.net.redis.commands import later
-from router.net.redis.pipeline import Line, RedisDownError
-from router.shared.claim import LEASE, Claim, channel_of
-from router.shared.stream_writer import Record, read_record
+from router.core.cache.redis_keys import claim_key, flight_key
+from router.net.redis.commands import after_previous
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.shared.claim import LEASE_DURATION, Claim, process_channel
+from router.shared.stream_writer import StreamRecord, decode_record
 
-WANTED: Final = 1.0
+FOLLOW_INTERVAL: Final = 1.0
 """Seconds between two messages to the leader that the flight is wanted."""
 
-_LOOK_AGAIN: Final = 0.5  # seconds; in case that a push was lost
-_ASK_AGAIN: Final = 0.05  # seconds between two attempts to ask a Redis that does not answer
+_POLL_INTERVAL: Final = 0.5  # seconds; in case that a push was lost
+_RETRY_DELAY: Final = 0.05  # seconds between two attempts to ask a Redis that does not answer
 
 
-class LostError(Exception):
+class LeaderLostError(Exception):
     """The process that generated is gone, or has nothing more to say of it."""
 
 
-async def follow(line: Line, key: str, claim: Claim, changed: asyncio.Event) -> AsyncGenerator[Record, None]:
+async def follow(
+    pipeline: RedisPipeline, key: str, claim: Claim, stream_changed: asyncio.Event
+) -> AsyncGenerator[StreamRecord, None]:
     """What a flight says, from its first record to its end; `changed` is set when its stream has changed.
 
     Raises LostError, and RedisDownError while nothing has been read.
     """
-    stream, clock = flight_of(key, claim.flight), asyncio.get_running_loop().time
+    stream, clock = flight_key(key, claim.flight_id), asyncio.get_running_loop().time
     last = 0
     alive = clock()  # when the leader last gave a sign, or could have given one again
     wanted: float | None = None
     away: float | None = None  # since when Redis does not answer
     while True:
-        changed.clear()
+        stream_changed.clear()
         try:
             reached = None
-            if wanted is None or clock() - wanted >= WANTED:
+            if wanted is None or clock() - wanted >= FOLLOW_INTERVAL:
                 wanted = clock()
-                reached = line.ask(("PUBLISH", channel_of(claim.process), claim.flight))
+                reached = pipeline.execute(("PUBLISH", process_channel(claim.process_id), claim.flight_id))
             # The claim first: if it is gone by then, the stream has all that it ever will.
-            found, records = await line.ask(
-                ("GET", claim_of(key)), later(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
+            found, records = await pipeline.execute(
+                ("GET", claim_key(key)), after_previous(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
             )
         except RedisDownError as error:
             found = records = error
@@ -65,39 +67,39 @@ async def follow(line: Line, key: str, claim: Claim, changed: asyncio.Event) -> 
             if not last:
                 raise RedisDownError
             away, wanted = away or clock(), None  # the leader may not have got the message
-            if clock() - away > LEASE:
-                raise LostError
-            await asyncio.sleep(_ASK_AGAIN)
+            if clock() - away > LEASE_DURATION:
+                raise LeaderLostError
+            await asyncio.sleep(_RETRY_DELAY)
             continue
         if away is not None:
             away, alive = None, clock()
         for id_, fields in records:
             number = int(id_.partition(b"-")[0])
             if number != last + 1:
-                raise LostError  # it has said more than a stream keeps
+                raise LeaderLostError  # it has said more than a stream keeps
             last, alive = number, clock()
-            record = read_record(fields)
+            record = decode_record(fields)
             yield record
-            if record.end is not None:
+            if record.outcome is not None:
                 return
         if records:
             continue
-        claimed = found == claim.text().encode()
-        if not last and not (claimed and (reached is None or _reached(line, (await reached)[0]))):
-            raise LostError
-        if clock() - alive > LEASE and not (last and claimed):
-            raise LostError
-        await _event(changed, _LOOK_AGAIN)
+        claimed = found == claim.encode().encode()
+        if not last and not (claimed and (reached is None or _may_have_receivers(pipeline, (await reached)[0]))):
+            raise LeaderLostError
+        if clock() - alive > LEASE_DURATION and not (last and claimed):
+            raise LeaderLostError
+        await _wait_for_event(stream_changed, _POLL_INTERVAL)
 
 
-def _reached(line: Line, receivers: Any) -> bool:
+def _may_have_receivers(pipeline: RedisPipeline, receivers: Any) -> bool:
     """Whether a message may have reached somebody; an exception is how Redis refused it."""
-    return not isinstance(receivers, ResponseError) and (receivers != 0 or not line.counts_receivers)
+    return not isinstance(receivers, ResponseError) and (receivers != 0 or not pipeline.counts_receivers)
 
 
-async def _event(event: asyncio.Event, seconds: float) -> None:
+async def _wait_for_event(event: asyncio.Event, timeout: float) -> None:
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(timeout):
             await event.wait()
     except TimeoutError:
         pass

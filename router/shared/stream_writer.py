@@ -15,46 +15,50 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import ResponseError
 
-from router.net.redis.commands import Command, Word
-from router.net.redis.pipeline import Line, RedisDownError, Replies
+from router.net.redis.commands import Arg, Command
+from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 
-MAX_UNSENT: Final = 4 << 20
+MAX_UNSENT_BYTES: Final = 4 << 20
 """Bytes that may wait to be written to one flight's stream; a flight that has more is no longer shared."""
 
-BEAT: Final = 0.7
+HEARTBEAT_INTERVAL: Final = 0.7
 """Seconds after which a flight that has had nothing to say writes an empty record."""
 
-_GATHER: Final = 0.025  # seconds for which frames are gathered before they are written
-_KEPT: Final = 4 << 20  # bytes of a stream that stay for those who follow
-_STREAM_LIFE: Final = 30_000  # milliseconds for which a stream stays after its last record
-_WRITE_AGAIN: Final = 0.05  # seconds after which a record that Redis may not have is written again
-_GIVE_UP: Final = 30.0  # seconds for which a record is written again; no reader waits for longer than a few seconds
-_HAS_IT: Final = "equal or smaller than the target stream top item"  # how Redis refuses a number that it has
+_BATCH_DELAY: Final = 0.025  # seconds for which frames are gathered before they are written
+_MAX_STREAM_BYTES: Final = 4 << 20  # bytes of a stream that stay for those who follow
+_STREAM_TTL_MS: Final = 30_000  # milliseconds for which a stream stays after its last record
+_RETRY_DELAY: Final = 0.05  # seconds after which a record that Redis may not have is written again
+_RETRY_TIMEOUT: Final = (
+    30.0  # seconds for which a record is written again; no reader waits for longer than a few seconds
+)
+_DUPLICATE_NUMBER_ERROR: Final = (
+    "equal or smaller than the target stream top item"  # how Redis refuses a number that it has
+)
 
 
-class Source(msgspec.Struct, frozen=True):
+class Producer(msgspec.Struct, frozen=True):
     """Who generates: the engine, and its model where that is not the one that was asked for."""
 
     engine: str | None = None
     fallback: str | None = None
 
 
-class Record(msgspec.Struct, frozen=True):
+class StreamRecord(msgspec.Struct, frozen=True):
     """What a flight's stream holds: `frames`, and at its end `end`, whatever that is to those who write and read it."""
 
-    source: Source
+    producer: Producer
     frames: bytes
-    end: bytes | None
+    outcome: bytes | None
 
 
-def read_record(fields: Any) -> Record:
+def decode_record(fields: Any) -> StreamRecord:
     """A record, of its fields in the stream."""
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
     engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
-    return Record(Source(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
+    return StreamRecord(Producer(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
 
 
-class Broadcast:
+class RedisStreamWriter:
     """One flight on its way to its stream: what is said is gathered, and written some tens of milliseconds later.
 
     - Records reach Redis in order, each once, whichever replies are lost and however long Redis is away, up to a bound.
@@ -62,62 +66,62 @@ class Broadcast:
     - `on_over` is called, once, when it has failed, or when Redis has its last record.
     """
 
-    def __init__(self, line: Line, stream: str, on_over: "Callable[[Broadcast], object]") -> None:
+    def __init__(self, pipeline: RedisPipeline, stream: str, on_done: "Callable[[RedisStreamWriter], object]") -> None:
         self.failed = False
-        self._line = line
+        self._pipeline = pipeline
         self._stream = stream
-        self._on_over = on_over
+        self._on_done = on_done
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
-        self._size = 0
-        self._end: bytes | None = None
-        self._source = Source()
-        self._records: deque[int] = deque()  # the sizes of those that the stream keeps
-        self._kept = 0
-        self._number = 0
-        self._record: _Write | None = None  # on its way, or to be written again
-        self._written_at = self._loop.time()
+        self._unsent_bytes = 0
+        self._outcome: bytes | None = None
+        self._producer = Producer()
+        self._record_sizes: deque[int] = deque()  # the sizes of those that the stream keeps
+        self._stream_bytes = 0
+        self._record_number = 0
+        self._pending_record: _RecordWrite | None = None  # on its way, or to be written again
+        self._last_write_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False
 
-    def say(self, source: Source, frames: bytes, end: bytes | None = None) -> None:
+    def publish(self, producer: Producer, frames: bytes, outcome: bytes | None = None) -> None:
         """Takes what the flight says; with its end, nothing follows."""
-        if self.failed or self._end is not None:
+        if self.failed or self._outcome is not None:
             return
-        waiting = self._size  # without the newest frames, so that one event of any size can be shared
-        self._source = source
+        waiting = self._unsent_bytes  # without the newest frames, so that one event of any size can be shared
+        self._producer = producer
         self._unsent.append(frames)
-        self._size += len(frames)
-        self._end = end
-        if waiting > MAX_UNSENT:
-            self._give_up()
-        elif self._sending or self._record is not None:
+        self._unsent_bytes += len(frames)
+        self._outcome = outcome
+        if waiting > MAX_UNSENT_BYTES:
+            self._fail()
+        elif self._sending or self._pending_record is not None:
             pass  # it goes with the next record
-        elif end is not None:
+        elif outcome is not None:
             self._send()
         elif self._timer is None:
-            self._timer = self._loop.call_later(_GATHER, self._send)
+            self._timer = self._loop.call_later(_BATCH_DELAY, self._send)
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         """Whether it has been given its end."""
-        return self._end is not None
+        return self._outcome is not None
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Shows that the flight lives, where nothing else has shown it of late."""
-        if self._record is None and self._loop.time() - self._written_at >= BEAT:
-            self.say(self._source, b"")
+        if self._pending_record is None and self._loop.time() - self._last_write_at >= HEARTBEAT_INTERVAL:
+            self.publish(self._producer, b"")
 
     def stop(self) -> None:
         """Writes nothing more, whatever waits to be written."""
         self.failed = True
-        self._record = None
+        self._pending_record = None
         self._unsent.clear()
         self._cancel_timer()
 
-    def _give_up(self) -> None:
+    def _fail(self) -> None:
         self.stop()
-        self._on_over(self)
+        self._on_done(self)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -126,70 +130,70 @@ class Broadcast:
 
     def _send(self) -> None:
         self._cancel_timer()
-        record = self._record
+        record = self._pending_record
         if record is None:
-            record = self._record = self._next()
+            record = self._pending_record = self._next_record()
         try:
-            self._line.tell(*record.commands, size=record.size, told=self._written)
+            self._pipeline.send(*record.commands, size=record.size, on_reply=self._on_written)
         except RedisDownError:
-            self._send_again(record)
+            self._schedule_retry(record)
         else:
             self._sending = True
 
-    def _next(self) -> "_Write":
+    def _next_record(self) -> "_RecordWrite":
         """The record of all that waits to be written."""
-        frames, self._size = b"".join(self._unsent), 0
+        frames, self._unsent_bytes = b"".join(self._unsent), 0
         self._unsent.clear()
-        self._number += 1
-        first = f"{self._first_kept(len(frames))}-0"
-        record: tuple[Word, ...] = ("XADD", self._stream, "MINID", first, f"{self._number}-0")
-        record += ("engine", self._source.engine or "", "frames", frames)
-        if self._source.fallback is not None:
-            record += ("fallback", self._source.fallback)
-        if self._end is not None:
-            record += ("end", self._end)
-        commands = (record, ("PEXPIRE", self._stream, _STREAM_LIFE))
-        self._written_at = now = self._loop.time()
-        size = len(frames) + len(self._end or b"")
-        return _Write(commands, size, now + _GIVE_UP, is_last=self._end is not None)
+        self._record_number += 1
+        first = f"{self._first_retained_number(len(frames))}-0"
+        record: tuple[Arg, ...] = ("XADD", self._stream, "MINID", first, f"{self._record_number}-0")
+        record += ("engine", self._producer.engine or "", "frames", frames)
+        if self._producer.fallback is not None:
+            record += ("fallback", self._producer.fallback)
+        if self._outcome is not None:
+            record += ("end", self._outcome)
+        commands = (record, ("PEXPIRE", self._stream, _STREAM_TTL_MS))
+        self._last_write_at = now = self._loop.time()
+        size = len(frames) + len(self._outcome or b"")
+        return _RecordWrite(commands, size, now + _RETRY_TIMEOUT, is_last=self._outcome is not None)
 
-    def _send_again(self, record: "_Write") -> None:
-        if self._loop.time() < record.until:
-            self._timer = self._loop.call_later(_WRITE_AGAIN, self._send)
+    def _schedule_retry(self, record: "_RecordWrite") -> None:
+        if self._loop.time() < record.retry_until:
+            self._timer = self._loop.call_later(_RETRY_DELAY, self._send)
         else:
-            self._give_up()
+            self._fail()
 
-    def _first_kept(self, size: int) -> int:
-        self._records.append(size)
-        self._kept += size
-        while len(self._records) > 1 and self._kept > _KEPT:
-            self._kept -= self._records.popleft()
-        return self._number - len(self._records) + 1
+    def _first_retained_number(self, size: int) -> int:
+        self._record_sizes.append(size)
+        self._stream_bytes += size
+        while len(self._record_sizes) > 1 and self._stream_bytes > _MAX_STREAM_BYTES:
+            self._stream_bytes -= self._record_sizes.popleft()
+        return self._record_number - len(self._record_sizes) + 1
 
-    def _written(self, replies: Replies | None) -> None:
+    def _on_written(self, replies: Replies | None) -> None:
         self._sending = False
-        record = self._record
+        record = self._pending_record
         if record is None:  # given up meanwhile
             return
         reply = replies[0] if replies is not None else None
-        if reply is None or (isinstance(reply, Exception) and not _is_there(reply)):
-            self._send_again(record)
+        if reply is None or (isinstance(reply, Exception) and not _is_duplicate_number(reply)):
+            self._schedule_retry(record)
             return
-        self._record = None
+        self._pending_record = None
         if record.is_last:
-            self._on_over(self)
+            self._on_done(self)
         elif self._unsent:
             self._send()
 
 
-class _Write(msgspec.Struct, frozen=True):
+class _RecordWrite(msgspec.Struct, frozen=True):
     """A record as it is written, `until` when it is written again where Redis may not have it."""
 
     commands: tuple[Command, Command]
     size: int
-    until: float
+    retry_until: float
     is_last: bool
 
 
-def _is_there(refusal: Exception) -> bool:
-    return isinstance(refusal, ResponseError) and _HAS_IT in str(refusal)
+def _is_duplicate_number(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and _DUPLICATE_NUMBER_ERROR in str(error)

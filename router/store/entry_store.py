@@ -9,12 +9,12 @@ from typing import Final, Literal
 import redis.exceptions
 
 from router.core.types import Entry
-from router.net.redis.commands import Packed, form, later, part
-from router.net.redis.errors import LinkError
-from router.net.redis.pipeline import Line, RedisDownError, Replies
-from router.shared.purges import Mark, News, Purges
-from router.store.codec import FIELDS, entry_of, is_of_another_format, to_words
-from router.store.local_cache import LocalCopy
+from router.net.redis.commands import EncodedCommand, after_previous, command_template, template_part
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
+from router.shared.purges import PurgeFetch, PurgePosition, Purges
+from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
+from router.store.local_cache import LocalCache
 
 log = logging.getLogger("roundhouse.store")
 
@@ -23,25 +23,27 @@ WriteResult = Literal["stored", "failed", "dropped", "purged"]
 MAX_BACKLOG: Final = 64 << 20
 """Bytes of entries that may wait to be written; what comes beyond that is dropped."""
 
-_LOOK_UP: Final = form("HMGET", None, *FIELDS)  # its reply is cheaper to read than that of HGETALL
+_GET_TEMPLATE: Final = command_template(
+    "HMGET", None, *FIELD_NAMES
+)  # its reply is cheaper to read than that of HGETALL
 
 # In one step, and on a cluster too. SET comes first because it replaces what is there whatever it is, and because a
 # Redis without memory refuses it: once a script has deleted something, Redis refuses it nothing any more.
-_WRITE: Final = (
+_WRITE_SCRIPT: Final = (
     "redis.call('SET', KEYS[1], '') redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], unpack(ARGV, 2)) "
     "return redis.call('PEXPIRE', KEYS[1], ARGV[1])"
 )
-_PUT: Final = b"*%d\r\n" + part("EVAL", _WRITE, 1, None, None)
-_PUT_WORDS: Final = 5
+_PUT_TEMPLATE: Final = b"*%d\r\n" + template_part("EVAL", _WRITE_SCRIPT, 1, None, None)
+_PUT_WORD_COUNT: Final = 5
 
 # Only the entry that was read: another process may have replaced it since.
-_DELETE_IF_UNCHANGED: Final = (
+_DELETE_IF_UNCHANGED_SCRIPT: Final = (
     "local there = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
     "if (there[1] or '') == ARGV[1] and (there[2] or '') == ARGV[2] then return redis.call('DEL', KEYS[1]) end return 0"
 )
-_CREATED: Final = FIELDS.index("created")
-_CHECKSUM: Final = FIELDS.index("checksum")
-_FORMAT: Final = FIELDS.index("format")
+_CREATED_INDEX: Final = FIELD_NAMES.index("created")
+_CHECKSUM_INDEX: Final = FIELD_NAMES.index("checksum")
+_FORMAT_INDEX: Final = FIELD_NAMES.index("format")
 
 
 class EntryStore:
@@ -55,43 +57,50 @@ class EntryStore:
     """
 
     def __init__(
-        self, line: Line, purges: Purges, local: LocalCopy, *, damaged: Callable[[], object] = lambda: None,
+        self,
+        pipeline: RedisPipeline,
+        purges: Purges,
+        local: LocalCache,
+        *,
+        on_damaged: Callable[[], object] = lambda: None,
         max_backlog: int = MAX_BACKLOG,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`max_backlog` in bytes."""
-        self._damaged = damaged
+        self._on_damaged = on_damaged
         self._max_backlog = max_backlog
-        self._line = line
+        self._pipeline = pipeline
         self._purges = purges
         self._local = local
         self._backlog = 0
 
     async def get(self, key: str) -> Entry | None:
         """The entry at a key, or None; it may be older than its time to live. Raises RedisDownError."""
-        fetched = self._local.fetching(key)
+        fetched = self._local.begin_fetch(key)
         entry = None
         try:
             at = key.encode()
-            (reply,) = await self._line.look_up(_LOOK_UP % (len(at), at))
+            (reply,) = await self._pipeline.execute_eager(_GET_TEMPLATE % (len(at), at))
             if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
-                self._damaged()
+                self._on_damaged()
                 return None
             if isinstance(reply, Exception):
                 raise RedisDownError
-            found = entry_of(reply)
+            found = decode_values(reply)
             if found is None:
                 if reply.count(None) != len(reply):
-                    if not is_of_another_format(reply[_FORMAT]):
-                        self._damaged()
-                    self._delete(key, reply)
+                    if not is_other_format(reply[_FORMAT_INDEX]):
+                        self._on_damaged()
+                    self._delete_if_unchanged(key, reply)
                 return None
             purges, mark = self._purges, found.purges
-            known = (mark <= purges.last and purges.current) or await self._catch_up()
-            if not known and mark > purges.last:
+            known = (mark <= purges.last_position and purges.up_to_date) or await self._catch_up()
+            if not known and mark > purges.last_position:
                 return None
             # A mark beyond the end of the log is one of a log that is gone.
-            if mark != purges.last and (mark > purges.last or purges.cover(key, found.documents, mark)):
-                self._delete(key, reply)  # its writer did not learn of the purge
+            if mark != purges.last_position and (
+                mark > purges.last_position or purges.covers(key, found.documents, mark)
+            ):
+                self._delete_if_unchanged(key, reply)  # its writer did not learn of the purge
                 return None
             entry = found
         finally:
@@ -103,96 +112,100 @@ class EntryStore:
         try:
             await self._purges.catch_up()
         except RedisDownError:
-            if not self._line.up:
+            if not self._pipeline.up:
                 raise
             return False
         return True
 
-    def _delete(self, key: str, values: list[bytes | None]) -> None:
+    def _delete_if_unchanged(self, key: str, values: list[bytes | None]) -> None:
         """Deletes what was read. While it is there, whoever claims the key takes its answer for stored already."""
-        created, checksum = values[_CREATED] or b"", values[_CHECKSUM] or b""
+        created, checksum = values[_CREATED_INDEX] or b"", values[_CHECKSUM_INDEX] or b""
         with contextlib.suppress(RedisDownError):
-            self._line.tell(("EVAL", _DELETE_IF_UNCHANGED, 1, key, created, checksum))
+            self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
 
-    def put(self, key: str, entry: Entry, since: Mark, written: Callable[[WriteResult], None]) -> None:
+    def put(self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None]) -> None:
         """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
         size = entry.size + 1024
-        if self._purges.cover(key, entry.documents, since):
-            written("purged")
+        if self._purges.covers(key, entry.documents, since):
+            on_written("purged")
             return
         if self._backlog + size > self._max_backlog:
-            written("dropped")
+            on_written("dropped")
             return
-        write = _Write(key, entry.documents, since, size, self._purges.news(), written)
+        write = _PendingWrite(key, entry.documents, since, size, self._purges.next_fetch(), on_written)
         try:
-            self._line.tell(
-                _writing(key, entry, self._purges.last), later(write.news.command), size=size,
-                told=partial(self._answered, write),
-            )  # fmt: skip
+            self._pipeline.send(
+                _encode_put(key, entry, self._purges.last_position),
+                after_previous(write.purge_fetch.command),
+                size=size,
+                on_reply=partial(self._on_write_reply, write),
+            )
         except RedisDownError:
-            written("dropped")
+            on_written("dropped")
             return
         self._backlog += size
         # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
-        self._local.changed([key])
+        self._local.invalidate([key])
 
-    def _answered(self, write: "_Write", replies: Replies | None) -> None:
+    def _on_write_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
         """What became of a write. Where the reply is lost, the entry may be there: readers check its mark."""
         self._backlog -= write.size
         if replies is None:
-            write.written("failed")
+            write.on_written("failed")
             return
         reply, found = replies
         if isinstance(reply, Exception):
             # It answers, so it is not down; out of memory or read-only, it still gives what it has.
             log.warning("an entry could not be written: %s", reply)
-            write.written("failed")
+            write.on_written("failed")
             return
-        self._check(write, found)
+        self._check_purges(write, found)
 
-    def _check(self, write: "_Write", found: object) -> None:
+    def _check_purges(self, write: "_PendingWrite", found: object) -> None:
         """Whether the purges that were read after a write cover it. It counts as stored once all of them were read."""
-        unsure = isinstance(found, LinkError)  # of a cluster, the one server that knows the purges does not answer
-        read_all = self._purges.note(write.news, found)
-        covered = self._purges.cover(write.key, write.documents, write.since)
+        unsure = isinstance(
+            found, RedisBackendError
+        )  # of a cluster, the one server that knows the purges does not answer
+        read_all = self._purges.apply(write.purge_fetch, found)
+        covered = self._purges.covers(write.key, write.documents, write.since)
         if unsure or covered:
             with contextlib.suppress(RedisDownError):
-                self._line.tell(("DEL", write.key))
-            write.written("failed" if unsure else "purged")
+                self._pipeline.send(("DEL", write.key))
+            write.on_written("failed" if unsure else "purged")
         elif read_all:
-            write.written("stored")
+            write.on_written("stored")
         else:
-            write.news = self._purges.news()
+            write.purge_fetch = self._purges.next_fetch()
             try:
-                self._line.tell(write.news.command, told=partial(self._checked_page, write))
+                self._pipeline.send(write.purge_fetch.command, on_reply=partial(self._on_purges_reply, write))
             except RedisDownError:
-                write.written("failed")
+                write.on_written("failed")
 
-    def _checked_page(self, write: "_Write", replies: Replies | None) -> None:
+    def _on_purges_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
         if replies is None:
-            write.written("failed")
+            write.on_written("failed")
         else:
-            self._check(write, replies[0])
+            self._check_purges(write, replies[0])
 
 
-class _Write:
+class _PendingWrite:
     """A write under way: of the entry at `key`, `size` bytes; `news` is what was asked behind it."""
 
-    __slots__ = ("documents", "key", "news", "since", "size", "written")
+    __slots__ = ("documents", "key", "on_written", "purge_fetch", "since", "size")
 
     def __init__(
-        self, key: str, documents: tuple[str, ...], since: Mark, size: int, news: News,
-        written: Callable[[WriteResult], None],
+        self, key: str, documents: tuple[str, ...], since: PurgePosition, size: int, purge_fetch: PurgeFetch,
+        on_written: Callable[[WriteResult], None],
     ) -> None:  # fmt: skip
         self.key = key
         self.documents = documents
         self.since = since
         self.size = size
-        self.news = news
-        self.written = written
+        self.purge_fetch = purge_fetch
+        self.on_written = on_written
 
 
-def _writing(key: str, entry: Entry, mark: Mark) -> Packed:
-    count, words = to_words(entry, mark)
+def _encode_put(key: str, entry: Entry, mark: PurgePosition) -> EncodedCommand:
+    count, words = encode_entry(entry, mark)
     at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
-    return b"".join([_PUT % (_PUT_WORDS + count, len(at), at, len(lifetime), lifetime), *words])
+    return b"".join([_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(at), at, len(lifetime), lifetime), *words])

@@ -4,8 +4,8 @@ from collections.abc import Awaitable
 
 from router.core.types import Endpoint
 from router.net.client.response import EngineResponse
-from router.net.client.target import field
-from router.net.client.transport import Transport
+from router.net.client.target import header_line
+from router.net.client.transport import HTTPTransport
 from router.upstream.catalog import Engine
 
 
@@ -15,29 +15,45 @@ class EngineClient:
     `patience`: seconds until the head of the answer must be there, and its body too, unless that is poured by and by.
     """
 
-    def __init__(self, transport: Transport, *, connect_timeout: float) -> None:
+    def __init__(self, transport: HTTPTransport, *, connect_timeout: float) -> None:
         """`connect_timeout` in seconds."""
         self._transport = transport
         self._connect_timeout = connect_timeout
 
     def post(
         self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
-        patience: float, total: float,
+        head_timeout: float, total_timeout: float,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
         """Sends a request; gives the answer once its head is there. Raises EngineError.
 
         `total`: seconds until the whole answer must be there in any case.
         """
-        page = engine.at(endpoint.path)
-        trace = field("traceparent", traceparent) if traceparent is not None else b""
-        message = b"%b%d\r\n%b%b\r\n%b" % (page.post, len(body), field("x-request-id", request_id), trace, body)
-        return self._transport.send(page.origin, message, connect=self._connect_timeout, patience=patience, total=total)
-
-    def get(self, engine: Engine, path: str, *, patience: float) -> Awaitable[EngineResponse]:
-        """Asks for one of an engine's own pages, such as /health. Raises EngineError."""
-        page = engine.at(path)
+        page = engine.target(endpoint.path)
+        trace = header_line("traceparent", traceparent) if traceparent is not None else b""
+        message = b"%b%d\r\n%b%b\r\n%b" % (
+            page.post_prefix,
+            len(body),
+            header_line("x-request-id", request_id),
+            trace,
+            body,
+        )
         return self._transport.send(
-            page.origin, page.get, connect=self._connect_timeout, patience=patience, total=patience
+            page.origin,
+            message,
+            connect_timeout=self._connect_timeout,
+            head_timeout=head_timeout,
+            total_timeout=total_timeout,
+        )
+
+    def get(self, engine: Engine, path: str, *, timeout: float) -> Awaitable[EngineResponse]:
+        """Asks for one of an engine's own pages, such as /health. Raises EngineError."""
+        page = engine.target(path)
+        return self._transport.send(
+            page.origin,
+            page.get_request,
+            connect_timeout=self._connect_timeout,
+            head_timeout=timeout,
+            total_timeout=timeout,
         )
 
     async def aclose(self) -> None:

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.routing.draft_stats import Counts
+from router.core.routing.draft_stats import SpeculationCounters
 from router.net.client.errors import EngineError
-from router.upstream.catalog import Catalog, Engine, Gauges
+from router.upstream.catalog import Catalog, Engine, EngineGauges
 from router.upstream.client import EngineClient
 
 log = logging.getLogger("roundhouse.engines")
@@ -20,7 +20,7 @@ log = logging.getLogger("roundhouse.engines")
 MAX_METRICS: Final = 4 << 20
 """Bytes of an engine's metrics page that are read."""
 
-_NAMES: Final = (
+_METRIC_NAMES: Final = (
     "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage_perc",  # until vLLM renamed it
     "vllm:num_requests_running",
@@ -33,12 +33,12 @@ _NAMES: Final = (
 )
 
 
-def read_gauges(page: str) -> Gauges:
+def parse_gauges(page: str) -> EngineGauges:
     """What a vLLM engine's metrics page says; a metric that is not on it is unknown. Raises ValueError for no page.
 
     Several engine cores behind one address (data parallel) are summed, and the fullest KV cache counts.
     """
-    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_NAMES))
+    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
     values: dict[str, list[float]] = {}
     for family in text_string_to_metric_families(wanted + "\n"):
         for sample in family.samples:
@@ -55,7 +55,7 @@ def read_gauges(page: str) -> Gauges:
     drafts = total("vllm:spec_decode_num_drafts_total")
     accepted = total("vllm:spec_decode_num_accepted_tokens_total")
     per_draft = ratio(accepted, drafts)
-    return Gauges(
+    return EngineGauges(
         kv_cache_usage=max(usage) if usage else None,
         running=total("vllm:num_requests_running"),
         waiting=total("vllm:num_requests_waiting"),
@@ -63,33 +63,33 @@ def read_gauges(page: str) -> Gauges:
         spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
         # Each step yields the accepted draft tokens and one of the target's own.
         spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
-        spec_counts=Counts(drafts, accepted) if drafts is not None and accepted is not None else None,
+        spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
     )
 
 
-class _Served(msgspec.Struct):
+class _ModelInfo(msgspec.Struct):
     id: str
     max_model_len: int | None = None
 
 
-class _Listing(msgspec.Struct):
-    data: list[_Served]
+class _ModelList(msgspec.Struct):
+    data: list[_ModelInfo]
 
 
-_listing = msgspec.json.Decoder(_Listing).decode
+_decode_model_list = msgspec.json.Decoder(_ModelList).decode
 
 
-def read_length(page: bytes, served_model: str) -> int | None:
+def parse_max_model_len(page: bytes, served_model: str) -> int | None:
     """The context that an engine's /v1/models gives for a model; None where it does not. Never raises."""
     try:
-        found = _listing(page).data
+        found = _decode_model_list(page).data
     except (msgspec.DecodeError, UnicodeDecodeError):  # it may be no vLLM
         return None
     length = next((model.max_model_len for model in found if model.id == served_model), None)
     return length if length is not None and length > 0 else None
 
 
-class Probe:
+class EngineProbe:
     """Keeps the catalog's engines up to date.
 
     - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
@@ -104,16 +104,16 @@ class Probe:
         *,
         interval: float = 2.0,
         timeout: float = 2.0,
-        checked: Callable[[], None] = lambda: None,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
         """`interval` and `timeout` in seconds: between two rounds, and for one engine's answers."""
         self._catalog = catalog
         self._client = client
         self._interval = interval
         self._timeout = timeout
-        self._checked = checked
+        self._on_round = on_round
         self.last_check: float | None = None
-        self._unheard = set(catalog.engines)  # which have not told their context since they were down
+        self._awaiting_max_model_len = set(catalog.engines)  # which have not told their context since they were down
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -123,41 +123,41 @@ class Probe:
 
     async def check(self) -> None:
         """One round over all engines, at the same time."""
-        await asyncio.gather(*(self._ask(engine) for engine in self._catalog.engines.values()))
+        await asyncio.gather(*(self._check_engine(engine) for engine in self._catalog.engines.values()))
         self.last_check = time.time()
-        self._checked()
+        self._on_round()
 
-    async def _ask(self, engine: Engine) -> None:
+    async def _check_engine(self, engine: Engine) -> None:
         up = False
-        gauges = Gauges()
+        gauges = EngineGauges()
         begun = time.monotonic()
         try:
-            status, _ = await self._get(engine, "/health", self._timeout)
+            status, _ = await self._fetch(engine, "/health", self._timeout)
             up = status == 200
             if up:
-                _, page = await self._get(engine, "/metrics", self._timeout - (time.monotonic() - begun))
-                gauges = read_gauges(page.decode("utf-8", "replace"))
+                _, page = await self._fetch(engine, "/metrics", self._timeout - (time.monotonic() - begun))
+                gauges = parse_gauges(page.decode("utf-8", "replace"))
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
                 return  # the engine was not asked, so what is known of it stays
         if not up:
-            self._unheard.add(engine.name)  # whatever comes up there may be another than before
-        elif engine.tells_its_length and engine.name in self._unheard:
-            await self._ask_length(engine)
-        engine.note(up=up)
-        engine.observe(gauges)
+            self._awaiting_max_model_len.add(engine.name)  # whatever comes up there may be another than before
+        elif engine.discovers_max_model_len and engine.name in self._awaiting_max_model_len:
+            await self._update_max_model_len(engine)
+        engine.update_status(up=up)
+        engine.update_gauges(gauges)
 
-    async def _ask_length(self, engine: Engine) -> None:
+    async def _update_max_model_len(self, engine: Engine) -> None:
         try:
-            status, page = await self._get(engine, "/v1/models", self._timeout)
+            status, page = await self._fetch(engine, "/v1/models", self._timeout)
         except EngineError as error:
             log.debug("engine %s does not tell its context: %s", engine.name, error)
         else:
-            engine.max_model_len = read_length(page, engine.served_model) if status == 200 else None
-            self._unheard.discard(engine.name)
+            engine.max_model_len = parse_max_model_len(page, engine.served_model) if status == 200 else None
+            self._awaiting_max_model_len.discard(engine.name)
 
-    async def _get(self, engine: Engine, path: str, patience: float) -> tuple[int, bytes]:
+    async def _fetch(self, engine: Engine, path: str, timeout: float) -> tuple[int, bytes]:
         """One of an engine's pages, whatever its status."""
-        with await self._client.get(engine, path, patience=patience) as response:
+        with await self._client.get(engine, path, timeout=timeout) as response:
             return response.status, await response.read(MAX_METRICS)

@@ -12,13 +12,13 @@ from random import SystemRandom
 async def _run(seconds: float, seed: int, folder: Path, redis: str, *, as_json: bool) -> int:
     import msgspec
 
-    from tests.chaos.run import run  # once its folder is known
+    from tests.chaos.run import run_chaos  # once its folder is known
 
     task = asyncio.current_task()
     assert task is not None
     # Its processes must end with it.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    report = await run(seconds, seed, folder, redis)
+    report = await run_chaos(seconds, seed, folder, redis)
     sys.stdout.write(msgspec.json.encode(report).decode() if as_json else "\n".join(report.lines()))
     sys.stdout.write("\n")
     return 1 if report.defects else 0

@@ -5,16 +5,16 @@ import re
 from typing import Any, Final, NamedTuple
 
 from tests.chaos.workload import EMBEDDINGS, MESSAGES, RESPONSES
-from tests.support.sse_answers import text_of as text_of_choices
-from tests.support.typed_answers import text_of as text_of_typed
+from tests.support.sse_answers import chat_delta_text as text_of_choices
+from tests.support.typed_answers import typed_delta_text as text_of_typed
 
 _LOST: Final = "the router that generated it is gone"
 _DONE: Final = b"data: [DONE]"
-_WELL: Final = ("stop", "completed", "end_turn")  # how answers end that an engine has ended by itself
-_UNENDED: Final = (None, "in_progress")
+_FINISHED: Final = ("stop", "completed", "end_turn")  # how answers end that an engine has ended by itself
+_UNFINISHED: Final = (None, "in_progress")
 
 
-class Said(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """What an answer says.
 
     - `text`: of a vector, the name of its generation, which its first numbers are.
@@ -24,21 +24,21 @@ class Said(NamedTuple):
 
     text: str
     ids: set[str]
-    ended: bool | None
-    usages: int
+    finished: bool | None
+    usage_count: int
     flaws: list[str]
 
 
-class Stream(NamedTuple):
+class ParsedStream(NamedTuple):
     """What came of a stream; `done`: it has its end; `failed`: the code or type of the error at its end, if any."""
 
-    said: Said
+    answer: ParsedAnswer
     done: bool
-    failed: str | None
+    error_code: str | None
     last: bytes
 
 
-def read_json(path: str, answer: Any) -> Said:
+def parse_json_answer(path: str, answer: Any) -> ParsedAnswer:
     """Raises KeyError, ValueError, IndexError or TypeError for what is no answer of that endpoint."""
     usage = answer["usage"]
     match path:
@@ -56,10 +56,10 @@ def read_json(path: str, answer: Any) -> Said:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if "message" in choice else choice["text"]
             reason, used = choice["finish_reason"], usage["completion_tokens"]
-    return Said(text, {answer["id"]}, _ended(reason), int(used > 0), [])
+    return ParsedAnswer(text, {answer["id"]}, _is_finished(reason), int(used > 0), [])
 
 
-def read_stream(path: str, body: bytes) -> Stream:
+def parse_stream(path: str, body: bytes) -> ParsedStream:
     """Raises as `read_json` does; the last event may be cut."""
     frames = re.findall(rb"(.*?)\n\n", body, re.DOTALL)
     last = frames[-1] if frames else b""
@@ -67,18 +67,18 @@ def read_stream(path: str, body: bytes) -> Stream:
         return _typed_stream(path, frames, last)
     done = last == _DONE
     events = [_event(frame) for frame in (frames[:-1] if done else frames)]
-    failed = _failure(events)
-    return Stream(said_by(path, events[:-1] if failed is not None else events), done, failed, last)
+    failed = _error_code(events)
+    return ParsedStream(parse_events(path, events[:-1] if failed is not None else events), done, failed, last)
 
 
-def _typed_stream(path: str, frames: list[bytes], last: bytes) -> Stream:
+def _typed_stream(path: str, frames: list[bytes], last: bytes) -> ParsedStream:
     events = [_event(frame) for frame in frames]
-    failed = _failure(events)
+    failed = _error_code(events)
     done = bool(events) and events[-1]["type"] in ("response.completed", "response.incomplete", "message_stop")
-    return Stream(said_by(path, events[:-1] if failed is not None else events), done, failed, last)
+    return ParsedStream(parse_events(path, events[:-1] if failed is not None else events), done, failed, last)
 
 
-def _failure(events: list[dict[str, Any]]) -> str | None:
+def _error_code(events: list[dict[str, Any]]) -> str | None:
     error = events[-1].get("error") if events else None
     if error is None:
         return None
@@ -87,7 +87,7 @@ def _failure(events: list[dict[str, Any]]) -> str | None:
     return str(error.get("code") or error["type"])
 
 
-def said_by(path: str, events: list[dict[str, Any]]) -> Said:
+def parse_events(path: str, events: list[dict[str, Any]]) -> ParsedAnswer:
     """What the events of a stream say, all but an error."""
     match path:
         case "/v1/responses":
@@ -101,28 +101,28 @@ def said_by(path: str, events: list[dict[str, Any]]) -> Said:
     if told != events[len(events) - len(told) :]:
         flaws.append("it tells the usage before its end")
     ids = {event["id"] for event in events}
-    return Said(text_of_choices(events), ids, _ended(reasons[-1] if reasons else None), len(told), flaws)
+    return ParsedAnswer(text_of_choices(events), ids, _is_finished(reasons[-1] if reasons else None), len(told), flaws)
 
 
-def _of_responses(events: list[dict[str, Any]]) -> Said:
+def _of_responses(events: list[dict[str, Any]]) -> ParsedAnswer:
     wholes = [event["response"] for event in events if "response" in event]
     text, flaws = text_of_typed(events), []
     if [event["sequence_number"] for event in events] != list(range(len(events))):
         flaws.append(f"its events are numbered {[event['sequence_number'] for event in events]}")
     last = wholes[-1] if wholes else {}
-    if last.get("usage") is not None and read_json(RESPONSES, last).text != text:
+    if last.get("usage") is not None and parse_json_answer(RESPONSES, last).text != text:
         flaws.append("its last event does not say what the others said")
-    return Said(
-        text, {whole["id"] for whole in wholes}, _ended(last.get("status")), int(bool(last.get("usage"))), flaws
+    return ParsedAnswer(
+        text, {whole["id"] for whole in wholes}, _is_finished(last.get("status")), int(bool(last.get("usage"))), flaws
     )
 
 
-def _of_messages(events: list[dict[str, Any]]) -> Said:
+def _of_messages(events: list[dict[str, Any]]) -> ParsedAnswer:
     begun = [event["message"]["id"] for event in events if event["type"] == "message_start"]
     ended = [event for event in events if event["type"] == "message_delta"]
     flaws = [f"it began {len(begun)} times"] if events and len(begun) != 1 else []
     reason = ended[-1]["delta"]["stop_reason"] if ended else None
-    return Said(text_of_typed(events), set(begun), _ended(reason), len(ended), flaws)
+    return ParsedAnswer(text_of_typed(events), set(begun), _is_finished(reason), len(ended), flaws)
 
 
 def _event(frame: bytes) -> Any:
@@ -136,10 +136,10 @@ def _event(frame: bytes) -> Any:
     return event
 
 
-def _ended(reason: str | None) -> bool | None:
-    return None if reason in _UNENDED else reason in _WELL
+def _is_finished(reason: str | None) -> bool | None:
+    return None if reason in _UNFINISHED else reason in _FINISHED
 
 
-def has_usage_of_its_own(path: str) -> bool:
+def always_sends_usage(path: str) -> bool:
     """Whether its streams tell the usage unasked."""
     return path in (RESPONSES, MESSAGES, EMBEDDINGS)

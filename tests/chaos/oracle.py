@@ -5,93 +5,101 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tests.chaos.answer_reader import Said, has_usage_of_its_own, read_json, read_stream
-from tests.chaos.generation_store import Generation, GenerationStore
-from tests.chaos.workload import TENANTS, Asking, Question
+from tests.chaos.answer_reader import ParsedAnswer, always_sends_usage, parse_json_answer, parse_stream
+from tests.chaos.generation_store import GenerationIndex, LoggedGeneration
+from tests.chaos.workload import TENANTS, ClientRequest, WorkloadQuestion
 
-_STATUSES: Final = (502, 503, 504)
+_ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)
 """What may be answered while engines fail: the requests themselves have no fault."""
 
-_LATE: Final = 2  # seconds by which an answer may outlive its end: Redis looks for what has expired now and then
-_NAME: Final = re.compile(r"[0-9a-f]{12}")
-_BEGUN: Final = re.compile(r"[0-9a-f]{0,11}")  # a name that is cut
+_EXPIRY_TOLERANCE: Final = (
+    2  # seconds by which an answer may outlive its end: Redis looks for what has expired now and then
+)
+_GENERATION_NAME: Final = re.compile(r"[0-9a-f]{12}")
+_PARTIAL_NAME: Final = re.compile(r"[0-9a-f]{0,11}")  # a name that is cut
 
 
-class Reply(NamedTuple):
+class ClientResponse(NamedTuple):
     """What came before the connection ended; `whole`: the HTTP answer ended as it should."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    whole: bool
+    complete: bool
 
 
-class Verdict(NamedTuple):
+class ResponseVerdict(NamedTuple):
     """How a request ended, as a word, what the cache did, what is wrong with that, and who generated what came."""
 
     ending: str
     cache: str | None
     defects: list[str]
-    generation: Generation | None = None
+    generation: LoggedGeneration | None = None
 
 
-def judge(asking: Asking, reply: Reply, store: GenerationStore) -> Verdict:
+def check_response(request: ClientRequest, response: ClientResponse, store: GenerationIndex) -> ResponseVerdict:
     """Endings are `complete`, `cut` where the connection broke, `broken, CODE` after an error event, or an error."""
     defects: list[str] = []
-    cache = reply.headers.get("x-cache") if reply.status == 200 else None
-    ending, generation = "complete" if reply.whole else "cut", None
+    cache = response.headers.get("x-cache") if response.status == 200 else None
+    ending, generation = "complete" if response.complete else "cut", None
     try:
-        if reply.status == 200:
-            ending, generation = _success(asking, reply, store, defects)
+        if response.status == 200:
+            ending, generation = _check_success(request, response, store, defects)
         else:
-            ending = _error(asking, reply, defects)
+            ending = _check_error(request, response, defects)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        if reply.whole:
-            defects.append(f"it cannot be read: {error!r}: {reply.body[:300]!r}")
-    if reply.headers.get("x-request-id") != asking.origin.request_id():
-        defects.append(f"x-request-id is {reply.headers.get('x-request-id')}")
-    return Verdict(ending, cache, defects, generation)
+        if response.complete:
+            defects.append(f"it cannot be read: {error!r}: {response.body[:300]!r}")
+    if response.headers.get("x-request-id") != request.origin.request_id():
+        defects.append(f"x-request-id is {response.headers.get('x-request-id')}")
+    return ResponseVerdict(ending, cache, defects, generation)
 
 
-def _error(asking: Asking, reply: Reply, defects: list[str]) -> str:
-    if not reply.whole:
+def _check_error(request: ClientRequest, response: ClientResponse, defects: list[str]) -> str:
+    if not response.complete:
         return "cut"
-    error = json.loads(reply.body)["error"]
-    ending = f"{reply.status} {error['code']}"
+    error = json.loads(response.body)["error"]
+    ending = f"{response.status} {error['code']}"
     if not (error["message"] and error["type"]) or error.keys() != {"message", "type", "param", "code"}:
-        defects.append(f"an error of no shape of OpenAI's: {reply.body!r}")
-    limited = error["code"] == "rate_limit_exceeded" and bool(TENANTS[asking.origin.tenant].limits)
-    if reply.status not in _STATUSES and ending != "429 tenant_queue_full" and not (reply.status == 429 and limited):
+        defects.append(f"an error of no shape of OpenAI's: {response.body!r}")
+    limited = error["code"] == "rate_limit_exceeded" and bool(TENANTS[request.origin.tenant].limits)
+    if (
+        response.status not in _ENGINE_FAILURE_STATUSES
+        and ending != "429 tenant_queue_full"
+        and not (response.status == 429 and limited)
+    ):
         defects.append(f"an error that nobody caused: {ending}")
-    if error["code"] == "not_cached" and asking.origin.wish.name != "only-if-cached":
+    if error["code"] == "not_cached" and request.origin.directive.name != "only-if-cached":
         defects.append("not_cached, and nobody wanted just that")
-    if reply.status in (429, 503) and "retry-after" not in reply.headers:
-        defects.append(f"{reply.status} without Retry-After")
-    return f"{ending} {error['type']}" if reply.status == 429 else ending
+    if response.status in (429, 503) and "retry-after" not in response.headers:
+        defects.append(f"{response.status} without Retry-After")
+    return f"{ending} {error['type']}" if response.status == 429 else ending
 
 
-def _success(asking: Asking, reply: Reply, store: GenerationStore, defects: list[str]) -> tuple[str, Generation | None]:
-    _check_key(asking, reply, defects)
-    question = asking.origin.question
-    if asking.stream:
-        ending, said = _stream(asking, reply, defects)
-    elif not reply.whole:
+def _check_success(
+    request: ClientRequest, response: ClientResponse, store: GenerationIndex, defects: list[str]
+) -> tuple[str, LoggedGeneration | None]:
+    _check_key(request, response, defects)
+    question = request.origin.question
+    if request.stream:
+        ending, said = _check_stream(request, response, defects)
+    elif not response.complete:
         return "cut", None
     else:
-        ending, said = "complete", read_json(question.path, json.loads(reply.body))
+        ending, said = "complete", parse_json_answer(question.path, json.loads(response.body))
     whole = ending == "complete"
     defects += said.flaws
-    defects += flaws_of_text(question, said.text, whole=whole)
+    defects += text_flaws(question, said.text, complete=whole)
     if whole:
-        defects += flaws_of_end(said, kept=_kept(reply))
-        if not asking.stream or not has_usage_of_its_own(question.path):
-            usages = 1 if not asking.stream else int(asking.tells_usage)
-            defects += [f"the usage is told {said.usages} times"] if said.usages != usages else []
-    name = name_in(said.text)
+        defects += finish_flaws(said, cached=_was_stored(response))
+        if not request.stream or not always_sends_usage(question.path):
+            usages = 1 if not request.stream else int(request.expects_usage)
+            defects += [f"the usage is told {said.usage_count} times"] if said.usage_count != usages else []
+    name = generation_name(said.text)
     generation = store.find(name) if name is not None else None
     if generation is not None:
-        defects += _flaws_of_origin(asking, reply, generation)
-        defects += flaws_of_ids(said, generation, store)
+        defects += _origin_flaws(request, response, generation)
+        defects += id_flaws(said, generation, store)
     elif name is not None:
         defects.append(f"no engine has generated it: {said.text[:60]!r}")
     elif whole:
@@ -99,87 +107,87 @@ def _success(asking: Asking, reply: Reply, store: GenerationStore, defects: list
     return ending, generation
 
 
-def _stream(asking: Asking, reply: Reply, defects: list[str]) -> tuple[str, Said]:
-    stream = read_stream(asking.origin.question.path, reply.body)
-    if stream.done and stream.failed is not None:
+def _check_stream(request: ClientRequest, response: ClientResponse, defects: list[str]) -> tuple[str, ParsedAnswer]:
+    stream = parse_stream(request.origin.question.path, response.body)
+    if stream.done and stream.error_code is not None:
         defects.append("the end of a stream after an error")
-    if reply.whole and not stream.done and stream.failed is None:
+    if response.complete and not stream.done and stream.error_code is None:
         defects.append(f"a stream that just stops, after {stream.last!r}")
-    if reply.whole and not reply.body.endswith(b"\n\n"):
+    if response.complete and not response.body.endswith(b"\n\n"):
         defects.append("a stream that ends within an event")
-    if stream.failed is not None:
-        return f"broken, {stream.failed}", stream.said
-    return ("complete" if stream.done else "cut"), stream.said
+    if stream.error_code is not None:
+        return f"broken, {stream.error_code}", stream.answer
+    return ("complete" if stream.done else "cut"), stream.answer
 
 
-def name_in(text: str) -> str | None:
+def generation_name(text: str) -> str | None:
     """The generation that an answer names at its begin; None where not even that has come."""
-    found = _NAME.match(text)
+    found = _GENERATION_NAME.match(text)
     return found[0] if found is not None else None
 
 
-def flaws_of_text(question: Question, text: str, *, whole: bool) -> list[str]:
+def text_flaws(question: WorkloadQuestion, text: str, *, complete: bool) -> list[str]:
     """Whether it is what one generation says, all of it or a prefix."""
-    name = name_in(text)
+    name = generation_name(text)
     due = question.text(name) if name is not None else question.template
-    if text == due or (not whole and (due.startswith(text) or _BEGUN.fullmatch(text) is not None)):
+    if text == due or (not complete and (due.startswith(text) or _PARTIAL_NAME.fullmatch(text) is not None)):
         return []
-    if len(names := set(_NAME.findall(text))) > 1:
+    if len(names := set(_GENERATION_NAME.findall(text))) > 1:
         return [f"it is put together of the generations {', '.join(sorted(names))}: {text!r}"]
-    return [f"the text is {text!r} and not {due!r}" if whole else f"it went wrong before it broke off: {text!r}"]
+    return [f"the text is {text!r} and not {due!r}" if complete else f"it went wrong before it broke off: {text!r}"]
 
 
-def flaws_of_end(said: Said, *, kept: bool) -> list[str]:
+def finish_flaws(answer: ParsedAnswer, *, cached: bool) -> list[str]:
     """What is wrong with how it ended, of an answer that was `kept` or that an engine has just given.
 
     An engine that does not say how it ended is passed on as it is, and nothing of it is kept.
     """
-    return [] if said.ended or (said.ended is None and not kept) else [f"it ended with {said.ended}"]
+    return [] if answer.finished or (answer.finished is None and not cached) else [f"it ended with {answer.finished}"]
 
 
-def flaws_of_ids(said: Said, generation: Generation, store: GenerationStore) -> list[str]:
+def id_flaws(answer: ParsedAnswer, generation: LoggedGeneration, store: GenerationIndex) -> list[str]:
     """An answer has one id, and everybody gets the same one."""
-    if len(said.ids) == 1 and store.has_id(generation.name, *said.ids):
+    if len(answer.ids) == 1 and store.matches_id(generation.name, *answer.ids):
         return []
-    return [f"it calls itself {sorted(said.ids)}, which others of {generation.name} do not"]
+    return [f"it calls itself {sorted(answer.ids)}, which others of {generation.name} do not"]
 
 
-def _check_key(asking: Asking, reply: Reply, defects: list[str]) -> None:
-    key, cache = reply.headers.get("x-cache-key"), reply.headers.get("x-cache")
+def _check_key(request: ClientRequest, response: ClientResponse, defects: list[str]) -> None:
+    key, cache = response.headers.get("x-cache-key"), response.headers.get("x-cache")
     if cache not in ("HIT", "MISS", "COALESCED", "STALE", "BYPASS"):
         defects.append(f"X-Cache is {cache}")
-    if key is not None and not key.startswith(f"rh:1:{asking.origin.tenant}:{asking.origin.question.model}:"):
+    if key is not None and not key.startswith(f"rh:1:{request.origin.tenant}:{request.origin.question.model}:"):
         defects.append(f"a key of somebody else: {key}")
     if (cache == "BYPASS") != (key is None) and cache != "COALESCED":
         defects.append(f"{cache} with the key {key}")
-    if asking.origin.wish.name in ("no-store", "no-cache") and cache != "BYPASS":
-        defects.append(f"{cache} for {asking.origin.wish.name}")
+    if request.origin.directive.name in ("no-store", "no-cache") and cache != "BYPASS":
+        defects.append(f"{cache} for {request.origin.directive.name}")
 
 
-def _flaws_of_origin(asking: Asking, reply: Reply, generation: Generation) -> list[str]:
+def _origin_flaws(request: ClientRequest, response: ClientResponse, generation: LoggedGeneration) -> list[str]:
     """Whose answer it is, and whether it may be given to this one."""
-    origin, mine = generation.origin, asking.origin
-    cache = reply.headers.get("x-cache")
+    origin, mine = generation.origin, request.origin
+    cache = response.headers.get("x-cache")
     flaws = []
     if origin.tenant != mine.tenant:
         flaws.append(f"THE ANSWER OF ANOTHER TENANT: {origin}")
     if origin.question != mine.question:
         flaws.append(f"the answer to another question: {origin}")
-    if reply.headers.get("x-engine") != generation.engine:
-        flaws.append(f"X-Engine is {reply.headers.get('x-engine')}, and {generation.engine} has generated it")
+    if response.headers.get("x-engine") != generation.engine:
+        flaws.append(f"X-Engine is {response.headers.get('x-engine')}, and {generation.engine} has generated it")
     if origin == mine:
         return flaws
     if cache in ("MISS", "BYPASS"):
         flaws.append(f"{cache}, and yet generated for another request: {origin}")
-    if origin.wish.name == "no-store" or (origin.wish.ttl == 0 and cache != "COALESCED"):
+    if origin.directive.name == "no-store" or (origin.directive.ttl == 0 and cache != "COALESCED"):
         flaws.append(f"{cache} gave what was not to be kept: {origin}")
     if cache in ("HIT", "STALE"):
-        age = int(reply.headers["age"])
-        beyond = origin.beyond if origin.beyond else _LATE
-        if age > origin.lives + (beyond if cache == "STALE" else 0):
+        age = int(response.headers["age"])
+        beyond = origin.stale_ttl if origin.stale_ttl else _EXPIRY_TOLERANCE
+        if age > origin.ttl + (beyond if cache == "STALE" else 0):
             flaws.append(f"{cache} with an age of {age} s, of {origin}")
     return flaws
 
 
-def _kept(reply: Reply) -> bool:
-    return reply.headers.get("x-cache") in ("HIT", "STALE")
+def _was_stored(response: ClientResponse) -> bool:
+    return response.headers.get("x-cache") in ("HIT", "STALE")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Kind = Literal["killed", "stopped", "frozen", "held", "deaf"]
+OutageKind = Literal["killed", "stopped", "frozen", "held", "deaf"]
 
 
 class Outages:
@@ -15,10 +15,10 @@ class Outages:
     """
 
     def __init__(self) -> None:
-        self._times: list[tuple[Kind, float, float | None]] = []
+        self._times: list[tuple[OutageKind, float, float | None]] = []
 
     @contextmanager
-    def outage(self, kind: Kind) -> Iterator[None]:
+    def record(self, kind: OutageKind) -> Iterator[None]:
         began = asyncio.get_running_loop().time()
         self._times.append((kind, began, None))
         at = len(self._times) - 1
@@ -27,7 +27,7 @@ class Outages:
         finally:
             self._times[at] = (kind, began, asyncio.get_running_loop().time())
 
-    def lasted(self, since: float, *kinds: Kind) -> float | None:
+    def duration_since(self, since: float, *kinds: OutageKind) -> float | None:
         """For how many seconds it was away since then, of these kinds or of any; None where it was not."""
         now = asyncio.get_running_loop().time()
         away = [
@@ -35,11 +35,11 @@ class Outages:
         ]
         return sum(away) if away else None
 
-    def overlap(self, since: float, until: float, *kinds: Kind) -> bool:
+    def overlaps(self, since: float, until: float, *kinds: OutageKind) -> bool:
         """Whether it was away at some time between these two."""
         return any(began <= until and ended >= since for began, ended in self._intervals(kinds))
 
-    def _intervals(self, kinds: tuple[Kind, ...]) -> Iterator[tuple[float, float]]:
+    def _intervals(self, kinds: tuple[OutageKind, ...]) -> Iterator[tuple[float, float]]:
         now = asyncio.get_running_loop().time()
         for kind, began, ended in self._times:
             if not kinds or kind in kinds:

@@ -6,18 +6,26 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-from tests.chaos.generation_store import Generation
-from tests.chaos.testbed import House
-from tests.chaos.workload import ADMIN_KEY, TENANTS, WISHES, Asking, Origin, Question, expected_key
+from tests.chaos.generation_store import LoggedGeneration
+from tests.chaos.testbed import Testbed
+from tests.chaos.workload import (
+    ADMIN_KEY,
+    CACHE_DIRECTIVES,
+    TENANTS,
+    ClientRequest,
+    RequestOrigin,
+    WorkloadQuestion,
+    expected_key,
+)
 
-REACHES: Final = 1.5
+PURGE_DELAY: Final = 1.5
 """Seconds after which a purge has reached all; a copy in a process may be up to one second old."""
 
-_GIVEN_AGAIN: Final = ("HIT", "STALE", "COALESCED")
-_PATIENCE: Final = 60.0  # seconds, more than a router is ever away
+_REUSED: Final = ("HIT", "STALE", "COALESCED")
+_PURGE_TIMEOUT: Final = 60.0  # seconds, more than a router is ever away
 
 
-class Purge(NamedTuple):
+class CompletedPurge(NamedTuple):
     """One that a router said it had done.
 
     `scope`: as it was sent; `since`, `ended`: when it was sent and answered, by the event loop's clock.
@@ -27,7 +35,7 @@ class Purge(NamedTuple):
     since: float
     ended: float
 
-    def means(self, origin: Origin) -> bool:
+    def matches(self, origin: RequestOrigin) -> bool:
         own: dict[str, object] = {
             "all": True,
             "tenant": origin.tenant,
@@ -36,29 +44,29 @@ class Purge(NamedTuple):
         }
         return all(own[name] == value for name, value in self.scope.items())
 
-    def covers(self, generation: Generation) -> bool:
+    def covers(self, generation: LoggedGeneration) -> bool:
         """Whether it means an answer, and was sent after its generation had begun."""
-        return generation.at < self.since and self.means(generation.origin)
+        return generation.at < self.since and self.matches(generation.origin)
 
 
 class Purger:
     """Purges now and then, and knows which answers that leaves. `asked_last`: what a client asked for last."""
 
-    def __init__(self, house: House, seed: int) -> None:
-        self.done = 0
-        self.asked_last = Origin(next(iter(TENANTS)), Question(1), WISHES["none"], 0)
-        self._house = house
-        self._dice = Random(f"{seed}:purges")
-        self._purges: list[Purge] = []
+    def __init__(self, testbed: Testbed, seed: int) -> None:
+        self.completed = 0
+        self.last_origin = RequestOrigin(next(iter(TENANTS)), WorkloadQuestion(1), CACHE_DIRECTIVES["none"], 0)
+        self._testbed = testbed
+        self._rng = Random(f"{seed}:purges")
+        self._purges: list[CompletedPurge] = []
 
-    async def purge_until(self, stop: asyncio.Event) -> None:
+    async def run_until(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await asyncio.sleep(self._dice.uniform(0.1, 1.0))
-            await self.purge(self._scope(), self._dice.randrange(len(self._house.routers)))
+            await asyncio.sleep(self._rng.uniform(0.1, 1.0))
+            await self.purge(self._scope(), self._rng.randrange(len(self._testbed.routers)))
 
     def _scope(self) -> dict[str, Any]:
         """Mostly what was asked for just now, so that it is still in flight."""
-        tenant, question = self.asked_last.tenant, self.asked_last.question
+        tenant, question = self.last_origin.tenant, self.last_origin.question
         scopes: list[tuple[dict[str, Any], int]] = [
             ({"key": expected_key(tenant, question).text}, 8),
             ({"tenant": tenant, "model": question.model}, 2),
@@ -66,45 +74,50 @@ class Purger:
             ({"model": question.model}, 1),
             ({"all": True}, 1),
         ]
-        (scope,) = self._dice.choices([scope for scope, _ in scopes], [weight for _, weight in scopes])
+        (scope,) = self._rng.choices([scope for scope, _ in scopes], [weight for _, weight in scopes])
         return scope
 
     async def purge(self, scope: dict[str, Any], router: int) -> None:
         """Asks a router for it; what comes of that is noted."""
         since = asyncio.get_running_loop().time()
-        defects, outages = self._house.defects, self._house.outages[router]
+        defects, outages = self._testbed.defects, self._testbed.outages[router]
         try:
-            async with self._house.client(router) as http, asyncio.timeout(_PATIENCE):
+            async with self._testbed.client(router) as http, asyncio.timeout(_PURGE_TIMEOUT):
                 headers = {"authorization": f"Bearer {ADMIN_KEY}"}
                 told = await http.post("/admin/cache/purge", json=scope, headers=headers, timeout=None)
         except httpx.TransportError as error:
-            if outages.lasted(since, "killed", "stopped") is None:
+            if outages.duration_since(since, "killed", "stopped") is None:
                 defects.append(f"the purge of {scope}: {error!r}, and router {router} was there")
         except TimeoutError:
-            defects.append(f"the purge of {scope} has not ended after {_PATIENCE} s")
+            defects.append(f"the purge of {scope} has not ended after {_PURGE_TIMEOUT} s")
         else:
             if told.status_code == 200:
-                self.done += 1
-                self._purges.append(Purge(scope, since, asyncio.get_running_loop().time()))
+                self.completed += 1
+                self._purges.append(CompletedPurge(scope, since, asyncio.get_running_loop().time()))
             elif told.status_code != 503:
                 defects.append(f"the purge of {scope} was answered with {told.status_code}: {told.text}")
 
-    def _remembered(self) -> list[Purge]:
+    def _durable_purges(self) -> list[CompletedPurge]:
         """Those that all routers must know."""
-        lost = self._house.redis.may_have_lost
+        lost = self._testbed.redis.may_have_lost
         return [purge for purge in self._purges if not lost(purge.since, purge.ended)]
 
-    def defects_of(self, asking: Asking, generation: Generation, cache: str | None, since: float) -> list[str]:
+    def check_answer(
+        self, request: ClientRequest, generation: LoggedGeneration, cache: str | None, since: float
+    ) -> list[str]:
         """What is wrong with the answer to a request that began at `since`, by the event loop's clock."""
-        if cache not in _GIVEN_AGAIN or self._house.outages[asking.router].lasted(since - REACHES) is not None:
+        if (
+            cache not in _REUSED
+            or self._testbed.outages[request.router].duration_since(since - PURGE_DELAY) is not None
+        ):
             return []
         return [
             f"{cache} gave {generation.name}, begun {purge.since - generation.at:.2f} s before a purge "
             f"that was done {since - purge.ended:.2f} s before the request, of {purge.scope}"
-            for purge in self._remembered()
-            if purge.ended + REACHES <= since and purge.covers(generation)
+            for purge in self._durable_purges()
+            if purge.ended + PURGE_DELAY <= since and purge.covers(generation)
         ][-1:]
 
-    def flaws_of_entry(self, generation: Generation) -> list[str]:
+    def check_entry(self, generation: LoggedGeneration) -> list[str]:
         """What is wrong with an answer that is still stored."""
-        return [f"it was purged, with {purge.scope}" for purge in self._remembered() if purge.covers(generation)]
+        return [f"it was purged, with {purge.scope}" for purge in self._durable_purges() if purge.covers(generation)]

@@ -10,41 +10,41 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.net.redis.handshake import CLIENT_NAME
-from router.shared.claim import LEASE
-from tests.chaos.outages import Kind, Outages
-from tests.support.redis_deployments import SERVICE, Cluster, Deployment, SentinelGroup, tcp
+from router.shared.claim import LEASE_DURATION
+from tests.chaos.outages import OutageKind, Outages
+from tests.support.redis_deployments import SERVICE, Cluster, Deployment, SentinelGroup, tcp_server
 from tests.support.redis_process import RedisServer
-from tests.support.tcp_proxy import Order, ProxyProcess
+from tests.support.tcp_proxy import ConnectionFault, ProxyProcess
 from tests.support.waiting import eventually, free_port
 
 DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
-    "server": tcp,
+    "server": tcp_server,
     "sentinel": SentinelGroup,
     "cluster": Cluster,
 }
-_TIMES: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
+_OUTAGE_FACTORS: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
 """How much longer a server is away where another may take its place, which takes seconds."""
 
-_READ: Final = 2.0  # seconds within which all routers have read a purge, on a busy machine
-_REPLICATES: Final = 1.0  # seconds within which a replica has what its primary has, on a busy machine
-_PATIENCE: Final = 60.0
+_PURGE_READ_DELAY: Final = 2.0  # seconds within which all routers have read a purge, on a busy machine
+_REPLICATION_DELAY: Final = 1.0  # seconds within which a replica has what its primary has, on a busy machine
+_RECOVERY_TIMEOUT: Final = 60.0
 
 
-class RedisHouse:
+class RedisTestbed:
     """Servers that keep what they have in a file, so that those that are killed come back with it.
 
     - `outages`: until all servers are well again and agree on who is who. `emptied`: when it forgot all, each time.
     """
 
-    def __init__(self, kind: str, note: Callable[[str], None]) -> None:
+    def __init__(self, kind: str, report_defect: Callable[[str], None]) -> None:
         """`kind`: one of DEPLOYMENTS. `note` takes a defect."""
         self.kind = kind
         self.outages = Outages()
-        self.emptied: list[float] = []
-        self._note = note
-        self._fronts: dict[int, int] = {}
-        self._deployment = DEPLOYMENTS[kind]("--appendonly", "yes", announced=self._front)
-        self._proxy = ProxyProcess(CLIENT_NAME, {front: port for port, front in self._fronts.items()})
+        self.flush_times: list[float] = []
+        self._report_defect = report_defect
+        self._proxy_ports: dict[int, int] = {}
+        self._deployment = DEPLOYMENTS[kind]("--appendonly", "yes", announced=self._proxy_port)
+        self._proxy = ProxyProcess(CLIENT_NAME, {front: port for port, front in self._proxy_ports.items()})
 
     @property
     def url(self) -> str:
@@ -57,9 +57,9 @@ class RedisHouse:
         await self._proxy.start()
         await self._deployment.start()
 
-    def _front(self, port: int) -> int:
+    def _proxy_port(self, port: int) -> int:
         """The port of the proxy before a server's port."""
-        return self._fronts.setdefault(port, free_port())
+        return self._proxy_ports.setdefault(port, free_port())
 
     # -- what it holds ----------------------------------------------------------------------------------------------
 
@@ -80,41 +80,43 @@ class RedisHouse:
         Either Redis was emptied before all routers had read it; what they have read they know, whatever Redis forgets.
         Or a replica took over that did not have it yet.
         """
-        if any(since - _READ <= emptied <= until + _READ for emptied in self.emptied):
+        if any(since - _PURGE_READ_DELAY <= emptied <= until + _PURGE_READ_DELAY for emptied in self.flush_times):
             return True
-        return self.kind != "server" and self.outages.overlap(since, until + _REPLICATES, "killed", "frozen", "stopped")
+        return self.kind != "server" and self.outages.overlaps(
+            since, until + _REPLICATION_DELAY, "killed", "frozen", "stopped"
+        )
 
     # -- what is done to it -----------------------------------------------------------------------------------------
 
-    async def kill(self, dice: Random, seconds: float, *, forget: bool) -> None:
+    async def kill(self, rng: Random, seconds: float, *, erase: bool) -> None:
         """`forget`: it comes back empty; only of a server without replicas, which would follow it in that."""
-        forget = forget and self.kind == "server"
+        erase = erase and self.kind == "server"
         async with self._outage("killed"):
-            server = await self._victim(dice)
+            server = await self._pick_server(rng)
             server.kill()
-            if forget:
+            if erase:
                 shutil.rmtree(server.folder / "appendonlydir", ignore_errors=True)
                 (server.folder / "appendonly.aof").unlink(missing_ok=True)
-            await asyncio.sleep(_TIMES[self.kind] * seconds)
+            await asyncio.sleep(_OUTAGE_FACTORS[self.kind] * seconds)
             await server.start()
-        if forget:
-            self._note_emptied()
+        if erase:
+            self._record_flush()
 
-    async def freeze(self, dice: Random, seconds: float) -> None:
+    async def freeze(self, rng: Random, seconds: float) -> None:
         async with self._outage("frozen"):
-            server = await self._victim(dice)
+            server = await self._pick_server(rng)
             server.freeze()
             try:
-                await asyncio.sleep(_TIMES[self.kind] * seconds)
+                await asyncio.sleep(_OUTAGE_FACTORS[self.kind] * seconds)
             finally:
                 server.thaw()
 
     async def flush(self) -> None:
         for server in await self._deployment.primaries():
             await server.command("FLUSHALL")
-        self._note_emptied()
+        self._record_flush()
 
-    async def fail_over(self, dice: Random) -> None:
+    async def fail_over(self, rng: Random) -> None:
         """As an operator would; of one server, all connections are ended instead."""
         async with self._outage("stopped"):
             try:
@@ -123,42 +125,42 @@ class RedisHouse:
                 elif isinstance(self._deployment, Cluster):
                     primaries = await self._deployment.primaries()
                     replicas = [server for server in self._deployment.servers if server not in primaries]
-                    await dice.choice(replicas).command("CLUSTER", "FAILOVER")
+                    await rng.choice(replicas).command("CLUSTER", "FAILOVER")
                 else:
                     for kind in ("normal", "pubsub"):
                         await self._deployment.servers[0].command("CLIENT", "KILL", "TYPE", kind)
             except redis.exceptions.ResponseError:
                 pass  # it cannot at present: another failover is under way, or no replica is well
 
-    async def disturb(self, order: Order) -> None:
+    async def inject(self, fault: ConnectionFault) -> None:
         """Something is done to connections."""
-        with self.outages.outage("held" if order.seconds < LEASE else "deaf"):
-            await self._proxy.order(order)
-            await asyncio.sleep(order.seconds)
+        with self.outages.record("held" if fault.seconds < LEASE_DURATION else "deaf"):
+            await self._proxy.inject(fault)
+            await asyncio.sleep(fault.seconds)
 
-    async def _victim(self, dice: Random) -> RedisServer:
+    async def _pick_server(self, rng: Random) -> RedisServer:
         """Mostly one that keys are written to."""
         if isinstance(self._deployment, SentinelGroup):
             servers = list(self._deployment.data)
         else:
             servers = list(self._deployment.servers)
         primaries = await self._deployment.primaries()
-        return dice.choice(primaries if dice.random() < 0.7 else servers)
+        return rng.choice(primaries if rng.random() < 0.7 else servers)
 
     @asynccontextmanager
-    async def _outage(self, kind: Kind) -> AsyncIterator[None]:
-        with self.outages.outage(kind):
+    async def _outage(self, kind: OutageKind) -> AsyncIterator[None]:
+        with self.outages.record(kind):
             yield
             try:
-                await eventually(self._is_well, within=_PATIENCE)
+                await eventually(self._is_healthy, timeout=_RECOVERY_TIMEOUT)
             except TimeoutError:
-                self._note("Redis has not become well again")
+                self._report_defect("Redis has not become well again")
 
-    async def _is_well(self) -> bool:
+    async def _is_healthy(self) -> bool:
         try:
-            return await self._deployment.is_well()
+            return await self._deployment.is_healthy()
         except (redis.exceptions.RedisError, OSError, StopIteration, KeyError):
             return False
 
-    def _note_emptied(self) -> None:
-        self.emptied.append(asyncio.get_running_loop().time())
+    def _record_flush(self) -> None:
+        self.flush_times.append(asyncio.get_running_loop().time())

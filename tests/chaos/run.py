@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from tests.chaos import invariants
-from tests.chaos.clients import LONGEST, Clients
-from tests.chaos.faults import carry_out, plan
-from tests.chaos.hot_key_load import Storms
-from tests.chaos.testbed import House
+from tests.chaos.clients import MAX_REQUEST_SECONDS, ChaosClients
+from tests.chaos.faults import plan_faults, run_faults
+from tests.chaos.hot_key_load import HotKeyLoad
+from tests.chaos.testbed import Testbed
 
 
-class Report(msgspec.Struct, frozen=True):
+class ChaosReport(msgspec.Struct, frozen=True):
     """What was done and what came of it; it went well if there are no `defects`.
 
     - `redis`: how Redis was run. `slowest`: the most seconds that a request took, without those in which its router
@@ -51,34 +51,36 @@ class Report(msgspec.Struct, frozen=True):
         return [*said, *(f"DEFECT: {defect}" for defect in self.defects), f"{len(self.defects)} defects"]
 
 
-async def run(seconds: float, seed: int, folder: Path, redis: str = "server", patience: float = LONGEST) -> Report:
+async def run_chaos(
+    seconds: float, seed: int, folder: Path, redis: str = "server", client_timeout: float = MAX_REQUEST_SECONDS
+) -> ChaosReport:
     """Leaves no process behind.
 
     `folder` takes the configurations and the logs. `patience`: for how many seconds clients wait after the end for what
     they have asked for, before they leave.
     """
-    async with House(folder, redis) as house:
-        clients = Clients(house, seed)
+    async with Testbed(folder, redis) as house:
+        clients = ChaosClients(house, seed)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             asking = [
-                group.create_task(clients.ask_until(stop)),
-                group.create_task(Storms(clients, seed).rage_until(stop)),
+                group.create_task(clients.run_until(stop)),
+                group.create_task(HotKeyLoad(clients, seed).run_until(stop)),
             ]
             async with asyncio.TaskGroup() as deeds:
-                deeds.create_task(carry_out(plan(seed, seconds), house))
+                deeds.create_task(run_faults(plan_faults(seed, seconds), house))
                 deeds.create_task(asyncio.sleep(seconds))
             stop.set()
-            await asyncio.wait(asking, timeout=patience)
-            clients.go_home.set()
-        clients.go_home.clear()
-        await invariants.settle(house)
-        entries = await invariants.look(house, clients)
-    tally = clients.tally
-    return Report(
+            await asyncio.wait(asking, timeout=client_timeout)
+            clients.stop_waiting.set()
+        clients.stop_waiting.clear()
+        await invariants.wait_until_healthy(house)
+        entries = await invariants.check_all(house, clients)
+    tally = clients.stats
+    return ChaosReport(
         seed=seed, seconds=seconds, redis=redis, requests=tally.requests, slowest=tally.slowest,
         endings=_sorted(tally.endings), cache=_sorted(tally.cache), paths=_sorted(tally.paths),
-        deeds=_sorted(house.deeds), purges=clients.purger.done,
+        deeds=_sorted(house.fault_counts), purges=clients.purger.completed,
         generations=len(house.generations), entries=entries,
         defects=[*tally.defects, *house.defects],
     )  # fmt: skip

@@ -4,21 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import order_of, plan
-from tests.chaos.run import Report, run
+from tests.chaos.faults import connection_fault, plan_faults
+from tests.chaos.run import ChaosReport, run_chaos
 
 SEED = 5
 PATIENCE = 3.0
 """Seconds after the end for which clients wait; at default timeouts, an engine may hang for up to 50 s."""
 
 
-def no_defects(report: Report) -> bool:
+def no_defects(report: ChaosReport) -> bool:
     assert report.defects == [], "\n".join(report.lines())
     return True
 
 
 async def test_every_request_ends_in_its_own_answer_or_in_an_error_whatever_is_killed(tmp_path: Path) -> None:
-    report = await run(10, SEED, tmp_path, patience=PATIENCE)
+    report = await run_chaos(10, SEED, tmp_path, client_timeout=PATIENCE)
     assert no_defects(report)
     # It has been what it is called.
     assert report.endings["complete"] > 50
@@ -30,10 +30,12 @@ async def test_every_request_ends_in_its_own_answer_or_in_an_error_whatever_is_k
 
 
 def test_the_same_seed_does_the_same_deeds_and_a_longer_time_only_adds_to_them() -> None:
-    assert [deed for deed in plan(7, 60) if deed.at < 30] == plan(7, 30) != plan(8, 30)
-    assert [order_of(deed) for deed in plan(7, 60)] == [order_of(deed) for deed in plan(7, 60)]
+    assert [deed for deed in plan_faults(7, 60) if deed.start < 30] == plan_faults(7, 30) != plan_faults(8, 30)
+    assert [connection_fault(deed) for deed in plan_faults(7, 60)] == [
+        connection_fault(deed) for deed in plan_faults(7, 60)
+    ]
 
 
 @pytest.mark.parametrize("victim", ["llama-chat", "embed", "router-0", "router-1", "redis", "proxy"])
 def test_something_is_done_to_everything(victim: str) -> None:
-    assert any(deed.victim == victim for deed in plan(SEED, 60))
+    assert any(deed.target == victim for deed in plan_faults(SEED, 60))

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.clients import Clients
-from tests.chaos.oracle import Reply
-from tests.chaos.outages import Kind, Outages
+from tests.chaos.clients import ChaosClients
+from tests.chaos.oracle import ClientResponse
+from tests.chaos.outages import OutageKind, Outages
 from tests.chaos.test_oracle import KEPT, MINE, STREAMING, events, headers, noted
 
 LOST = {"error": {"message": "The router is gone.", "type": "t", "param": None, "code": "lost"}}
 FRAME = b"data: %b\n\n" % json.dumps(LOST).encode()
 
 
-def clients() -> tuple[Clients, Any]:
+def clients() -> tuple[ChaosClients, Any]:
     redis = SimpleNamespace(outages=Outages(), emptied=[], may_have_lost=lambda *_: False)
     house: Any = SimpleNamespace(
         redis=redis, outages=[Outages(), Outages()], defects=[], routers=[None], deeds=Counter(), generations=noted()
     )
-    return Clients(house, 1), house
+    return ChaosClients(house, 1), house
 
 
-def taken(judge: Clients, reply: Reply, began: float) -> list[str]:
-    judge._take(STREAMING, reply, began)
-    return judge.tally.defects
+def taken(judge: ChaosClients, reply: ClientResponse, began: float) -> list[str]:
+    judge._check(STREAMING, reply, began)
+    return judge.stats.defects
 
 
-LOST_STREAM = Reply(200, headers("COALESCED"), events(KEPT)[0] + FRAME, whole=True)
+LOST_STREAM = ClientResponse(200, headers("COALESCED"), events(KEPT)[0] + FRAME, complete=True)
 
 
 async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> None:
@@ -38,11 +38,11 @@ async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> N
     began = asyncio.get_running_loop().time()
     with house.redis.outages.outage("held"):  # for less than a lease
         assert len(taken(judge, LOST_STREAM, began)) == 1
-    assert judge.tally.endings == {"broken, lost": 1}
+    assert judge.stats.endings == {"broken, lost": 1}
 
 
 @pytest.mark.parametrize("kind", ["killed", "frozen", "stopped", "deaf"])
-async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: Kind) -> None:
+async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: OutageKind) -> None:
     for of in ("router", "redis"):
         judge, house = clients()
         began = asyncio.get_running_loop().time()
@@ -53,7 +53,7 @@ async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: Ki
 async def test_a_stream_that_is_cut_off_by_a_router_that_is_there_is_noticed() -> None:
     judge, house = clients()
     began = asyncio.get_running_loop().time()
-    cut = Reply(200, headers("MISS"), events(MINE)[0], whole=False)
+    cut = ClientResponse(200, headers("MISS"), events(MINE)[0], complete=False)
     assert len(taken(judge, cut, began)) == 1
     judge, house = clients()
     with house.outages[0].outage("killed"):

@@ -8,14 +8,14 @@ import pytest
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.stream_encoding import encode_stream
 from router.store.codec import checksum
-from tests.chaos.entry_checks import flaws, generation_of
+from tests.chaos.entry_checks import entry_flaws, entry_generation
 from tests.chaos.test_oracle import ENGINE, KEPT, MINE, OTHERS, answer, events, noted
-from tests.chaos.workload import WISHES, Origin, expected_key
+from tests.chaos.workload import CACHE_DIRECTIVES, RequestOrigin, expected_key
 
 USAGE = b'data: {"usage": {"prompt_tokens": 3}}\n\n'
 
 
-def json_entry(origin: Origin = KEPT, body: bytes | None = None, **fields: bytes) -> dict[bytes, bytes]:
+def json_entry(origin: RequestOrigin = KEPT, body: bytes | None = None, **fields: bytes) -> dict[bytes, bytes]:
     key = expected_key(origin.tenant, origin.question)
     whole = {
         "digest": key.digest.encode(), "model": b"llama", "engine": ENGINE.encode(), "task": b"chat", "created": b"1.5",
@@ -27,20 +27,20 @@ def json_entry(origin: Origin = KEPT, body: bytes | None = None, **fields: bytes
 
 
 def entry(
-    origin: Origin = KEPT, said: list[bytes] | None = None, body: bytes | None = None, *, lossless: bool = True,
+    origin: RequestOrigin = KEPT, said: list[bytes] | None = None, body: bytes | None = None, *, lossless: bool = True,
     usage: bytes | None = USAGE, **fields: bytes,
 ) -> dict[bytes, bytes]:  # fmt: skip
     """An entry of a stream that said this."""
     parts = StreamParts()
     for event in events(origin) if said is None else said:
-        parts.keep(event)
+        parts.append(event)
     body = json.dumps(answer(origin)).encode() if body is None else body
     stream = encode_stream(parts, body, usage, lossless=lossless)
     return json_entry(origin, body, **{"stream": stream, **fields})
 
 
 def flaws_of(fields: dict[bytes, bytes], left: int = 1) -> list[str]:
-    return flaws(expected_key(KEPT.tenant, KEPT.question).text, fields, left, noted())
+    return entry_flaws(expected_key(KEPT.tenant, KEPT.question).text, fields, left, noted())
 
 
 WELL = [entry(), json_entry(), entry(body=b'{"text": "for people"}', lossless=False)]
@@ -49,7 +49,7 @@ WELL = [entry(), json_entry(), entry(body=b'{"text": "for people"}', lossless=Fa
 @pytest.mark.parametrize("whole", WELL, ids=["a stream", "JSON", "a stream that makes no JSON"])
 def test_a_whole_entry_is_well_in_every_form(whole: dict[bytes, bytes]) -> None:
     assert flaws_of(whole, left=3_606_000) == []
-    generation = generation_of(whole, noted())
+    generation = entry_generation(whole, noted())
     assert generation is not None
     assert generation.origin == KEPT
 
@@ -70,7 +70,7 @@ FAULTY = {
     "a stream that is cut": entry(stream=entry()[b"stream"][:-9]),
     "another checksum": entry(checksum=b"0" * 16),
     "another question": entry(OTHERS[0]),
-    "not to be stored": entry(replace(KEPT, wish=WISHES["no-store"], serial=3)),
+    "not to be stored": entry(replace(KEPT, directive=CACHE_DIRECTIVES["no-store"], serial=3)),
     "nobody generated it": entry(replace(KEPT, serial=99)),
     "a field is missing": {name: value for name, value in entry().items() if name != b"params"},
     "no body": {name: value for name, value in entry().items() if name != b"body"},

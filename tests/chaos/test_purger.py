@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.generation_store import Generation
+from tests.chaos.generation_store import LoggedGeneration
 from tests.chaos.outages import Outages
-from tests.chaos.purger import REACHES, Purge, Purger
-from tests.chaos.workload import WISHES, Asking, Origin, Question, expected_key
+from tests.chaos.purger import PURGE_DELAY, CompletedPurge, Purger
+from tests.chaos.workload import CACHE_DIRECTIVES, ClientRequest, RequestOrigin, WorkloadQuestion, expected_key
 
-MINE = Origin("globex", Question(4), WISHES["none"], 41)
-ASKING = Asking(MINE, router=0, stream=False, usage=False, leaves=None)
-OLD = Generation("a" * 12, "llama-chat", 10.0, replace(MINE, serial=7))
-KEY = {"key": expected_key("globex", Question(4)).text}
-DONE = Purge(KEY, since=11.0, ended=12.0)
-LATER = 12.0 + REACHES
+MINE = RequestOrigin("globex", WorkloadQuestion(4), CACHE_DIRECTIVES["none"], 41)
+ASKING = ClientRequest(MINE, router=0, stream=False, usage=False, leaves_after=None)
+OLD = LoggedGeneration("a" * 12, "llama-chat", 10.0, replace(MINE, serial=7))
+KEY = {"key": expected_key("globex", WorkloadQuestion(4)).text}
+DONE = CompletedPurge(KEY, since=11.0, ended=12.0)
+LATER = 12.0 + PURGE_DELAY
 
 
 class Redis:
@@ -31,7 +31,7 @@ class Redis:
         return min(since, until) <= self.emptied
 
 
-def purger(*purges: Purge) -> tuple[Purger, Any]:
+def purger(*purges: CompletedPurge) -> tuple[Purger, Any]:
     house: Any = SimpleNamespace(redis=Redis(), outages=[Outages()], defects=[], routers=[None])
     made = Purger(house, 1)
     made._purges += purges
@@ -41,8 +41,8 @@ def purger(*purges: Purge) -> tuple[Purger, Any]:
 @pytest.mark.parametrize("cache", ["HIT", "STALE", "COALESCED"])
 async def test_an_older_generation_after_a_purge_is_noticed(cache: str) -> None:
     judge, _ = purger(DONE)
-    assert len(judge.defects_of(ASKING, OLD, cache, LATER)) == 1
-    assert len(judge.flaws_of_entry(OLD)) == 1
+    assert len(judge.check_answer(ASKING, OLD, cache, LATER)) == 1
+    assert len(judge.check_entry(OLD)) == 1
 
 
 async def test_what_is_younger_or_not_meant_or_asked_for_at_once_is_well() -> None:
@@ -50,11 +50,11 @@ async def test_what_is_younger_or_not_meant_or_asked_for_at_once_is_well() -> No
     for generation in (
         OLD._replace(at=11.5),
         OLD._replace(origin=replace(MINE, tenant="acme")),
-        OLD._replace(origin=replace(MINE, question=Question(9))),
+        OLD._replace(origin=replace(MINE, question=WorkloadQuestion(9))),
     ):
-        assert judge.defects_of(ASKING, generation, "HIT", LATER) == judge.flaws_of_entry(generation) == []
-    assert judge.defects_of(ASKING, OLD, "HIT", LATER - 0.1) == []
-    assert judge.defects_of(ASKING, OLD, "MISS", LATER) == []
+        assert judge.check_answer(ASKING, generation, "HIT", LATER) == judge.check_entry(generation) == []
+    assert judge.check_answer(ASKING, OLD, "HIT", LATER - 0.1) == []
+    assert judge.check_answer(ASKING, OLD, "MISS", LATER) == []
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ async def test_what_is_younger_or_not_meant_or_asked_for_at_once_is_well() -> No
 )
 async def test_wider_purges_cover_it_too(scope: dict[str, Any]) -> None:
     judge, _ = purger(DONE._replace(scope=scope))
-    assert len(judge.defects_of(ASKING, OLD, "HIT", LATER)) == 1
+    assert len(judge.check_answer(ASKING, OLD, "HIT", LATER)) == 1
 
 
 async def test_an_emptied_redis_and_a_router_that_was_away_excuse_it() -> None:
     judge, house = purger(DONE)
     house.redis.emptied = 11.5
-    assert judge.defects_of(ASKING, OLD, "HIT", LATER) == judge.flaws_of_entry(OLD) == []
+    assert judge.check_answer(ASKING, OLD, "HIT", LATER) == judge.check_entry(OLD) == []
     house.redis.emptied = -inf
     now = asyncio.get_running_loop().time()
-    assert len(judge.defects_of(ASKING, OLD, "HIT", now)) == 1
+    assert len(judge.check_answer(ASKING, OLD, "HIT", now)) == 1
     with house.outages[0].outage("frozen"):
-        assert judge.defects_of(ASKING, OLD, "HIT", now) == []
+        assert judge.check_answer(ASKING, OLD, "HIT", now) == []
 
 
 def test_the_engines_clock_is_that_of_the_event_loop() -> None:

@@ -12,37 +12,37 @@ from typing import Final, Self
 
 import httpx
 
-from tests.chaos.generation_store import GenerationStore
+from tests.chaos.generation_store import GenerationIndex
 from tests.chaos.outages import Outages
-from tests.chaos.redis_testbed import RedisHouse
-from tests.chaos.testbed_config import MODEL_OF, SERVED, configuration
-from tests.support.router_process import Served, http_client
+from tests.chaos.redis_testbed import RedisTestbed
+from tests.chaos.testbed_config import MODEL_OF, SERVED_MODELS, testbed_toml
+from tests.support.router_process import RouterProcess, http_client
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
-_WORKERS: Final = (1, 2)
-_ENDS: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
-_STARTS: Final = 45.0  # seconds, while Redis may be away and others use the machine
-_COMPLAINTS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
+_WORKER_COUNTS: Final = (1, 2)
+_STOP_TIMEOUT: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
+_START_TIMEOUT: Final = 45.0  # seconds, while Redis may be away and others use the machine
+_ERROR_MARKERS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
 
 
-class House:
+class Testbed:
     """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`."""
 
     def __init__(self, folder: Path, redis: str = "server") -> None:
         """`folder` takes the configurations and the logs. `redis`: one of redis_house.DEPLOYMENTS."""
-        self.deeds: Counter[str] = Counter()
+        self.fault_counts: Counter[str] = Counter()
         self.defects: list[str] = []
-        self.outages = [Outages() for _ in _WORKERS]
-        self.redis = RedisHouse(redis, self.defects.append)
-        self.routers: list[Served] = []
+        self.outages = [Outages() for _ in _WORKER_COUNTS]
+        self.redis = RedisTestbed(redis, self.defects.append)
+        self.routers: list[RouterProcess] = []
         files = {name: folder / f"{name}.generations" for name in MODEL_OF}
         for path in files.values():
             path.unlink(missing_ok=True)  # of an earlier run with the same folder
-        self.generations = GenerationStore(files)
+        self.generations = GenerationIndex(files)
         self.engines = {name: _engine(name, files[name]) for name in MODEL_OF}
         self._folder = folder
-        self._workers: list[set[int]] = [set() for _ in _WORKERS]
+        self._workers: list[set[int]] = [set() for _ in _WORKER_COUNTS]
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -52,13 +52,13 @@ class House:
                 stack.push_async_callback(engine.kill)  # first, so that a frozen one ends too
             await asyncio.gather(self.redis.start(stack), *(engine.start() for engine in self.engines.values()))
             urls = {name: engine.url for name, engine in self.engines.items()}
-            for number, workers in enumerate(_WORKERS):
-                text = configuration(self.redis.url, urls, workers=workers)
-                router = Served(self._folder, text, name=f"router-{number}")
+            for number, workers in enumerate(_WORKER_COUNTS):
+                text = testbed_toml(self.redis.url, urls, workers=workers)
+                router = RouterProcess(self._folder, text, name=f"router-{number}")
                 self.routers.append(router)
                 router.start()
                 stack.callback(router.kill)
-            await asyncio.gather(*map(self._router_there, range(len(_WORKERS))))
+            await asyncio.gather(*map(self._wait_for_router, range(len(_WORKER_COUNTS))))
             self._stack = stack.pop_all()
         return self
 
@@ -74,7 +74,7 @@ class House:
 
     async def kill_engine(self, name: str, seconds: float) -> None:
         engine = self.engines[name]
-        if not engine.runs:
+        if not engine.is_running:
             self.defects.append(f"engine {name} has ended by itself")
         await engine.kill()
         await asyncio.sleep(seconds)
@@ -87,31 +87,31 @@ class House:
         finally:
             self.engines[name].thaw()
 
-    async def mar_engine(self, name: str, fault: dict[str, object]) -> None:
-        await self.engines[name].faults(fault)
+    async def set_engine_fault(self, name: str, fault: dict[str, object]) -> None:
+        await self.engines[name].set_faults(fault)
 
     # -- routers ----------------------------------------------------------------------------------------------------
 
     async def kill_router(self, number: int, seconds: float) -> None:
         router = self.routers[number]
-        self.note_deaths(number)
-        with self.outages[number].outage("killed"):
+        self.record_exits(number)
+        with self.outages[number].record("killed"):
             router.kill()
             await self._start_router(number, seconds)
 
     async def stop_router(self, number: int, seconds: float) -> None:
         """As an operator would; answers under way are ended first."""
-        self.note_deaths(number)
-        with self.outages[number].outage("stopped"):
-            await self.end_router(number)
+        self.record_exits(number)
+        with self.outages[number].record("stopped"):
+            await self.terminate_router(number)
             await self._start_router(number, seconds)
 
-    async def end_router(self, number: int) -> None:
+    async def terminate_router(self, number: int) -> None:
         """SIGTERM, and the wait for the end of it."""
         router = self.routers[number]
         router.process.send_signal(signal.SIGTERM)
         try:
-            code = await asyncio.to_thread(router.process.wait, _ENDS)
+            code = await asyncio.to_thread(router.process.wait, _STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             code = None
         if code not in (0, -signal.SIGTERM):
@@ -121,45 +121,45 @@ class House:
     async def _start_router(self, number: int, seconds: float) -> None:
         await asyncio.sleep(seconds)
         self.routers[number].start()
-        await self._router_there(number)
+        await self._wait_for_router(number)
 
-    async def _router_there(self, number: int) -> None:
-        async with asyncio.timeout(_STARTS):
+    async def _wait_for_router(self, number: int) -> None:
+        async with asyncio.timeout(_START_TIMEOUT):
             while True:
                 try:
-                    await self.routers[number].ready()
+                    await self.routers[number].wait_until_ready()
                     break
                 except TimeoutError:
                     continue
-        await self._workers_there(number)
+        await self._wait_for_workers(number)
 
-    async def _workers_there(self, number: int) -> None:
-        router, count = self.routers[number], _WORKERS[number]
+    async def _wait_for_workers(self, number: int) -> None:
+        router, count = self.routers[number], _WORKER_COUNTS[number]
         if count > 1 and Path("/proc").exists():
             self._workers[number] = await eventually(
-                lambda: len(found := router.workers()) == count and found, within=_STARTS
+                lambda: len(found := router.worker_pids()) == count and found, timeout=_START_TIMEOUT
             )
 
     async def freeze_router(self, number: int, seconds: float) -> None:
-        with self.outages[number].outage("frozen"):
-            self.routers[number].send(signal.SIGSTOP)
+        with self.outages[number].record("frozen"):
+            self.routers[number].send_signal(signal.SIGSTOP)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                self.routers[number].send(signal.SIGCONT)
+                self.routers[number].send_signal(signal.SIGCONT)
 
     async def kill_worker(self, number: int) -> None:
         """One of those of a router that has several, which then starts another."""
-        self.note_deaths(number)
+        self.record_exits(number)
         for pid in sorted(self._workers[number])[:1]:
-            with self.outages[number].outage("killed"):
+            with self.outages[number].record("killed"):
                 os.kill(pid, signal.SIGKILL)
-                await eventually(lambda: pid not in self.routers[number].workers())  # noqa: B023 - it is only one
-                await self._workers_there(number)
+                await eventually(lambda: pid not in self.routers[number].worker_pids())  # noqa: B023 - it is only one
+                await self._wait_for_workers(number)
 
     async def freeze_worker(self, number: int, seconds: float) -> None:
         for pid in sorted(self._workers[number])[-1:]:
-            with self.outages[number].outage("frozen"):
+            with self.outages[number].record("frozen"):
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await asyncio.sleep(seconds)
@@ -168,20 +168,20 @@ class House:
 
     # -- what happens by itself -------------------------------------------------------------------------------------
 
-    def note_deaths(self, number: int) -> None:
+    def record_exits(self, number: int) -> None:
         """Notes a router, or a worker of it, that is gone and was not killed."""
         router = self.routers[number]
-        if not router.runs:
+        if not router.is_running:
             self.defects.append(f"router {number} has ended by itself, with {router.process.returncode}")
-        elif gone := self._workers[number] - router.workers():
+        elif gone := self._workers[number] - router.worker_pids():
             self.defects.append(f"workers of router {number} have ended by themselves: {gone}")
 
-    def note_all_deaths(self) -> None:
+    def record_all_exits(self) -> None:
         for number in range(len(self.routers)):
-            self.note_deaths(number)
-        self.defects += [f"engine {name} has ended by itself" for name, e in self.engines.items() if not e.runs]
+            self.record_exits(number)
+        self.defects += [f"engine {name} has ended by itself" for name, e in self.engines.items() if not e.is_running]
 
-    def complaints(self) -> list[str]:
+    def logged_errors(self) -> list[str]:
         """The lines of the routers' logs that tell of defects, with what stands around them."""
         found = []
         for router in self.routers:
@@ -189,13 +189,13 @@ class House:
             found += [
                 "\n".join([router.log.name, *lines[max(0, at - 3) : at + 40]])
                 for at, line in enumerate(lines)
-                if any(word in line for word in _COMPLAINTS)
+                if any(word in line for word in _ERROR_MARKERS)
             ]
         return found
 
 
 def _engine(name: str, generations: Path) -> SimulatedEngine:
-    served = SERVED[MODEL_OF[name]]
+    served = SERVED_MODELS[MODEL_OF[name]]
     if name == "embed":
         return SimulatedEngine(served, runner="pooling", generations=generations)
     draft = "d" if name == "llama-chat" else None

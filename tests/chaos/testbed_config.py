@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.api.auth import hash_key
-from tests.chaos.workload import ADMIN_KEY, TENANTS, key_of
+from tests.chaos.workload import ADMIN_KEY, TENANTS, api_key
 from tests.support.router_server import LLAMA, MISTRAL
 
 EMBED: Final = "intfloat/e5-simulated"
 
-SERVED: Final = {"llama": LLAMA, "mistral": MISTRAL, "embed": EMBED}
+SERVED_MODELS: Final = {"llama": LLAMA, "mistral": MISTRAL, "embed": EMBED}
 """By the model's name, what its engines call it."""
 
 MODEL_OF: Final = {"llama-chat": "llama", "llama-code": "llama", "mistral": "mistral", "embed": "embed"}
@@ -23,7 +23,7 @@ MODEL_OF: Final = {"llama-chat": "llama", "llama-code": "llama", "mistral": "mis
 MAX_IN_FLIGHT: Final = {"llama-chat": 8, "llama-code": 8}
 
 
-def configuration(redis_url: str, engines: Mapping[str, str], *, workers: int) -> str:
+def testbed_toml(redis_url: str, engines: Mapping[str, str], *, workers: int) -> str:
     """As TOML. `engines`: by name, the address."""
     tables = [
         f"[router]\nworkers = {workers}",
@@ -32,15 +32,16 @@ def configuration(redis_url: str, engines: Mapping[str, str], *, workers: int) -
     ]
     for name, tenant in TENANTS.items():
         limits = "".join(f"{limit} = {amount}\n" for limit, amount in tenant.limits.items())
-        hashed = hash_key(key_of(name).encode())
+        hashed = hash_key(api_key(name).encode())
         tables.append(f'[[tenant]]\nname = "{name}"\nkeys = ["{hashed}"]\nttl = "{tenant.ttl}s"\n{limits}')
-    for model in SERVED:
+    for model in SERVED_MODELS:
         auto = 'auto = ["chat", "code"]\n' if model == "llama" else ""
         tables.append(f'[[model]]\nname = "{model}"\nrevision = "1"\n{auto}')
     for name, url in engines.items():
         model = MODEL_OF[name]
         bound = f"max_in_flight = {MAX_IN_FLIGHT[name]}\n" if name in MAX_IN_FLIGHT else ""
         tables.append(
-            f'[[engine]]\nname = "{name}"\nmodel = "{model}"\nurl = "{url}"\nserved_model = "{SERVED[model]}"\n{bound}'
+            f'[[engine]]\nname = "{name}"\nmodel = "{model}"\nurl = "{url}"\n'
+            f'served_model = "{SERVED_MODELS[model]}"\n{bound}'
         )
     return "\n\n".join(tables)

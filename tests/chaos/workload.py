@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from engines.simulator.generation_log import PLACEHOLDER
-from router.core.cache.key import Key, Markers
-from router.core.cache.key_derivation import derive, take_apart
-from router.core.endpoints.request import parse
+from router.core.cache.key import CacheKey, ContextMarkers
+from router.core.cache.key_derivation import derive_cache_key, split_parts
+from router.core.endpoints.request import parse_request
 from router.core.types import Endpoint
 
 
-class Tenant(NamedTuple):
+class TenantSpec(NamedTuple):
     """`ttl`: seconds for which its answers live. `limits`: as in the configuration."""
 
     ttl: int
@@ -30,23 +30,23 @@ class Tenant(NamedTuple):
 
 
 TENANTS: Final = {
-    "acme": Tenant(2),
-    "globex": Tenant(6),
-    "initech": Tenant(600),
-    "hooli": Tenant(60, {"requests_per_minute": 60}),
-    "umbrella": Tenant(60, {"tokens_per_minute": 6000, "concurrent_requests": 2}),
+    "acme": TenantSpec(2),
+    "globex": TenantSpec(6),
+    "initech": TenantSpec(600),
+    "hooli": TenantSpec(60, {"requests_per_minute": 60}),
+    "umbrella": TenantSpec(60, {"tokens_per_minute": 6000, "concurrent_requests": 2}),
 }
 
 UNLIMITED: Final = tuple(name for name, tenant in TENANTS.items() if not tenant.limits)
 
 ADMIN_KEY: Final = "key-of-an-administrator"
 
-STALE: Final = 3600
+STALE_TTL: Final = 3600
 """Seconds beyond its time for which an answer is kept by default, in case that no engine can give a new one."""
 
 MAX_TOKENS: Final = 200
 
-HOT: Final = 500_000
+FIRST_HOT_QUESTION: Final = 500_000
 """From this number on, questions are asked by many at a time, and their answers take a second or two."""
 
 CHAT: Final = "/v1/chat/completions"
@@ -60,10 +60,10 @@ _WORDS: Final = (
     "the", "signal", "box", "turntable", "drops", "naïve", "Zürich", "🚂", "\n", "\n    indented", "\ttab", "\r\n",
     "two  spaces", "e\u0301", "data:", "[DONE]", "\\n", '"quoted"', "{", "</s>", "line\n\nbreak",
 )  # fmt: skip
-_STRETCH: Final = 4  # words between two names of the generation
+_WORDS_PER_NAME: Final = 4  # words between two names of the generation
 
 
-class Wish(NamedTuple):
+class CacheDirective(NamedTuple):
     """What a client asks of the cache; `ttl` in seconds, for which its answer may be kept at most."""
 
     name: str
@@ -71,23 +71,23 @@ class Wish(NamedTuple):
     ttl: int | None = None
 
 
-WISHES: Final = {
+CACHE_DIRECTIVES: Final = {
     wish.name: wish
     for wish in (
-        Wish("none"),
-        Wish("no-store", (("cache-control", "no-store"),), ttl=0),
-        Wish("no-cache", (("cache-control", "no-cache"),)),
-        Wish("only-if-cached", (("cache-control", "only-if-cached"),)),
-        Wish("max-stale", (("cache-control", "max-stale=5"),)),
-        Wish("max-age", (("cache-control", "max-age=1"),)),
-        Wish("ttl0", (("x-cache-ttl", "0"),), ttl=0),
-        Wish("ttl1", (("x-cache-ttl", "1"),), ttl=1),
-        Wish("ttl3", (("x-cache-ttl", "3"),), ttl=3),
+        CacheDirective("none"),
+        CacheDirective("no-store", (("cache-control", "no-store"),), ttl=0),
+        CacheDirective("no-cache", (("cache-control", "no-cache"),)),
+        CacheDirective("only-if-cached", (("cache-control", "only-if-cached"),)),
+        CacheDirective("max-stale", (("cache-control", "max-stale=5"),)),
+        CacheDirective("max-age", (("cache-control", "max-age=1"),)),
+        CacheDirective("ttl0", (("x-cache-ttl", "0"),), ttl=0),
+        CacheDirective("ttl1", (("x-cache-ttl", "1"),), ttl=1),
+        CacheDirective("ttl3", (("x-cache-ttl", "3"),), ttl=3),
     )
 }
 
 
-class Question(NamedTuple):
+class WorkloadQuestion(NamedTuple):
     """One of endlessly many, told apart by their number."""
 
     number: int
@@ -123,7 +123,7 @@ class Question(NamedTuple):
         prompt = f"Question {self.number}. [[sim:say base64={said}]]"
         if self.number % 4 == 3:  # of some, the answers take long enough for much to happen to them
             prompt += " [[sim:tps rate=25]]"
-        elif self.number >= HOT:
+        elif self.number >= FIRST_HOT_QUESTION:
             prompt += " [[sim:tps rate=50]]"
         asked = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
         body = {"model": asked, "temperature": 0}
@@ -146,78 +146,78 @@ class Question(NamedTuple):
 def _template(number: int) -> str:
     dice = Random(number)
     words = [f"Answer {number}:", *dice.choices(_WORDS, k=dice.randrange(3, 25)), "the end."]
-    stretches = [" ".join(words[at : at + _STRETCH]) for at in range(0, len(words), _STRETCH)]
+    stretches = [" ".join(words[at : at + _WORDS_PER_NAME]) for at in range(0, len(words), _WORDS_PER_NAME)]
     return f"{PLACEHOLDER} " + f" {PLACEHOLDER} ".join(stretches)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RequestOrigin:
     """For what request an answer was generated, as the engine has noted it."""
 
     tenant: str
-    question: Question
-    wish: Wish
+    question: WorkloadQuestion
+    directive: CacheDirective
     serial: int
 
     def request_id(self) -> str:
-        return f"{self.tenant}.{self.question.number}.{self.wish.name}.{self.serial}"
+        return f"{self.tenant}.{self.question.number}.{self.directive.name}.{self.serial}"
 
     @classmethod
-    def of(cls, request_id: str) -> Self:
+    def parse(cls, request_id: str) -> Self:
         """Raises ValueError, KeyError for an id that is none of ours."""
         tenant, number, wish, serial = request_id.split(".")
-        return cls(tenant, Question(int(number)), WISHES[wish], int(serial))
+        return cls(tenant, WorkloadQuestion(int(number)), CACHE_DIRECTIVES[wish], int(serial))
 
     @property
-    def lives(self) -> int:
+    def ttl(self) -> int:
         """The seconds for which its answer may be kept, as fresh."""
         ttl = TENANTS[self.tenant].ttl
-        return ttl if self.wish.ttl is None else min(ttl, self.wish.ttl)
+        return ttl if self.directive.ttl is None else min(ttl, self.directive.ttl)
 
     @property
-    def beyond(self) -> int:
+    def stale_ttl(self) -> int:
         """The seconds beyond that for which it is kept; nothing where its client shortened its life."""
-        return STALE if self.lives == TENANTS[self.tenant].ttl else 0
+        return STALE_TTL if self.ttl == TENANTS[self.tenant].ttl else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ClientRequest:
     """One request of one client.
 
     - `router`: the number of the router that is asked. `leaves`: the seconds after which the client does not wait any
       longer, if it is so impatient.
     """
 
-    origin: Origin
+    origin: RequestOrigin
     router: int
     stream: bool
     usage: bool
-    leaves: float | None
+    leaves_after: float | None
 
     @property
-    def tells_usage(self) -> bool:
+    def expects_usage(self) -> bool:
         """Whether its stream has the event of usage that only those get who ask for it."""
         return self.usage and self.origin.question.path in (CHAT, COMPLETIONS)
 
     def body(self) -> dict[str, Any]:
         form: dict[str, Any] = {"stream": True} if self.stream else {}
-        if self.stream and self.tells_usage:
+        if self.stream and self.expects_usage:
             form["stream_options"] = {"include_usage": True}
         # No part of the key, and passed on to the engine, which notes it.
         return {**self.origin.question.body(), **form, "safety_identifier": self.origin.request_id()}
 
     def headers(self) -> dict[str, str]:
-        mine = {"authorization": f"Bearer {key_of(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
-        return {**mine, **dict(self.origin.wish.headers)}
+        mine = {"authorization": f"Bearer {api_key(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
+        return {**mine, **dict(self.origin.directive.headers)}
 
 
 @cache
-def expected_key(tenant: str, question: Question) -> Key:
+def expected_key(tenant: str, question: WorkloadQuestion) -> CacheKey:
     """Under which key the answer to a tenant's question is to be found."""
-    request = parse(Endpoint(question.path), msgspec.json.encode(question.body()))
-    return derive(take_apart(request, Markers()), tenant=tenant, model=question.model, revision="1")
+    request = parse_request(Endpoint(question.path), msgspec.json.encode(question.body()))
+    return derive_cache_key(split_parts(request, ContextMarkers()), tenant=tenant, model=question.model, revision="1")
 
 
-def key_of(tenant: str) -> str:
+def api_key(tenant: str) -> str:
     """The tenant's API key."""
     return f"key-of-{tenant}"

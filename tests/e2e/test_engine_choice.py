@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from benchmarks.affinity import compare
-from tests.e2e.vllm_process_tree import Tree, free_port, started
+from tests.e2e.vllm_process_tree import VllmProcessTree, free_port, running_tree
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.vllm
@@ -38,23 +38,25 @@ env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "." }}
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcessTree]:
     """Two engines of one model with different drafts, for any task; their context is not in the configuration."""
     drafts = {"llama-a": "code-draft", "llama-b": "qwen-draft"}
     ports = {name: free_port() for name in drafts}
     text = MODEL + "".join(ENGINE.format(name=name, port=ports[name], draft=draft) for name, draft in drafts.items())
-    with started(tmp_path_factory.mktemp("replicas"), text, ports) as tree:
+    with running_tree(tmp_path_factory.mktemp("replicas"), text, ports) as tree:
         yield tree
 
 
-def test_the_prefix_caches_hit_more_often_with_affinity_than_where_requests_take_turns(replicas: Tree) -> None:
+def test_the_prefix_caches_hit_more_often_with_affinity_than_where_requests_take_turns(
+    replicas: VllmProcessTree,
+) -> None:
     engines = [f"http://127.0.0.1:{port}" for port in replicas.ports.values()]
     shares = asyncio.run(compare(replicas.url, engines, model="llama", served=SERVED))
     print(f"prefix cache hits: {shares.in_turn:.1%} in turn, {shares.routed:.1%} by affinity")  # noqa: T201 - pytest -rP
     assert shares.routed > shares.in_turn + 0.1
 
 
-def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(replicas: Tree) -> None:
+def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(replicas: VllmProcessTree) -> None:
     assert httpx.get(f"{replicas.url}/v1/models/llama").json()["max_model_len"] == 4096
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4097}
     refused = httpx.post(f"{replicas.url}/v1/chat/completions", json=body)
@@ -62,7 +64,9 @@ def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(repli
     assert "x-engine" not in refused.headers
 
 
-def test_what_speculation_cannot_serve_vllm_refuses_and_the_router_leaves_out_and_names(replicas: Tree) -> None:
+def test_what_speculation_cannot_serve_vllm_refuses_and_the_router_leaves_out_and_names(
+    replicas: VllmProcessTree,
+) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "logit_bias": {"5": -100}, "min_p": 0.1}
     engine = f"http://127.0.0.1:{replicas.ports['llama-a']}"
     refused = httpx.post(f"{engine}/v1/chat/completions", json={"model": SERVED, **body}, timeout=60)
@@ -90,7 +94,7 @@ async def ask_all(url: str) -> None:
             group.create_task(ask(number, prompt))
 
 
-def test_what_each_draft_is_worth_at_each_task_is_learned_from_what_it_generates(replicas: Tree) -> None:
+def test_what_each_draft_is_worth_at_each_task_is_learned_from_what_it_generates(replicas: VllmProcessTree) -> None:
     asyncio.run(ask_all(replicas.url))
 
     def known() -> dict[str, dict[str, dict[str, float]]] | None:

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from router.core.endpoints.cache_salt import salts_of
-from tests.e2e.vllm_process_tree import CONFIGURATION, Tree, free_port, started
+from router.core.endpoints.cache_salt import derive_salts
+from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, free_port, running_tree
 
 pytestmark = pytest.mark.vllm
 
@@ -17,7 +17,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 
 @pytest.fixture(scope="module")
-def tenants_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+def tenants_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcessTree]:
     """One engine, and four tenants, two of whom share."""
     port = free_port()
     text = CONFIGURATION.read_text().replace(":8001", f":{port}")
@@ -29,11 +29,11 @@ def tenants_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
         for name, group in GROUPS.items()
     )
     settings = f'{before_mistral}\n[auth]\nmode = "keys"\n\n{tenants}\n[[engine]]{llama}'
-    with started(tmp_path_factory.mktemp("tenants"), settings, {"llama-chat": port}) as tree:
+    with running_tree(tmp_path_factory.mktemp("tenants"), settings, {"llama-chat": port}) as tree:
         yield tree
 
 
-def found(tree: Tree, path: str, tenant: str, prompt: str = SECRET, **fields: object) -> float:
+def found(tree: VllmProcessTree, path: str, tenant: str, prompt: str = SECRET, **fields: object) -> float:
     """How many tokens of the tenant's prompt the engine finds in its prefix cache."""
     before = tree.metric("llama-chat", HITS)
     said = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}}
@@ -46,13 +46,13 @@ def found(tree: Tree, path: str, tenant: str, prompt: str = SECRET, **fields: ob
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
-def test_another_tenants_guess_finds_no_token(tenants_tree: Tree, path: str) -> None:
+def test_another_tenants_guess_finds_no_token(tenants_tree: VllmProcessTree, path: str) -> None:
     prompt = f"{path}: {SECRET}"
     assert found(tenants_tree, path, "acme", prompt) <= 16, "no more than what begins every prompt"
     own = found(tenants_tree, path, "acme", prompt)
     assert own >= 48, "a tenant finds what is its own"
     assert found(tenants_tree, path, "beta", prompt) <= 16
-    salt = salts_of(GROUPS)["acme"]
+    salt = derive_salts(GROUPS)["acme"]
     assert found(tenants_tree, path, "beta", prompt, cache_salt=salt) == 0, "nor with that tenant's own salt"
     assert found(tenants_tree, path, "gamma", prompt) <= 16
     assert found(tenants_tree, path, "delta", prompt) == own, "tenants of a group share"

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.vllm_process_tree import Tree
-from tests.support.typed_answers import RESPONSES, TYPED, body_of, said
+from tests.e2e.vllm_process_tree import VllmProcessTree
+from tests.support.typed_answers import RESPONSES, TYPED_PATHS, typed_body, typed_text
 
 pytestmark = pytest.mark.vllm
 
@@ -27,7 +27,7 @@ def body(prompt: str, *, model: str = "llama", **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 48, **more}
 
 
-def ask(tree: Tree, request: dict[str, Any]) -> httpx.Response:
+def ask(tree: VllmProcessTree, request: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{tree.url}/v1/chat/completions", json=request, timeout=120)
 
 
@@ -59,7 +59,7 @@ def text(response: httpx.Response) -> str:
     ],
 )
 def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_then_comes_from_redis(
-    tree: Tree, prompt: str, model: str, task: str, engine: str
+    tree: VllmProcessTree, prompt: str, model: str, task: str, engine: str
 ) -> None:
     request = body(f"{prompt} ({model}, please)", model=model)
     first = ask(tree, request)
@@ -73,7 +73,7 @@ def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_then_comes_from_r
     assert text(first)
 
 
-def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: Tree) -> None:
+def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: VllmProcessTree) -> None:
     streamed = ask(tree, body(CHAT, seed=1, stream=True, stream_options={"include_usage": True}))
     assert streamed.headers["x-cache"] == "MISS"
     chunks = events(streamed)
@@ -84,7 +84,7 @@ def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: Tree) -
     assert plain.json()["usage"] == chunks[-1]["usage"]
 
 
-def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: Tree) -> None:
+def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: VllmProcessTree) -> None:
     plain = ask(tree, body(CODE, seed=2))
     assert plain.headers["x-cache"] == "MISS"
     streamed = ask(tree, body(CODE, seed=2, stream=True))
@@ -94,20 +94,22 @@ def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: Tree) -
     assert all("usage" not in chunk for chunk in chunks)
 
 
-@pytest.mark.parametrize("path", TYPED)
+@pytest.mark.parametrize("path", TYPED_PATHS)
 @pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
-def test_responses_and_messages_serve_both_forms_whichever_they_came_in(tree: Tree, path: str, first: bool) -> None:
+def test_responses_and_messages_serve_both_forms_whichever_they_came_in(
+    tree: VllmProcessTree, path: str, first: bool
+) -> None:
     limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 32}
     answers = [
-        httpx.post(f"{tree.url}{path}", json=body_of(path, f"{CHAT} {first}", stream=stream, **limit), timeout=120)
+        httpx.post(f"{tree.url}{path}", json=typed_body(path, f"{CHAT} {first}", stream=stream, **limit), timeout=120)
         for stream in (first, not first, first)
     ]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT", "HIT"]
-    assert said(answers[0]) == said(answers[1]) != ""
+    assert typed_text(answers[0]) == typed_text(answers[1]) != ""
     assert answers[0].content == answers[2].content
 
 
-def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: Tree) -> None:
+def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: VllmProcessTree) -> None:
     key = ask(tree, body(CHAT, seed=3)).headers["x-cache-key"]
     assert key in tree.redis("--scan", "--pattern", "rh:1:default:*")
     fields = tree.redis("HGETALL", key)
@@ -119,7 +121,7 @@ def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: Tree) ->
     assert day < int(tree.redis("TTL", key)[0]) <= day + stale
 
 
-def test_openai_python_streams_through_the_router(tree: Tree) -> None:
+def test_openai_python_streams_through_the_router(tree: VllmProcessTree) -> None:
     with openai.OpenAI(base_url=f"{tree.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         stream = client.chat.completions.create(
             model="auto", messages=[{"role": "user", "content": CHAT}], max_tokens=24, stream=True
@@ -129,7 +131,7 @@ def test_openai_python_streams_through_the_router(tree: Tree) -> None:
     assert "".join(pieces)
 
 
-def test_completions_are_routed_and_cached_too(tree: Tree) -> None:
+def test_completions_are_routed_and_cached_too(tree: VllmProcessTree) -> None:
     request = {"model": "llama", "prompt": "def reverse(text):\n", "max_tokens": 16, "temperature": 0}
     url = f"{tree.url}/v1/completions"
     first, second = (httpx.post(url, json=request, timeout=120) for _ in range(2))
@@ -138,7 +140,7 @@ def test_completions_are_routed_and_cached_too(tree: Tree) -> None:
     assert second.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
 
 
-def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: Tree) -> None:
+def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: VllmProcessTree) -> None:
     refused = ask(tree, body(CHAT, max_tokens=10**6))
     assert refused.status_code == 400
     assert "max_tokens" in refused.json()["error"]["message"]
@@ -146,7 +148,7 @@ def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: Tree) -> N
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_draft_of_each_engine_guesses_some_tokens_right(tree: Tree, engine: str) -> None:
+def test_the_draft_of_each_engine_guesses_some_tokens_right(tree: VllmProcessTree, engine: str) -> None:
     model = "mistral" if engine == "mistral" else "llama"
     prompt = CODE if engine == "llama-code" else CHAT
     assert ask(tree, body(prompt, model=model, seed=4, max_tokens=64)).headers["x-engine"] == engine
@@ -154,7 +156,7 @@ def test_the_draft_of_each_engine_guesses_some_tokens_right(tree: Tree, engine: 
     assert tree.metric(engine, "vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_the_router_shows_its_engines_and_their_speculation(tree: Tree) -> None:
+def test_the_router_shows_its_engines_and_their_speculation(tree: VllmProcessTree) -> None:
     health = httpx.get(f"{tree.url}/healthz").json()
     assert health["status"] == "healthy"
     assert set(health["engines"]) == set(ENGINES)
@@ -173,7 +175,9 @@ def frames(response: httpx.Response) -> Iterator[str]:
     assert rest == ""
 
 
-def test_an_engine_killed_in_mid_stream_leaves_an_error_and_nothing_stored_and_the_others_serve(tree: Tree) -> None:
+def test_an_engine_killed_in_mid_stream_leaves_an_error_and_nothing_stored_and_the_others_serve(
+    tree: VllmProcessTree,
+) -> None:
     request = body("Go on for as long as you can.", max_tokens=3000, ignore_eos=True, stream=True)
     seen = []
     with httpx.stream("POST", f"{tree.url}/v1/chat/completions", json=request, timeout=120) as response:

@@ -17,10 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.paths import ROOT
 
 CONFIGURATION = ROOT / "engines" / "tiny" / "roundhouse.toml"
-START = 900  # seconds; three engines on two cores take minutes
+START_TIMEOUT = 900  # seconds; three engines on two cores take minutes
 
 
-class Tree:
+class VllmProcessTree:
     """A running `roundhouse up`."""
 
     def __init__(self, url: str, redis_socket: Path, ports: dict[str, int]) -> None:
@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Tree]:
+def running_tree(folder: Path, text: str, ports: dict[str, int]) -> Iterator[VllmProcessTree]:
     """`roundhouse up` with real engines on a configuration, which has no [router] yet, until it is left."""
     router = free_port()
     config = folder / "roundhouse.toml"
@@ -77,28 +77,30 @@ def started(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Tree]:
     with log.open("wb") as output:
         process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
-        yield ready(process, log, router, ports, folder)
+        yield wait_until_ready(process, log, router, ports, folder)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
 
 
-def ready(process: "subprocess.Popen[bytes]", log: Path, router: int, ports: dict[str, int], folder: Path) -> Tree:
+def wait_until_ready(
+    process: "subprocess.Popen[bytes]", log: Path, router: int, ports: dict[str, int], folder: Path
+) -> VllmProcessTree:
     """The tree, once its banner is out."""
     url = f"http://127.0.0.1:{router}"
-    for _ in range(START):
+    for _ in range(START_TIMEOUT):
         said = log.read_text()
         if "stop: Ctrl-C" in said:
             socket_path = re.search(r"redis-cli -s (\S+)", said)
             assert socket_path is not None
-            return Tree(url, Path(socket_path[1]), ports)
+            return VllmProcessTree(url, Path(socket_path[1]), ports)
         try:
             process.wait(1)
         except subprocess.TimeoutExpired:
             continue
         break
-    pytest.fail(f"`roundhouse up` did not come up:\n{log.read_text()}\n{logs_of(folder)}")
+    pytest.fail(f"`roundhouse up` did not come up:\n{log.read_text()}\n{read_logs(folder)}")
 
 
-def logs_of(folder: Path) -> str:
+def read_logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in folder.glob("state/logs/*.log"))

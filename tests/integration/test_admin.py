@@ -7,12 +7,12 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.core.cache.redis_keys import claim_of
-from tests.support.entry_factory import entry, key, store
-from tests.support.purge_log import NO_REPLICAS, recorded
+from router.core.cache.redis_keys import claim_key
+from tests.support.entry_factory import entry_key, make_entry, store_entry
+from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
-from tests.support.sse_answers import DONE, said
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, chat_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,16 +22,16 @@ REST = (
     f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"acme-key")}"]\n'
 )
 PAGES = [
-    ("GET", "/admin/cache/stats"), ("GET", "/admin/cache/entries"), ("GET", f"/admin/cache/entries/{key()}"),
-    ("DELETE", f"/admin/cache/entries/{key()}"), ("POST", "/admin/cache/purge"), ("POST", "/admin/cache/explain"),
+    ("GET", "/admin/cache/stats"), ("GET", "/admin/cache/entries"), ("GET", f"/admin/cache/entries/{entry_key()}"),
+    ("DELETE", f"/admin/cache/entries/{entry_key()}"), ("POST", "/admin/cache/purge"), ("POST", "/admin/cache/explain"),
     ("GET", "/admin"), ("GET", "/admin/nothing/here"), ("POST", "/admin/cache/stats"),
 ]  # fmt: skip
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def guarded(redis_server: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
+async def guarded(redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter) -> RouterServer:
     """A router with tenants' keys and administrators' keys."""
-    return await make_router(configuration(redis_server.url, engines.table(), rest=REST))
+    return await make_router(router_config(redis_server.url, engines.as_config(), rest=REST))
 
 
 async def get(router: RouterServer, path: str, **query: Any) -> Any:
@@ -63,12 +63,12 @@ async def test_without_an_admin_key_in_the_configuration_everything_is_closed(
 async def test_nobody_comes_in_without_an_administrators_key(
     guarded: RouterServer, client: Any, method: str, path: str
 ) -> None:
-    await store(client, key())
+    await store_entry(client, entry_key())
     for headers in ({}, {"authorization": "Bearer acme-key"}, {"authorization": f"Bearer {hash_key(b'admin-key')}"}):
         answer = await guarded.http.request(method, path, headers=headers, content=b'{"all": true}')
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert await client.exists(key())
+    assert await client.exists(entry_key())
 
 
 async def test_any_of_the_keys_opens_and_no_tenant_is_asked_for(guarded: RouterServer) -> None:
@@ -107,15 +107,15 @@ async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(gu
 async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(guarded: RouterServer) -> None:
     sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
     shown = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
-    assert (shown["text"], shown["problem"]) == (said(sent), None)
+    assert (shown["text"], shown["problem"]) == (chat_text(sent), None)
     assert shown["stream"]["bytes"] == len(shown["fields"]["stream"])
     assert shown["stream"]["lossless"]
-    usage_event = shown["stream"]["events"] - len(sent.content.removesuffix(DONE))
+    usage_event = shown["stream"]["events"] - len(sent.content.removesuffix(DONE_FRAME))
     assert 0 < usage_event < 500, "the client did not ask for it"
 
 
 async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client: Any) -> None:
-    wanted = [await store(client, key(number)) for number in range(5)]
+    wanted = [await store_entry(client, entry_key(number)) for number in range(5)]
     first = await get(guarded, "entries", limit=3)
     second = await get(guarded, "entries", limit=3, cursor=first["cursor"])
     assert [e["key"] for e in first["entries"] + second["entries"]] == wanted
@@ -136,21 +136,21 @@ async def test_a_listing_that_cannot_be_meant_is_refused(guarded: RouterServer, 
 
 
 async def test_a_bad_entry_can_be_found_shown_and_deleted_by_itself(guarded: RouterServer, client: Any) -> None:
-    await store(client, key(1))
-    await client.hset(key(2), mapping={"body": b"\xff", "created": "x"})
+    await store_entry(client, entry_key(1))
+    await client.hset(entry_key(2), mapping={"body": b"\xff", "created": "x"})
     assert len((await get(guarded, "entries"))["entries"]) == 2
-    assert (await get(guarded, f"entries/{key(2)}"))["problem"] is not None
-    answer = await guarded.http.delete(f"/admin/cache/entries/{key(2)}", headers=ADMIN)
+    assert (await get(guarded, f"entries/{entry_key(2)}"))["problem"] is not None
+    answer = await guarded.http.delete(f"/admin/cache/entries/{entry_key(2)}", headers=ADMIN)
     assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
-    assert await client.exists(key(1))
-    assert not await client.exists(key(2))
+    assert await client.exists(entry_key(1))
+    assert not await client.exists(entry_key(2))
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_an_entry_that_is_not_there_is_404_and_a_key_that_is_none_400(guarded: RouterServer, method: str) -> None:
-    answer = await guarded.http.request(method, f"/admin/cache/entries/{key()}", headers=ADMIN)
+    answer = await guarded.http.request(method, f"/admin/cache/entries/{entry_key()}", headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_entry")
-    for wrong in ("foreign", "rh:1:purge", key() + "%0A", "*"):
+    for wrong in ("foreign", "rh:1:purge", entry_key() + "%0A", "*"):
         answer = await guarded.http.request(method, f"/admin/cache/entries/{wrong}", headers=ADMIN)
         assert answer.status_code == 400, wrong
 
@@ -168,15 +168,15 @@ async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
 
 
 async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterServer, client: Any) -> None:
-    await store(client, key(rag="b" * 16), entry(documents=("handbook",)))
-    await client.set(claim_of(key()), "flight")
+    await store_entry(client, entry_key(rag="b" * 16), make_entry(documents=("handbook",)))
+    await client.set(claim_key(entry_key()), "flight")
     assert await post(guarded, "purge", {"document": "handbook"}) == {
         "entries": 1,
         "claims": 0,
         "replicas": NO_REPLICAS,
     }
     assert await post(guarded, "purge", {"all": True}) == {"entries": 0, "claims": 1, "replicas": NO_REPLICAS}
-    assert [(scope.document, scope.all) for scope in await recorded(client)] == [("handbook", False), (None, True)]
+    assert [(scope.document, scope.all) for scope in await logged_scopes(client)] == [("handbook", False), (None, True)]
 
 
 async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
@@ -192,11 +192,11 @@ async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
 async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
     guarded: RouterServer, client: Any, body: bytes
 ) -> None:
-    await store(client, key())
+    await store_entry(client, entry_key())
     answer = await guarded.http.post("/admin/cache/purge", content=body, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_purge")
-    assert await client.exists(key())
-    assert not await recorded(client)
+    assert await client.exists(entry_key())
+    assert not await logged_scopes(client)
 
 
 @pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("explain", (4 << 20) + 4096)])
@@ -245,15 +245,15 @@ async def test_a_model_that_there_is_not_is_404_as_it_would_be(guarded: RouterSe
 
 
 async def test_without_redis_it_is_503_with_retry_after(
-    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+    own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
-    router = await make_router(configuration(own_redis.url, engines.table(), rest=REST))
+    router = await make_router(router_config(own_redis.url, engines.as_config(), rest=REST))
     own_redis.kill()
     explained = {"tenant": "acme", "body": chat_body("Hi")}
     for method, path, body in (
-        ("GET", "stats", None), ("GET", "entries", None), ("GET", f"entries/{key()}", None),
-        ("DELETE", f"entries/{key()}", None), ("POST", "purge", {"all": True}), ("POST", "explain", explained),
+        ("GET", "stats", None), ("GET", "entries", None), ("GET", f"entries/{entry_key()}", None),
+        ("DELETE", f"entries/{entry_key()}", None), ("POST", "purge", {"all": True}), ("POST", "explain", explained),
     ):  # fmt: skip
         answer = await router.http.request(method, f"/admin/cache/{path}", json=body, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")

@@ -10,19 +10,19 @@ import pytest
 import pytest_asyncio
 
 from router.app import build_catalog
-from router.flow.admission import room_to_wait
+from router.flow.admission import max_queue_length
 from router.settings import parse
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, MISTRAL, MakeRouter, RouterServer, configuration, with_fallback
+from tests.support.router_server import LLAMA, MISTRAL, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
 TENANTS = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "beta"\n'
 ACME, BETA = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
 QUEUED = 'llm_requests_queued{model="llama"}'
@@ -58,7 +58,7 @@ class Setting:
 
     def finish(self, answers: int = 1) -> None:
         for _ in range(answers):
-            self.engine.go.release()
+            self.engine.chunk_permits.release()
 
 
 def prompt_of(body: bytes) -> str:
@@ -77,7 +77,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
             await engine.start()
             stack.push_async_callback(engine.stop)
             table = {"scripted": ("llama", "any", engine.url)}
-            text = bounded(configuration(redis_server.url, table, rest=rest, cache=cache), places)
+            text = bounded(router_config(redis_server.url, table, rest=rest, cache=cache), places)
             return Setting(await make_router(text), engine)
 
         yield make
@@ -97,14 +97,14 @@ async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_i
     for done in range(1, 7):
         assert await here.begun(min(6, done + 1)) == [f"{number}?" for number in range(min(6, done + 1))]
         here.finish()
-    assert [said(await answer) for answer in asked] == ["one two"] * 6
+    assert [chat_text(await answer) for answer in asked] == ["one two"] * 6
     await here.queued(0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_json_and_streams_wait_alike(redis_server: RedisServer, make_router: MakeRouter, stream: bool) -> None:
     async with SimulatedEngine(LLAMA, tokens_per_second=400) as engine:
-        text = configuration(redis_server.url, {"one": ("llama", "any", engine.url)})
+        text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)})
         router = await make_router(bounded(text, 3))
         answers = await asyncio.gather(*(router.chat(f"{n}?", stream=stream) for n in range(12)))
         assert [answer.status_code for answer in answers] == [200] * 12
@@ -117,9 +117,9 @@ async def test_an_engine_with_room_is_asked_before_anybody_waits(
 ) -> None:
     async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
         table = {"llama-chat": ("llama", "chat", chat.url), "llama-code": ("llama", "code", code.url)}
-        router = await make_router(bounded(configuration(redis_server.url, table), 1))
-        await chat.faults({"fault": "stall", "after": 3})
-        async with streaming(router, "The sea?") as first:
+        router = await make_router(bounded(router_config(redis_server.url, table), 1))
+        await chat.set_faults({"fault": "stall", "after": 3})
+        async with open_stream(router, "The sea?") as first:
             assert first.headers["x-engine"] == "llama-chat"
             answer = await router.chat("The land?")
             assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
@@ -130,15 +130,15 @@ async def test_whoever_waits_takes_over_at_whichever_engine_has_room_first(
 ) -> None:
     async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
         table = {"llama-chat": ("llama", "chat", chat.url), "llama-code": ("llama", "code", code.url)}
-        router = await make_router(bounded(configuration(redis_server.url, table), 1))
+        router = await make_router(bounded(router_config(redis_server.url, table), 1))
         for engine in (chat, code):
-            await engine.faults({"fault": "stall", "after": 3, "match": "hold"})
+            await engine.set_faults({"fault": "stall", "after": 3, "match": "hold"})
 
         async def one_waits() -> bool:
             return (await router.metrics())[QUEUED] == 1
 
-        async with streaming(router, "hold 1"):
-            async with streaming(router, "hold 2") as second:
+        async with open_stream(router, "hold 1"):
+            async with open_stream(router, "hold 2") as second:
                 assert second.headers["x-engine"] == "llama-code"
                 waiting = asyncio.ensure_future(router.chat("The sea?"))
                 await eventually(one_waits)
@@ -166,9 +166,9 @@ async def test_an_engine_that_fails_leaves_its_place_to_the_next(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA, ttft_ms=50) as engine:
-        text = configuration(redis_server.url, {"one": ("llama", "any", engine.url)})
+        text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)})
         router = await make_router(bounded(text, 1))
-        await engine.faults({"fault": "status", "code": 500, "times": 2}, {"fault": "drop", "after": 2, "times": 1})
+        await engine.set_faults({"fault": "status", "code": 500, "times": 2}, {"fault": "drop", "after": 2, "times": 1})
         asked = [router.chat(f"{n}?", stream=n % 2 == 0) for n in range(8)]
         answers = await asyncio.gather(*asked)
         assert {answer.status_code for answer in answers} <= {200, 502}
@@ -182,10 +182,10 @@ async def test_where_a_model_has_no_room_in_time_the_one_that_stands_in_for_it_a
 ) -> None:
     async with SimulatedEngine(LLAMA) as llama, SimulatedEngine(MISTRAL) as mistral:
         table = {"one": ("llama", "any", llama.url), "other": ("mistral", "any", mistral.url)}
-        text = bounded(configuration(redis_server.url, table, rest='[timeouts]\nqueue = "100ms"'), 1)
+        text = bounded(router_config(redis_server.url, table, rest='[timeouts]\nqueue = "100ms"'), 1)
         router = await make_router(with_fallback(text))
-        await llama.faults({"fault": "stall", "after": 3})
-        async with streaming(router, "first"):
+        await llama.set_faults({"fault": "stall", "after": 3})
+        async with open_stream(router, "first"):
             answer = await router.chat("second")
             assert (answer.status_code, answer.headers["x-fallback"]) == (200, "mistral")
         assert (await router.metrics())[QUEUED] == 0
@@ -197,8 +197,8 @@ async def test_nobody_waits_for_an_engine_whose_breaker_is_open(
     async with SimulatedEngine(LLAMA) as engine:
         table = {"one": ("llama", "any", engine.url)}
         rest = '[breaker]\nfailures = 1\ncooldown = "1h"'
-        router = await make_router(bounded(configuration(redis_server.url, table, rest=rest), 1))
-        await engine.faults({"fault": "stall", "after": 3, "match": "hold"}, {"fault": "status", "code": 500})
+        router = await make_router(bounded(router_config(redis_server.url, table, rest=rest), 1))
+        await engine.set_faults({"fault": "stall", "after": 3, "match": "hold"}, {"fault": "status", "code": 500})
         assert (await router.chat("fails")).status_code >= 500
         for stream in (False, True):
             answer = await router.chat("comes too late", stream=stream)
@@ -221,13 +221,13 @@ async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
     await here.queued(1)
     for stream in (False, True):
         assert (await here.router.chat("known", stream=stream)).headers["x-cache"] == "HIT"
-    async with streaming(here.router, "in flight") as follower:
+    async with open_stream(here.router, "in flight") as follower:
         assert follower.headers["x-cache"] == "COALESCED"
-        await follower.until("one")
+        await follower.read_until_text("one")
         followers = [here.ask("waits") for _ in range(5)]
         await here.queued(1)  # one flight, however many it is for
         here.finish(2)
-        await follower.to_the_end()
+        await follower.read_to_end()
     assert {(await answer).status_code for answer in (leading, waiting, *followers)} == {200}
     assert await here.begun(3) == ["known", "in flight", "waits"]
 
@@ -249,7 +249,7 @@ async def test_who_waits_for_too_long_is_told_so(setting: MakeSetting, stream: b
     await here.queued(0)
     assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_timeout"}'] == 1
     here.finish()
-    assert said(await first) == "one two"
+    assert chat_text(await first) == "one two"
     assert len(here.engine.bodies) == 1, "the engine was never asked"
 
 
@@ -257,8 +257,8 @@ async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> 
     here = await setting()
     asked = [here.ask("first")]
     await here.begun(1)
-    asked += [here.ask(f"{number}?") for number in range(room_to_wait(1))]
-    await here.queued(room_to_wait(1))
+    asked += [here.ask(f"{number}?") for number in range(max_queue_length(1))]
+    await here.queued(max_queue_length(1))
     for stream in (False, True):
         answer = await here.router.chat("one too many", stream=stream)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
@@ -276,7 +276,7 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_another(setting: MakeS
     here = await setting(rest=TENANTS)
     asked = [here.ask("first", headers=ACME)]
     await here.begun(1)
-    for number in range(room_to_wait(1)):
+    for number in range(max_queue_length(1)):
         asked.append(here.ask(f"a{number}?", headers=ACME))
         await here.queued(number + 1)
     waiting = here.ask("b?", headers=BETA)
@@ -306,7 +306,7 @@ async def test_who_leaves_while_it_waits_has_left_the_queue_and_costs_no_engine_
     leaving.cancel()
     await here.queued(1)
     here.finish(2)
-    assert [said(await answer) for answer in (first, after)] == ["one two"] * 2
+    assert [chat_text(await answer) for answer in (first, after)] == ["one two"] * 2
     assert await here.begun(2) == ["first", "stays"]
 
 
@@ -321,7 +321,7 @@ async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setti
     await here.queued(2)  # by then, the one before is there too
     leads.cancel()
     here.finish(3)
-    assert [said(await answer) for answer in (first, follows, another)] == ["one two"] * 3
+    assert [chat_text(await answer) for answer in (first, follows, another)] == ["one two"] * 3
     assert await here.begun(3) == ["first", "wanted by two", "another"]
 
 
@@ -329,14 +329,14 @@ async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setti
 
 
 async def test_the_bound_is_shared_out_among_the_workers_and_each_may_do_something() -> None:
-    text = configuration("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
+    text = router_config("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
     for places, each in ((16, 4), (7, 1), (2, 1)):
         (engine,) = build_catalog(parse(bounded(text, places), {})).engines.values()
         assert engine.max_in_flight == each
     (free,) = build_catalog(parse(text, {})).engines.values()
     assert free.max_in_flight is None
-    assert free.has_room
+    assert free.has_free_slot
 
 
 async def test_the_queue_is_as_long_as_there_are_places_within_reason() -> None:
-    assert [room_to_wait(places) for places in (1, 8, 64, 10_000)] == [16, 32, 256, 1024]
+    assert [max_queue_length(places) for places in (1, 8, 64, 10_000)] == [16, 32, 256, 1024]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from router.settings import ConfigurationError, Settings, parse
-from tests.support.raw_http import CHAT_HEAD, CRLF, connect, request
-from tests.support.router_server import Engines, RouterServer, ScriptedRouter, chat_body
-from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.raw_http import CHAT_HEAD, CRLF, connect, http_request
+from tests.support.router_server import EngineSet, RouterServer, ScriptedRouter, chat_body
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -18,25 +18,25 @@ SMALL = 'max_body = "1MiB"\nmax_bodies = "1MiB"'
 
 
 def large(prompt: str, size: int = 600_000, **fields: Any) -> bytes:
-    return request(chat_body(prompt, padding="x" * size, **fields))
+    return http_request(chat_body(prompt, padding="x" * size, **fields))
 
 
 def held(router: RouterServer) -> int:
-    return router.application._lasting.bodies.held
+    return router.application._process_state.body_budget.allocated
 
 
 async def test_a_process_holds_so_many_bytes_of_bodies_and_refuses_more_until_they_are_needed_no_longer(
     scripted: ScriptedRouter,
 ) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), hold=True, router=SMALL)
+    router, engine = await scripted(ROLE_FRAME, chat_frame(content="a"), hold=True, router=SMALL)
     async with connect(router.port) as second:
         async with connect(router.port) as first:
             first.write(large("one", stream=True))
             await eventually(lambda: len(engine.bodies) == 1)
             assert 600_000 < held(router) < 601_000
             second.write(large("two"))
-            answer = await second.answer()
-            assert (answer.status, answer.code) == (503, "bodies_full")
+            answer = await second.read_response()
+            assert (answer.status, answer.error_code) == (503, "bodies_full")
             assert b"\r\nretry-after: 1\r\n" in answer.head
             assert (await router.metrics())['llm_requests_rejected_total{reason="bodies_full"}'] == 1
             assert len(engine.bodies) == 1
@@ -46,33 +46,37 @@ async def test_a_process_holds_so_many_bytes_of_bodies_and_refuses_more_until_th
 
 
 async def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_too_much(scripted: ScriptedRouter) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), hold=True, router=SMALL)
+    router, engine = await scripted(ROLE_FRAME, chat_frame(content="a"), hold=True, router=SMALL)
     async with connect(router.port) as first, connect(router.port) as second:
         first.write(large("one", stream=True))
         await eventually(lambda: len(engine.bodies) == 1)
         second.write(CHAT_HEAD, b"transfer-encoding: chunked", CRLF, CRLF)
         for _ in range(10):
             second.write(b"%x\r\n%b\r\n" % (60_000, b"x" * 60_000))
-        answer = await second.answer()
-        assert (answer.status, answer.code) == (503, "bodies_full")
+        answer = await second.read_response()
+        assert (answer.status, answer.error_code) == (503, "bodies_full")
 
 
 async def test_a_generation_that_outlives_its_client_keeps_its_body(scripted: ScriptedRouter) -> None:
     router, engine = await scripted(
-        ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE, paced=True, cache='on_abandon = "finish"'
+        ROLE_FRAME,
+        chat_frame(content="a"),
+        chat_frame(content="", finish="stop") + DONE_FRAME,
+        paced=True,
+        cache='on_abandon = "finish"',
     )
     async with connect(router.port) as connection:
         connection.write(large("one", stream=True))
         await eventually(lambda: len(engine.bodies) == 1)
-    await eventually(lambda: router.application._site.requests == 0)
+    await eventually(lambda: router.application._runtime.active_requests == 0)
     assert held(router) > 600_000
-    engine.go.release()
-    engine.go.release()
+    engine.chunk_permits.release()
+    engine.chunk_permits.release()
     await eventually(lambda: held(router) == 0)
 
 
 async def test_whatever_becomes_of_a_request_nothing_of_its_body_stays_held(
-    router: RouterServer, engines: Engines
+    router: RouterServer, engines: EngineSet
 ) -> None:
     body = chat_body("The sea?", padding="x" * 100_000)
     for answer in (

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.probe_helpers import has_measured
+from tests.support.probe_helpers import wait_for_kv_usage
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -19,14 +19,14 @@ PATIENT = '[breaker]\nfailures = 3\ncooldown = "1h"'
 HASTY = '[breaker]\nfailures = 3\ncooldown = "200ms"'
 
 
-def two_llamas(redis_url: str, engines: Engines, rest: str) -> str:
+def two_llamas(redis_url: str, engines: EngineSet, rest: str) -> str:
     """`first` is asked first, as long as it may be."""
     first, second = ("llama", "chat", engines.chat.url), ("llama", "any", engines.code.url)
-    return configuration(redis_url, {"first": first, "second": second}, rest=rest)
+    return router_config(redis_url, {"first": first, "second": second}, rest=rest)
 
 
-def one_llama(redis_url: str, engines: Engines, rest: str) -> str:
-    return configuration(redis_url, {"first": ("llama", "chat", engines.chat.url)}, rest=rest)
+def one_llama(redis_url: str, engines: EngineSet, rest: str) -> str:
+    return router_config(redis_url, {"first": ("llama", "chat", engines.chat.url)}, rest=rest)
 
 
 async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
@@ -58,7 +58,7 @@ async def becomes(wanted: str, *routers: RouterServer) -> None:
     await eventually(are_all)
 
 
-async def received(engines: Engines) -> int:
+async def received(engines: EngineSet) -> int:
     return int((await engines.chat.stats())["received"])
 
 
@@ -66,11 +66,11 @@ async def received(engines: Engines) -> int:
 
 
 async def test_what_one_router_finds_out_keeps_all_from_asking_that_engine(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(redis_server.url, engines, PATIENT)
     one, other = await make_router(text), await make_router(text)
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     for _ in range(3):
         assert (await ask(one)).headers["x-engine"] == "second"
     await becomes("open", one, other)
@@ -83,15 +83,15 @@ async def test_what_one_router_finds_out_keeps_all_from_asking_that_engine(
 
 
 async def test_of_a_half_open_breaker_one_request_of_all_routers_is_the_probe_and_closes_it_for_all(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(redis_server.url, engines, HASTY)
     one, other = await make_router(text), await make_router(text)
-    await engines.chat.faults({**FAILS, "times": 3})
+    await engines.chat.set_faults({**FAILS, "times": 3})
     for _ in range(3):
         await ask(one)
     await becomes("half-open", one, other)
-    await engines.chat.faults({"fault": "ttft", "ms": 500, "times": 1})
+    await engines.chat.set_faults({"fault": "ttft", "ms": 500, "times": 1})
     before = await received(engines)
     answers = await asyncio.gather(*(ask(router, f"{n}?") for router in (one, other) for n in range(10)))
     assert [answer.status_code for answer in answers] == [200] * 20
@@ -102,10 +102,10 @@ async def test_of_a_half_open_breaker_one_request_of_all_routers_is_the_probe_an
 
 
 async def test_a_probe_that_fails_opens_it_again_and_nobody_notices(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, HASTY))
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     before = await received(engines)
     for count in range(3):
         assert (await ask(router)).headers["x-engine"] == "second"
@@ -117,11 +117,11 @@ async def test_a_probe_that_fails_opens_it_again_and_nobody_notices(
 
 
 async def test_while_redis_is_away_each_router_has_its_own(
-    own_redis: RedisServer, make_router: MakeRouter, engines: Engines
+    own_redis: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(own_redis.url, engines, HASTY)
     one, other = await make_router(text), await make_router(text)
-    await engines.chat.faults({**FAILS, "times": 3})
+    await engines.chat.set_faults({**FAILS, "times": 3})
     for _ in range(3):
         assert (await ask(one)).headers["x-engine"] == "second"
     assert await state(other) == "closed"
@@ -135,17 +135,17 @@ async def test_while_redis_is_away_each_router_has_its_own(
 
 @pytest.mark.parametrize("code", [401, 404, 408, 429])
 async def test_4xx_opens_no_breaker(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, code: int
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, code: int
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
-    await engines.chat.faults({"fault": "status", "code": code})
+    await engines.chat.set_faults({"fault": "status", "code": code})
     for _ in range(4):
         assert (await ask(router)).status_code == {404: 404, 429: 503}.get(code, 502)
     assert await state(router) == "closed"
 
 
 async def test_a_client_whose_requests_are_refused_opens_no_breaker(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
     for stream in (False, True) * 3:
@@ -154,10 +154,10 @@ async def test_a_client_whose_requests_are_refused_opens_no_breaker(
 
 
 async def test_an_engine_that_says_when_to_come_back_is_busy_and_not_broken(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
-    await engines.chat.faults({"fault": "status", "code": 503, "retry_after": "30", "times": 1})
+    await engines.chat.set_faults({"fault": "status", "code": 503, "retry_after": "30", "times": 1})
     before = await received(engines)
     for _ in range(4):
         assert (await ask(router)).headers["x-engine"] == "second"
@@ -166,10 +166,10 @@ async def test_an_engine_that_says_when_to_come_back_is_busy_and_not_broken(
 
 
 async def test_the_time_that_engines_ask_for_is_told_to_the_client(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
-    await engines.chat.faults({"fault": "status", "code": 429, "retry_after": "7"})
+    await engines.chat.set_faults({"fault": "status", "code": 429, "retry_after": "7"})
     before = await received(engines)
     answer = await ask(router)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "7")
@@ -177,7 +177,7 @@ async def test_the_time_that_engines_ask_for_is_told_to_the_client(
 
 
 async def test_clients_that_leave_open_no_breaker(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
     for n in range(4):
@@ -192,10 +192,10 @@ async def test_clients_that_leave_open_no_breaker(
 
 
 async def test_streams_that_break_after_their_first_token_open_it(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
-    await engines.chat.faults({"fault": "drop", "after": 3})
+    await engines.chat.set_faults({"fault": "drop", "after": 3})
     for _ in range(3):
         assert (await ask(router, stream=True)).headers["x-engine"] == "first"
     assert await state(router) == "open"
@@ -205,11 +205,11 @@ async def test_streams_that_break_after_their_first_token_open_it(
 
 
 async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_first_is_half_open(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     rest = PATIENT.replace("1h", "40s")
     router = await make_router(one_llama(redis_server.url, engines, rest))
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     assert (await ask(router)).status_code == 502, "three attempts, which open it"
     before = await received(engines)
     answer = await ask(router)
@@ -224,28 +224,28 @@ async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_
 
 
 async def test_a_full_kv_cache_shuts_an_engine_until_it_has_emptied_below_the_lower_mark(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, ""))
     assert (await ask(router)).headers["x-engine"] == "first"
-    await engines.chat.faults({"fault": "kv", "usage": 0.88})
+    await engines.chat.set_faults({"fault": "kv", "usage": 0.88})
     await becomes("open", router)
     assert (await ask(router)).headers["x-engine"] == "second"
-    await engines.chat.faults({"fault": "kv", "usage": 0.79})
-    await has_measured(router, 0.79, "first")
+    await engines.chat.set_faults({"fault": "kv", "usage": 0.79})
+    await wait_for_kv_usage(router, 0.79, "first")
     assert await state(router) == "open"
-    await engines.chat.faults({"fault": "kv", "usage": 0.78})
+    await engines.chat.set_faults({"fault": "kv", "usage": 0.78})
     await becomes("closed", router)
-    await engines.chat.faults({"fault": "kv", "usage": 0.87})
-    await has_measured(router, 0.87, "first")
+    await engines.chat.set_faults({"fault": "kv", "usage": 0.87})
+    await wait_for_kv_usage(router, 0.87, "first")
     assert await state(router) == "closed"
     assert (await ask(router)).headers["x-engine"] == "first"
 
 
 async def test_a_metric_that_is_not_there_opens_no_breaker(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    await engines.chat.faults({"fault": "kv", "metric": "missing"})
+    await engines.chat.set_faults({"fault": "kv", "metric": "missing"})
     router = await make_router(one_llama(redis_server.url, engines, ""))
     assert await state(router) == "closed"
     assert (await ask(router)).status_code == 200

@@ -5,33 +5,33 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.probe_helpers import has_measured
+from tests.support.probe_helpers import wait_for_kv_usage
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration, with_fallback
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.time_travel import A_DAY, aged
+from tests.support.time_travel import DAY, backdate_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def four_llamas(redis_url: str, engines: Engines) -> str:
+def four_llamas(redis_url: str, engines: EngineSet) -> str:
     """`one` and `two` are the same engine, and so are `three` and `four`."""
     chat, code = engines.chat.url, engines.code.url
     urls = {"one": chat, "two": chat, "three": code, "four": code}
     table = {name: ("llama", "any", url) for name, url in urls.items()}
-    return with_fallback(configuration(redis_url, {**table, "mistral": ("mistral", "any", engines.mistral.url)}))
+    return with_fallback(router_config(redis_url, {**table, "mistral": ("mistral", "any", engines.mistral.url)}))
 
 
 async def fills(router: RouterServer, simulated: SimulatedEngine, usage: float, *names: str) -> None:
-    await simulated.faults({"fault": "kv", "usage": usage})
-    await has_measured(router, usage, *names)
+    await simulated.set_faults({"fault": "kv", "usage": usage})
+    await wait_for_kv_usage(router, usage, *names)
 
 
 async def outlived(router: RouterServer, redis: Any) -> None:
     """There is an answer that has outlived its time."""
     first = await router.chat("The sea?")
     assert first.headers["x-cache"] == "MISS"
-    await aged(redis, first.headers["x-cache-key"], A_DAY + 10)
+    await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)
 
 
 def given(answer: httpx.Response) -> tuple[str, str | None]:
@@ -39,7 +39,7 @@ def given(answer: httpx.Response) -> tuple[str, str | None]:
 
 
 async def test_new_work_goes_to_the_fallback_first_then_old_answers_are_given_then_nothing(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(four_llamas(redis_server.url, engines))
     await outlived(router, redis)
@@ -60,15 +60,15 @@ async def test_new_work_goes_to_the_fallback_first_then_old_answers_are_given_th
 
 
 async def test_an_engine_that_is_broken_is_no_pressure_on_the_others(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    text = configuration(
+    text = router_config(
         redis_server.url,
-        {**engines.table(), "llama-code": ("llama", "code", engines.code.url)},
+        {**engines.as_config(), "llama-code": ("llama", "code", engines.code.url)},
         rest='[breaker]\nfailures = 1\ncooldown = "1h"',
     )
     router = await make_router(with_fallback(text))
-    await engines.chat.faults({"fault": "status", "code": 500})
+    await engines.chat.set_faults({"fault": "status", "code": 500})
     for n in range(3):
         answer = await router.chat(f"The sea {n}?")
         assert (answer.headers["x-engine"], "x-fallback" in answer.headers) == ("llama-code", False)

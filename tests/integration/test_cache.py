@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.entry_filter import text_name
+from router.core.cache.entry_filter import text_document_name
 from router.core.endpoints.stream_encoding import decode_stream
-from tests.support.purge_log import other_keys
-from tests.support.router_server import LLAMA_ALIAS, Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body
-from tests.support.sse_answers import DONE, ROLE, chunk, events, said
+from tests.support.purge_log import keys_except_log
+from tests.support.router_server import LLAMA_ALIAS, EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,26 +26,26 @@ async def entry_of(redis: Any, key: str) -> dict[str, str]:
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
-    router: RouterServer, engines: Engines, first: bool, second: bool
+    router: RouterServer, engines: EngineSet, first: bool, second: bool
 ) -> None:
     before = (await engines.chat.stats())["received"]
     miss, hit = await router.chat("The sea?", stream=first), await router.chat("The sea?", stream=second)
     assert (miss.headers["x-cache"], hit.headers["x-cache"]) == ("MISS", "HIT")
-    assert said(miss) == said(hit) != ""
+    assert chat_text(miss) == chat_text(hit) != ""
     if first == second:
         assert miss.content == hit.content
     if second:
-        assert hit.content.endswith(DONE)
-        assert [e["choices"][0]["finish_reason"] for e in events(hit.content)][-1] == "stop"
+        assert hit.content.endswith(DONE_FRAME)
+        assert [e["choices"][0]["finish_reason"] for e in parse_events(hit.content)][-1] == "stop"
     assert (await engines.chat.stats())["received"] == before + 1
 
 
 @pytest.mark.parametrize("first", [False, True])
-async def test_a_text_survives_byte_for_byte(router: RouterServer, engines: Engines, first: bool) -> None:
-    await engines.chat.faults({"fault": "say", "text": TEXT})
+async def test_a_text_survives_byte_for_byte(router: RouterServer, engines: EngineSet, first: bool) -> None:
+    await engines.chat.set_faults({"fault": "say", "text": TEXT})
     answers = [await router.chat("Say it", stream=stream) for stream in (first, not first)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
-    assert [said(answer) for answer in answers] == [TEXT, TEXT]
+    assert [chat_text(answer) for answer in answers] == [TEXT, TEXT]
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,18 @@ async def test_the_entry_can_be_read_at_the_key_of_the_header(router: RouterServ
     key = answer.headers["x-cache-key"]
     entry = await entry_of(redis, key)
     assert len(entry["digest"]) == 64
-    assert json.loads(entry["body"])["choices"][0]["message"]["content"] == said(answer)
+    assert json.loads(entry["body"])["choices"][0]["message"]["content"] == chat_text(answer)
     assert ("stream" in entry, entry["format"]) == (stream, "2")
     if stream:
-        events = decode_stream(entry["stream"].encode("ascii"), entry["body"].encode(), include_usage=False, end=DONE)
+        events = decode_stream(
+            entry["stream"].encode("ascii"), entry["body"].encode(), include_usage=False, end=DONE_FRAME
+        )
         assert events == answer.content
     else:
         assert entry["body"] == answer.text
-    assert said(await router.chat("The sea?", stream=not stream)) == said(answer), "it is a hit in either form"
+    assert chat_text(await router.chat("The sea?", stream=not stream)) == chat_text(answer), (
+        "it is a hit in either form"
+    )
     assert (entry["model"], entry["engine"], entry["task"]) == ("llama", "llama-chat", "chat")
     assert abs(float(entry["created"]) - time.time()) < 60
     assert int(entry["prompt_tokens"]) > 0
@@ -253,17 +257,17 @@ async def test_an_answer_over_the_limit_is_given_whole_and_counted_and_not_kept(
         answer = await router.chat("[[sim:tokens n=2000]]", stream=stream)
         assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
         assert len(answer.content) > 5 << 10
-        assert answer.content.endswith(DONE) is stream
+        assert answer.content.endswith(DONE_FRAME) is stream
     assert (await router.metrics())['llm_cache_writes_total{result="too-large"}'] == 2
-    assert not await other_keys(redis)
+    assert not await keys_except_log(redis)
 
 
 async def test_a_stream_that_cannot_be_said_in_json_still_serves_streams(scripted: ScriptedRouter) -> None:
-    odd = chunk(content="a", vendor="one") + chunk(content="b", vendor="two", finish="stop")
-    router, engine = await scripted(ROLE, odd, DONE)
+    odd = chat_frame(content="a", vendor="one") + chat_frame(content="b", vendor="two", finish="stop")
+    router, engine = await scripted(ROLE_FRAME, odd, DONE_FRAME)
     first, second = await router.chat("x", stream=True), await router.chat("x", stream=True)
     assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
-    assert first.content == second.content == ROLE + odd + DONE
+    assert first.content == second.content == ROLE_FRAME + odd + DONE_FRAME
     engine.pieces = (b'{"choices":[{"index":0,"message":{"content":"ab"},"finish_reason":"stop"}]}',)
     assert (await router.chat("x")).headers["x-cache"] == "MISS"
 
@@ -276,7 +280,7 @@ async def test_an_entry_names_the_documents_that_it_was_made_with(
     answer = await router.chat("The <context>It is wide.</context> sea?", documents=documents, stream=stream)
     key = answer.headers["x-cache-key"]
     known = json.loads(await eventually(lambda: redis.hget(key, "documents")))
-    assert known == ["kb-7", text_name("It is deep."), text_name("It is wide.")]
+    assert known == ["kb-7", text_document_name("It is deep."), text_document_name("It is wide.")]
     plain = (await router.chat("The sea?", stream=stream)).headers["x-cache-key"]
     await eventually(lambda: redis.exists(plain))
     assert not await redis.hexists(plain, "documents")

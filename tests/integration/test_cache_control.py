@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.router_server import Engines, RouterServer
-from tests.support.sse_answers import said
-from tests.support.time_travel import aged
+from tests.support.router_server import EngineSet, RouterServer
+from tests.support.sse_answers import chat_text
+from tests.support.time_travel import backdate_entry
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,14 +23,14 @@ async def asked(
     return await router.chat(PROMPT, stream=stream, headers=headers)
 
 
-async def generations(engines: Engines) -> int:
+async def generations(engines: EngineSet) -> int:
     count: int = (await engines.chat.stats())["received"]
     return count
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_store_is_neither_looked_up_nor_stored(
-    router: RouterServer, engines: Engines, redis: Any, stream: bool
+    router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
     first = await asked(router, "no-store", stream=stream)
     assert (first.headers["x-cache"], first.headers["x-cache-reason"]) == ("BYPASS", "no-store")
@@ -45,10 +45,10 @@ async def test_no_store_is_neither_looked_up_nor_stored(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_cache_asks_an_engine_and_its_answer_replaces_the_one_that_was_stored(
-    router: RouterServer, engines: Engines, redis: Any, stream: bool
+    router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
     key = (await asked(router)).headers["x-cache-key"]
-    await aged(redis, key, 100)
+    await backdate_entry(redis, key, 100)
     before = await generations(engines)
     again = await asked(router, "no-cache", stream=stream)
     assert (again.headers["x-cache"], again.headers["x-cache-reason"]) == ("BYPASS", "no-cache")
@@ -56,12 +56,12 @@ async def test_no_cache_asks_an_engine_and_its_answer_replaces_the_one_that_was_
     hit = await asked(router)
     assert hit.headers["x-cache"] == "HIT"
     assert int(hit.headers["age"]) < 50
-    assert said(hit) == said(again)
+    assert chat_text(hit) == chat_text(again)
 
 
 async def test_max_age_takes_no_answer_that_is_older(router: RouterServer, redis: Any) -> None:
     key = (await asked(router)).headers["x-cache-key"]
-    await aged(redis, key, 100)
+    await backdate_entry(redis, key, 100)
     assert (await asked(router, "max-age=200")).headers["x-cache"] == "HIT"
     fresh = await asked(router, "max-age=50")
     assert (fresh.headers["x-cache"], fresh.headers["x-cache-key"]) == ("MISS", key)
@@ -69,7 +69,7 @@ async def test_max_age_takes_no_answer_that_is_older(router: RouterServer, redis
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_only_if_cached_never_asks_an_engine(router: RouterServer, engines: Engines, stream: bool) -> None:
+async def test_only_if_cached_never_asks_an_engine(router: RouterServer, engines: EngineSet, stream: bool) -> None:
     before = await generations(engines)
     refused = await asked(router, "only-if-cached", stream=stream)
     assert (refused.status_code, refused.headers["x-cache"]) == (504, "MISS")
@@ -107,7 +107,7 @@ async def test_a_time_to_live_of_nothing_stores_nothing(router: RouterServer, re
     assert await redis.keys("rh:1:default:*") == []
 
 
-async def test_a_time_to_live_that_is_no_number_is_refused(router: RouterServer, engines: Engines) -> None:
+async def test_a_time_to_live_that_is_no_number_is_refused(router: RouterServer, engines: EngineSet) -> None:
     before = await generations(engines)
     refused = await asked(router, ttl="1h")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Cache-TTL")

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -46,7 +46,7 @@ async def pair() -> AsyncIterator[dict[str, SimulatedEngine]]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def router(redis_server: RedisServer, pair: dict[str, SimulatedEngine], make_router: MakeRouter) -> RouterServer:
-    return await make_router(configuration(redis_server.url, table(pair)))
+    return await make_router(router_config(redis_server.url, table(pair)))
 
 
 async def engine_of(router: RouterServer, system: str, question: str, **headers: str) -> str:
@@ -82,22 +82,22 @@ async def test_requests_that_come_at_once_are_spread_although_the_engines_have_n
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:
     for engine in pair.values():
-        await engine.faults({"fault": "ttft", "ms": 500, "times": 20})
+        await engine.set_faults({"fault": "ttft", "ms": 500, "times": 20})
     answers = await asyncio.gather(*(router.chat(f"Burst {number}?", max_tokens=4) for number in range(20)))
     assert sorted(Counter(answer.headers["x-engine"] for answer in answers).values())[0] >= 7
     for engine in pair.values():
-        await engine.clear()
+        await engine.clear_faults()
 
 
 async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:
     for engine in pair.values():
-        await engine.faults({"fault": "ttft", "ms": 500, "times": 40})
+        await engine.set_faults({"fault": "ttft", "ms": 500, "times": 40})
     found = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
     assert sorted(Counter(found).values())[0] >= 12
     for engine in pair.values():
-        await engine.clear()
+        await engine.clear_faults()
 
 
 async def test_the_prefix_cache_hits_more_often_than_where_requests_just_take_turns(
@@ -116,7 +116,7 @@ async def test_the_router_learns_contexts_from_the_engines_and_sends_long_prompt
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with simulated(a={"max_model_len": 1024}, b={"max_model_len": 16384}) as engines:
-        router = await make_router(configuration(redis_server.url, table(engines)))
+        router = await make_router(router_config(redis_server.url, table(engines)))
         listed = (await router.http.get("/v1/models/llama")).json()
         assert listed["max_model_len"] == 16384
         assert (await router.chat("Short?")).headers["x-engine"] == "a"
@@ -161,7 +161,7 @@ async def test_what_speculation_cannot_serve_goes_to_an_engine_without(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with simulated(a={"draft": "d"}, b={}) as engines:
-        router = await make_router(configuration(redis_server.url, table(engines)))
+        router = await make_router(router_config(redis_server.url, table(engines)))
         assert (await router.chat("Why?")).headers["x-engine"] == "a"
         wishes: list[dict[str, Any]] = [BIASED, {"min_p": 0.1}]
         for wish in wishes:
@@ -176,7 +176,7 @@ async def test_where_every_engine_speculates_it_is_left_out_and_said_and_not_sto
     redis_server: RedisServer, make_router: MakeRouter, stream: bool
 ) -> None:
     async with simulated(a={"draft": "d"}) as engines:
-        router = await make_router(configuration(redis_server.url, table(engines)))
+        router = await make_router(router_config(redis_server.url, table(engines)))
         async with httpx.AsyncClient() as http:
             body = {**chat_body("Hi"), **BIASED, "model": LLAMA}
             refused = await http.post(f"{engines['a'].url}/v1/chat/completions", json=body)
@@ -230,7 +230,7 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_o
             "chatty": ("llama", "code", engines["chatty"].url),
             "coder": ("llama", "chat", engines["coder"].url),
         }
-        async with RouterServer(configuration(redis_server.url, wrong, router="explore = 0.5"), random=dice) as router:
+        async with RouterServer(router_config(redis_server.url, wrong, router="explore = 0.5"), random=dice) as router:
             assert await ask_many(router, CODE, range(15)) == {"chatty": 15}
             assert await ask_many(router, CHAT, range(15)) == {"coder": 15}
             dice.explore = True

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import hits_of
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import hits_key
 from router.core.endpoints.stream_encoding import decode_stream
-from tests.support.cli_helpers import Said, at_a_terminal, roundhouse
-from tests.support.entry_factory import entry, in_format_1, key, store, streamed
-from tests.support.purge_log import NO_REPLICAS, recorded
+from tests.support.cli_helpers import CommandResult, run_cli, run_cli_in_terminal
+from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
+from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import RouterServer, chat_body, configuration
+from tests.support.router_server import RouterServer, chat_body, router_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,84 +25,84 @@ ENGINES = {"one": ("llama", "any", "http://127.0.0.1:1"), "two": ("mistral", "an
 def file(redis_server: RedisServer, tmp_path: Path) -> Path:
     """The file of a configuration."""
     path = tmp_path / "roundhouse.toml"
-    path.write_text(configuration(redis_server.url, ENGINES, rest='[[tenant]]\nname = "acme"'))
+    path.write_text(router_config(redis_server.url, ENGINES, rest='[[tenant]]\nname = "acme"'))
     return path
 
 
-async def cache(file: Path, *arguments: object, stdin: bytes = b"") -> Said:
+async def cache(file: Path, *arguments: object, stdin: bytes = b"") -> CommandResult:
     """A command that must end well."""
-    said = await roundhouse("cache", *arguments, "--config", file, stdin=stdin)
-    assert said.code == 0, said.err
+    said = await run_cli("cache", *arguments, "--config", file, stdin=stdin)
+    assert said.code == 0, said.stderr
     return said
 
 
-def fails_with_one_line(said: Said, code: int, *words: str) -> None:
-    assert (said.code, said.out) == (code, "")
-    assert len(said.err.splitlines()) == 1
-    assert said.err.startswith("roundhouse: ")
+def fails_with_one_line(said: CommandResult, code: int, *words: str) -> None:
+    assert (said.code, said.stdout) == (code, "")
+    assert len(said.stderr.splitlines()) == 1
+    assert said.stderr.startswith("roundhouse: ")
     for word in words:
-        assert word in said.err
+        assert word in said.stderr
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
 async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
-    await store(client, key(1))
-    await store(client, key(2, tenant="other"))
+    await store_entry(client, entry_key(1))
+    await store_entry(client, entry_key(2, tenant="other"))
     told = (await cache(file, "stats", "--json")).json()
     assert told["total"]["entries"] == 2
-    await client.hset(key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
+    await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     said = await cache(file, "stats")
     per_token = told["total"]["bytes_per_token"]
-    assert said.out.startswith("2 entries (0 stale), 10 tokens, ")
-    assert said.out.splitlines()[0].endswith(f", {per_token:.1f} bytes per token")
-    table = [line.split() for line in said.out.splitlines()[-3:]]
+    assert said.stdout.startswith("2 entries (0 stale), 10 tokens, ")
+    assert said.stdout.splitlines()[0].endswith(f", {per_token:.1f} bytes per token")
+    table = [line.split() for line in said.stdout.splitlines()[-3:]]
     assert table[0] == ["tenant", "model", "entries", "stale", "tokens", "memory", "bytes", "per", "token"]
     assert [(*row[:5], row[-1]) for row in table[1:]] == [
         ("acme", "llama", "1", "0", "5", f"{per_token:.1f}"),
         ("other", "llama", "1", "0", "5", f"{told['tenants']['other']['llama']['bytes_per_token']:.1f}"),
     ]
-    assert "old, the newest 0s" in said.out
-    assert said.err == "", "nobody looks on, so no progress is shown"
+    assert "old, the newest 0s" in said.stdout
+    assert said.stderr == "", "nobody looks on, so no progress is shown"
 
 
 async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Path) -> None:
-    await store(client, key(), entry(completion_tokens=0))
-    said = (await cache(file, "stats")).out.splitlines()
+    await store_entry(client, entry_key(), make_entry(completion_tokens=0))
+    said = (await cache(file, "stats")).stdout.splitlines()
     assert said[0].startswith("1 entry (0 stale), 0 tokens, ")
     assert "per token" not in said[0]
     assert said[-1].endswith(" -")
 
 
 async def test_ls_lists_entries_a_line_each(client: Any, file: Path) -> None:
-    wanted = [await store(client, key(number)) for number in range(3)]
-    await store(client, key(4, tenant="other"))
-    lines = (await cache(file, "ls", "--tenant", "acme", "--json")).lines()
+    wanted = [await store_entry(client, entry_key(number)) for number in range(3)]
+    await store_entry(client, entry_key(4, tenant="other"))
+    lines = (await cache(file, "ls", "--tenant", "acme", "--json")).json_lines()
     assert [line["key"] for line in lines] == wanted
-    table = (await cache(file, "ls", "--tenant", "acme")).out.splitlines()
+    table = (await cache(file, "ls", "--tenant", "acme")).stdout.splitlines()
     assert [line.split()[-1] for line in table] == ["key", *wanted]
 
 
 async def test_ls_says_where_it_goes_on(client: Any, file: Path) -> None:
-    wanted = [await store(client, key(number)) for number in range(3)]
+    wanted = [await store_entry(client, entry_key(number)) for number in range(3)]
     first = await cache(file, "ls", "--limit", "2", "--json")
-    assert [line["key"] for line in first.lines()] == wanted[:2]
-    assert f"--cursor {wanted[1]}" in first.err
+    assert [line["key"] for line in first.json_lines()] == wanted[:2]
+    assert f"--cursor {wanted[1]}" in first.stderr
     rest = await cache(file, "ls", "--cursor", wanted[1], "--json")
-    assert ([line["key"] for line in rest.lines()], rest.err) == (wanted[2:], "")
+    assert ([line["key"] for line in rest.json_lines()], rest.stderr) == (wanted[2:], "")
 
 
 async def test_ls_of_nothing_is_nothing(client: Any, file: Path) -> None:
-    assert (await cache(file, "ls")).out == (await cache(file, "ls", "--json")).out == ""
+    assert (await cache(file, "ls")).stdout == (await cache(file, "ls", "--json")).stdout == ""
 
 
 async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path) -> None:
-    made = streamed("The sea is wide, für alle.", documents=("handbook",))
+    made = make_streamed_entry("The sea is wide, für alle.", documents=("handbook",))
     assert made.stream is not None
-    at = await store(client, key(), made)
+    at = await store_entry(client, entry_key(), made)
     events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
-    head, text, fields = (await cache(file, "show", at)).out.split("\n\n")
+    head, text, fields = (await cache(file, "show", at)).stdout.split("\n\n")
     assert head.startswith(f"{at}\n")
     assert " left; Redis drops it in " in head
     assert text == "The sea is wide, für alle."
@@ -113,109 +113,114 @@ async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path)
 
 
 async def test_show_says_what_a_body_is_that_is_only_for_people(client: Any, file: Path) -> None:
-    at = await store(client, key(), streamed(lossless=False))
-    said = (await cache(file, "show", at)).out
+    at = await store_entry(client, entry_key(), make_streamed_entry(lossless=False))
+    said = (await cache(file, "show", at)).stdout
     assert "\n\nThe sea is wide.\n\n" in said
     assert "bytes of events; the body is only for people to read\n" in said
 
 
 async def test_show_fields_shows_every_field_as_it_stands(client: Any, file: Path) -> None:
-    made = streamed()
+    made = make_streamed_entry()
     assert made.stream is not None
-    at = await store(client, key(), made)
-    said = (await cache(file, "show", at, "--fields")).out
+    at = await store_entry(client, entry_key(), made)
+    said = (await cache(file, "show", at, "--fields")).stdout
     assert f"body: {made.body.decode()}\n" in said
     assert made.stream.decode("ascii") in said
     assert "\n\nThe sea is wide.\n\n" not in said
 
 
 async def test_show_json_has_the_text_and_all_fields(client: Any, file: Path) -> None:
-    made = streamed()
+    made = make_streamed_entry()
     assert made.stream is not None
-    shown = (await cache(file, "show", await store(client, key(), made), "--json")).json()
+    shown = (await cache(file, "show", await store_entry(client, entry_key(), made), "--json")).json()
     assert (shown["text"], shown["problem"]) == ("The sea is wide.", None)
     assert shown["fields"]["stream"] == made.stream.decode("ascii")
     assert shown["stream"]["bytes"] == len(made.stream)
 
 
 async def test_show_shows_a_body_without_a_known_text_as_it_stands(client: Any, file: Path) -> None:
-    at = await store(client, key(), entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
-    said = (await cache(file, "show", at)).out
+    at = await store_entry(client, entry_key(), make_entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
+    said = (await cache(file, "show", at)).stdout
     assert 'body: {"a": "für"}\n' in said
     assert "stream: 9 bytes; gives no events\n" in said
 
 
 async def test_show_names_another_format_and_shows_what_there_is(client: Any, file: Path) -> None:
-    await client.hset(key(), mapping=in_format_1(streamed()))
-    said = (await cache(file, "show", key())).out
+    await client.hset(entry_key(), mapping=redis_fields_format_1(make_streamed_entry()))
+    said = (await cache(file, "show", entry_key())).stdout
     assert "!! written in format 1; this router reads format 2\n" in said
     assert "frames: data: {}\n" in said
 
 
 async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> None:
-    await client.hset(key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
-    said = (await cache(file, "show", key())).out
+    await client.hset(entry_key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
+    said = (await cache(file, "show", entry_key())).stdout
     assert "!! not an entry" in said
     assert "created: yesterday" in said
     assert "body: base64:/wA=" in said
 
 
 async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file: Path) -> None:
-    at = await store(client, key(), streamed("\x1b[2Jgone\x07"))
-    said = (await cache(file, "show", at)).out
+    at = await store_entry(client, entry_key(), make_streamed_entry("\x1b[2Jgone\x07"))
+    said = (await cache(file, "show", at)).stdout
     assert "\x1b" not in said
     assert "\\x1b[2Jgone\\x07" in said
 
 
 async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
-    await client.hset(key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
-    for said in (await cache(file, "show", key()), await cache(file, "ls")):
-        assert "\x1b" not in said.out
-        assert "\\x1b[31mred" in said.out
+    await client.hset(entry_key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
+    for said in (await cache(file, "show", entry_key()), await cache(file, "ls")):
+        assert "\x1b" not in said.stdout
+        assert "\\x1b[31mred" in said.stdout
 
 
 async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:
-    fails_with_one_line(await roundhouse("cache", "show", key(), "--config", file), 1, "there is no entry", key())
-    fails_with_one_line(await roundhouse("cache", "show", "nonsense", "--config", file), 2, "key")
+    fails_with_one_line(
+        await run_cli("cache", "show", entry_key(), "--config", file), 1, "there is no entry", entry_key()
+    )
+    fails_with_one_line(await run_cli("cache", "show", "nonsense", "--config", file), 2, "key")
 
 
 async def test_top_lists_what_was_hit_the_most(client: Any, file: Path) -> None:
-    await client.zadd(hits_of("acme"), {key(1): 3, key(2): 9})
-    await store(client, key(1), entry(completion_tokens=7))
-    lines = (await cache(file, "top", "--json")).lines()
-    assert [(line["key"], line["hits"], line["saved"]) for line in lines] == [(key(2), 9, None), (key(1), 3, 21)]
-    table = (await cache(file, "top", "--limit", "1")).out.splitlines()
-    assert [line.split() for line in table[1:]] == [["9", "gone", key(2)]]
+    await client.zadd(hits_key("acme"), {entry_key(1): 3, entry_key(2): 9})
+    await store_entry(client, entry_key(1), make_entry(completion_tokens=7))
+    lines = (await cache(file, "top", "--json")).json_lines()
+    assert [(line["key"], line["hits"], line["saved"]) for line in lines] == [
+        (entry_key(2), 9, None),
+        (entry_key(1), 3, 21),
+    ]
+    table = (await cache(file, "top", "--limit", "1")).stdout.splitlines()
+    assert [line.split() for line in table[1:]] == [["9", "gone", entry_key(2)]]
 
 
 # -- forgetting -------------------------------------------------------------------------------------------------------
 
 
 async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client: Any, file: Path) -> None:
-    mine, others = await store(client, key(1)), await store(client, key(2, tenant="other"))
+    mine, others = await store_entry(client, entry_key(1)), await store_entry(client, entry_key(2, tenant="other"))
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
     assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
-    assert (await cache(file, "purge", "--all")).out == "forgot 1 entry and 0 claims\n"
-    assert await recorded(client) == [Scope(tenant="acme"), Scope(all=True)]
+    assert (await cache(file, "purge", "--all")).stdout == "forgot 1 entry and 0 claims\n"
+    assert await logged_scopes(client) == [EntryFilter(tenant="acme"), EntryFilter(all=True)]
 
 
 @pytest.mark.parametrize("part", ["key", "model", "system", "rag", "document"])
 async def test_purge_takes_every_part(client: Any, file: Path, part: str) -> None:
-    mine = key(1, model="mistral", system="a" * 16, rag="b" * 16)
+    mine = entry_key(1, model="mistral", system="a" * 16, rag="b" * 16)
     named = {"key": mine, "model": "mistral", "system": "a" * 16, "rag": "b" * 16, "document": "handbook"}
-    await store(client, mine, entry(documents=("handbook",)))
-    await store(client, key(2))
+    await store_entry(client, mine, make_entry(documents=("handbook",)))
+    await store_entry(client, entry_key(2))
     assert (await cache(file, "purge", f"--{part}", named[part], "--json")).json()["entries"] == 1
     assert not await client.exists(mine)
 
 
 async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
-    await store(client, key())
-    assert (await cache(file, "purge", "--all", "--dry-run")).out == "1 entry would be forgotten\n"
+    await store_entry(client, entry_key())
+    assert (await cache(file, "purge", "--all", "--dry-run")).stdout == "1 entry would be forgotten\n"
     assert (await cache(file, "purge", "--all", "--dry-run", "--json")).json() == {"entries": 1}
-    assert await client.exists(key())
-    assert not await recorded(client)
+    assert await client.exists(entry_key())
+    assert not await logged_scopes(client)
 
 
 @pytest.mark.parametrize(
@@ -228,26 +233,26 @@ async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
 async def test_at_a_terminal_whoever_says_yes_is_obeyed(
     client: Any, file: Path, arguments: list[str], code: int, left: int
 ) -> None:
-    await store(client, key())
-    said = await at_a_terminal("cache", "purge", *arguments, "--config", file, asked=b"[y/N]", typed=b"y\n")
-    assert (said.code, await client.exists(key())) == (code, left)
-    assert ("Forget 1 entry" in said.err) == ("--yes" not in arguments)
-    assert said.out == "forgot 1 entry and 0 claims\n"
+    await store_entry(client, entry_key())
+    said = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
+    assert (said.code, await client.exists(entry_key())) == (code, left)
+    assert ("Forget 1 entry" in said.stderr) == ("--yes" not in arguments)
+    assert said.stdout == "forgot 1 entry and 0 claims\n"
 
 
 async def test_at_a_terminal_whoever_says_no_keeps_what_there_is(client: Any, file: Path) -> None:
-    await store(client, key())
-    said = await at_a_terminal("cache", "purge", "--all", "--config", file, asked=b"[y/N]", typed=b"n\n")
-    assert (said.code, said.out) == (1, "")
-    assert "nothing was forgotten" in said.err
-    assert await client.exists(key())
+    await store_entry(client, entry_key())
+    said = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
+    assert (said.code, said.stdout) == (1, "")
+    assert "nothing was forgotten" in said.stderr
+    assert await client.exists(entry_key())
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--tenant", "acme"], ["--tenant", "*"], ["--system", "x"]])
 async def test_a_purge_that_names_nothing_is_wrong_use(client: Any, file: Path, arguments: list[str]) -> None:
-    await store(client, key())
-    fails_with_one_line(await roundhouse("cache", "purge", *arguments, "--config", file), 2)
-    assert await client.exists(key())
+    await store_entry(client, entry_key())
+    fails_with_one_line(await run_cli("cache", "purge", *arguments, "--config", file), 2)
+    assert await client.exists(entry_key())
 
 
 # -- explaining -------------------------------------------------------------------------------------------------------
@@ -261,7 +266,7 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
     told = (await cache(file, "explain", body, "--json")).json()
     assert (told["result"], told["key"]) == ("HIT", sent.headers["x-cache-key"])
     other = json.dumps(chat_body("Tell me about the sea.", model="mistral")).encode()
-    said = (await cache(file, "explain", stdin=other)).out
+    said = (await cache(file, "explain", stdin=other)).stdout
     assert said.startswith("MISS")
     assert f"nearest: {sent.headers['x-cache-key']}" in said
     assert "differs in model" in said
@@ -281,7 +286,7 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
 async def test_a_request_that_would_be_refused_is_wrong_use(
     client: Any, file: Path, arguments: list[str], body: bytes, word: str
 ) -> None:
-    said = await roundhouse("cache", "explain", *arguments, "--config", file, stdin=body)
+    said = await run_cli("cache", "explain", *arguments, "--config", file, stdin=body)
     fails_with_one_line(said, 2, word)
 
 
@@ -290,84 +295,84 @@ async def test_a_request_that_would_be_refused_is_wrong_use(
 
 async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(3):
-        await store(client, key(number))
-    before = [await client.hget(key(number), "body") for number in range(3)]
+        await store_entry(client, entry_key(number))
+    before = [await client.hget(entry_key(number), "body") for number in range(3)]
     out = tmp_path / "entries.jsonl"
     assert (await cache(file, "export", out, "--json")).json() == {"entries": 3, "left_out": 0}
     assert oct(out.stat().st_mode & 0o777) == "0o600"
     await client.flushall()
     assert (await cache(file, "import", out, "--json")).json() == {"stored": 3, "expired": 0, "older": 0}
-    assert [await client.hget(key(number), "body") for number in range(3)] == before
+    assert [await client.hget(entry_key(number), "body") for number in range(3)] == before
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
 async def test_a_device_is_written_to_and_not_replaced(client: Any, file: Path) -> None:
-    await store(client, key())
+    await store_entry(client, entry_key())
     await cache(file, "export", "/dev/null")
     assert Path("/dev/null").is_char_device()
 
 
 async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
-    await store(client, key())
+    await store_entry(client, entry_key())
     lines = await cache(file, "export", "--tenant", "acme")
-    assert [line["key"] for line in lines.lines()] == [key()]
-    assert lines.err == "exported 1 entry\n"
+    assert [line["key"] for line in lines.json_lines()] == [entry_key()]
+    assert lines.stderr == "exported 1 entry\n"
     await client.flushall()
-    assert (await cache(file, "import", stdin=lines.out.encode())).err == "imported 1 entry\n"
-    assert await client.exists(key())
+    assert (await cache(file, "import", stdin=lines.stdout.encode())).stderr == "imported 1 entry\n"
+    assert await client.exists(entry_key())
 
 
 async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(client: Any, file: Path) -> None:
-    said = await roundhouse("cache", "import", "--config", file, stdin=b"\nnonsense\n")
+    said = await run_cli("cache", "import", "--config", file, stdin=b"\nnonsense\n")
     fails_with_one_line(said, 1, "line 2")
-    old = {name.decode(): value.decode() for name, value in in_format_1(streamed()).items()}
-    line = json.dumps({"key": key(), "expires": 9e9, "fields": old}).encode()
+    old = {name.decode(): value.decode() for name, value in redis_fields_format_1(make_streamed_entry()).items()}
+    line = json.dumps({"key": entry_key(), "expires": 9e9, "fields": old}).encode()
     fails_with_one_line(
-        await roundhouse("cache", "import", "--config", file, stdin=line), 1,
+        await run_cli("cache", "import", "--config", file, stdin=line), 1,
         "line 1: written in format 1; this router reads format 2",
     )  # fmt: skip
-    fails_with_one_line(await roundhouse("cache", "import", "nowhere", "--config", file), 2, "nowhere")
-    fails_with_one_line(await roundhouse("cache", "export", "/nowhere/x", "--config", file), 1, "/nowhere/x")
+    fails_with_one_line(await run_cli("cache", "import", "nowhere", "--config", file), 2, "nowhere")
+    fails_with_one_line(await run_cli("cache", "export", "/nowhere/x", "--config", file), 1, "/nowhere/x")
 
 
 async def test_at_a_terminal_long_work_shows_how_far_it_is(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(60):
-        await store(client, key(number))
-    said = await at_a_terminal("cache", "export", tmp_path / "x", "--config", file)
+        await store_entry(client, entry_key(number))
+    said = await run_cli_in_terminal("cache", "export", tmp_path / "x", "--config", file)
     assert said.code == 0
-    assert "entries exported" in said.err
+    assert "entries exported" in said.stderr
 
 
 # -- what can go wrong ------------------------------------------------------------------------------------------------
 
 
-COMMANDS = [["stats"], ["ls"], ["show", key()], ["top"], ["purge", "--all"], ["export"], ["import"], ["explain"]]
+COMMANDS = [["stats"], ["ls"], ["show", entry_key()], ["top"], ["purge", "--all"], ["export"], ["import"], ["explain"]]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
     file = tmp_path / "roundhouse.toml"
-    file.write_text(configuration("redis://:secret@127.0.0.1:1/0", ENGINES))
-    said = await roundhouse("cache", *command, "--config", file, stdin=json.dumps(chat_body("Hi")).encode())
+    file.write_text(router_config("redis://:secret@127.0.0.1:1/0", ENGINES))
+    said = await run_cli("cache", *command, "--config", file, stdin=json.dumps(chat_body("Hi")).encode())
     fails_with_one_line(said, 1, "Redis does not answer")
-    assert "secret" not in said.err
+    assert "secret" not in said.stderr
 
 
 async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
-    text = configuration("embedded", ENGINES).replace("[router]", f'[router]\nstate = "{tmp_path}"')
+    text = router_config("embedded", ENGINES).replace("[router]", f'[router]\nstate = "{tmp_path}"')
     file.write_text(text)
-    fails_with_one_line(await roundhouse("cache", "ls", "--config", file), 1, "`roundhouse up` starts")
+    fails_with_one_line(await run_cli("cache", "ls", "--config", file), 1, "`roundhouse up` starts")
 
 
 async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
-    file.write_text(configuration("redis://127.0.0.1:1/0?foo=bar", ENGINES))
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "cache.url")
+    file.write_text(router_config("redis://127.0.0.1:1/0?foo=bar", ENGINES))
+    fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, "cache.url")
 
 
 async def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, str(file))
+    fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, str(file))
     file.write_text("nonsense")
-    fails_with_one_line(await roundhouse("cache", "stats", "--config", file), 2, "not valid TOML")
+    fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, "not valid TOML")

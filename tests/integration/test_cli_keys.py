@@ -4,46 +4,46 @@ import hashlib
 
 import pytest
 
-from tests.support.cli_helpers import at_a_terminal, roundhouse
-from tests.support.configurations import LEAST, read
+from tests.support.cli_helpers import run_cli, run_cli_in_terminal
+from tests.support.configurations import MINIMAL, parse_config
 
 HASH = "sha256:" + hashlib.sha256(b"a-key").hexdigest()
 
 
 async def test_a_new_key_comes_with_its_line_for_the_configuration() -> None:
-    said = await roundhouse("keys", "new")
-    key, hashed = said.out.splitlines()
-    assert (said.code, said.err) == (0, "")
+    said = await run_cli("keys", "new")
+    key, hashed = said.stdout.splitlines()
+    assert (said.code, said.stderr) == (0, "")
     assert key.startswith("rh-")
     assert len(key) > 40
     assert hashed == "sha256:" + hashlib.sha256(key.encode()).hexdigest()
-    assert read(f'[auth]\nadmin_keys = ["{hashed}"]\n{LEAST}').auth.admin_keys == [hashed]
+    assert parse_config(f'[auth]\nadmin_keys = ["{hashed}"]\n{MINIMAL}').auth.admin_keys == [hashed]
 
 
 async def test_no_two_keys_are_the_same() -> None:
-    made = [(await roundhouse("keys", "new", "--json")).json() for _ in range(2)]
+    made = [(await run_cli("keys", "new", "--json")).json() for _ in range(2)]
     assert made[0]["key"] != made[1]["key"]
     assert made[0]["hash"] == "sha256:" + hashlib.sha256(made[0]["key"].encode()).hexdigest()
 
 
 @pytest.mark.parametrize("stdin", [b"a-key", b"a-key\n", b"  a-key\r\n"])
 async def test_a_key_is_hashed_from_standard_input(stdin: bytes) -> None:
-    said = await roundhouse("keys", "hash", stdin=stdin)
-    assert (said.code, said.out, said.err) == (0, HASH + "\n", "")
+    said = await run_cli("keys", "hash", stdin=stdin)
+    assert (said.code, said.stdout, said.stderr) == (0, HASH + "\n", "")
 
 
 async def test_a_key_is_hashed_from_the_command_line_where_it_is_given() -> None:
-    assert (await roundhouse("keys", "hash", "a-key")).out == HASH + "\n"
+    assert (await run_cli("keys", "hash", "a-key")).stdout == HASH + "\n"
 
 
 async def test_at_a_terminal_a_key_is_asked_for_and_not_shown() -> None:
-    said = await at_a_terminal("keys", "hash", asked=b"Key", typed=b"a-key\n")
-    assert (said.code, said.out) == (0, HASH + "\n")
-    assert "a-key" not in said.err
+    said = await run_cli_in_terminal("keys", "hash", prompt=b"Key", reply=b"a-key\n")
+    assert (said.code, said.stdout) == (0, HASH + "\n")
+    assert "a-key" not in said.stderr
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n", b"one\ntwo\n", b"x" * 5000])
 async def test_what_is_no_key_is_wrong_use(stdin: bytes) -> None:
-    said = await roundhouse("keys", "hash", stdin=stdin)
-    assert (said.code, said.out) == (2, "")
-    assert len(said.err.splitlines()) == 1
+    said = await run_cli("keys", "hash", stdin=stdin)
+    assert (said.code, said.stdout) == (2, "")
+    assert len(said.stderr.splitlines()) == 1

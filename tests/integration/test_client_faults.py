@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, Engines, MakeRouter, RouterServer, ScriptedRouter, configuration
-from tests.support.sse_answers import DONE, events
+from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, ScriptedRouter, router_config
+from tests.support.sse_answers import DONE_FRAME, parse_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -39,10 +39,10 @@ def named(value: Any) -> str:
 
 
 @pytest.fixture
-def two(redis_server: RedisServer, engines: Engines) -> str:
+def two(redis_server: RedisServer, engines: EngineSet) -> str:
     """Two engines of llama whose breakers open at the first failure; `first` is asked first."""
     table = {"first": ("llama", "chat", engines.chat.url), "second": ("llama", "any", engines.code.url)}
-    return configuration(redis_server.url, table, rest=NERVOUS)
+    return router_config(redis_server.url, table, rest=NERVOUS)
 
 
 async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
@@ -50,7 +50,7 @@ async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
     return await router.chat("The sea?", headers={"cache-control": "no-store"}, **fields)
 
 
-async def received(engines: Engines) -> int:
+async def received(engines: EngineSet) -> int:
     return int((await engines.chat.stats())["received"])
 
 
@@ -60,11 +60,11 @@ async def shown(router: RouterServer) -> dict[str, str]:
     return {name: str(about["breaker"]) for name, about in page["engines"].items()}
 
 
-async def is_unharmed(router: RouterServer, engines: Engines) -> None:
+async def is_unharmed(router: RouterServer, engines: EngineSet) -> None:
     """Whether both engines are asked as before."""
     assert await shown(router) == {"first": "closed", "second": "closed"}
-    await engines.chat.clear()
-    await engines.code.clear()
+    await engines.chat.clear_faults()
+    await engines.code.clear_faults()
     assert (await ask(router)).headers["x-engine"] == "first"
 
 
@@ -80,11 +80,11 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True], ids=named)
 @pytest.mark.parametrize("status", STATUS, ids=named)
 async def test_a_refusal_is_the_clients_own_whatever_its_length_and_shape(
-    make_router: MakeRouter, two: str, engines: Engines, status: dict[str, Any], stream: bool
+    make_router: MakeRouter, two: str, engines: EngineSet, status: dict[str, Any], stream: bool
 ) -> None:
     router = await make_router(two)
     for engine in engines.chat, engines.code:
-        await engine.faults({"fault": "status", **status})
+        await engine.set_faults({"fault": "status", **status})
     before = await received(engines)
     answer = await ask(router, stream=stream)
     assert answer.status_code == {405: 404, 501: 400}.get(status["code"], status["code"])
@@ -95,20 +95,20 @@ async def test_a_refusal_is_the_clients_own_whatever_its_length_and_shape(
 
 @pytest.mark.parametrize("shape", ["vllm", "vllm-0.9", "detail", "details", "text"])
 async def test_the_engines_message_reaches_the_client_in_any_shape(
-    make_router: MakeRouter, two: str, engines: Engines, shape: str
+    make_router: MakeRouter, two: str, engines: EngineSet, shape: str
 ) -> None:
     router = await make_router(two)
     message = "logit_bias has a token that is not in the vocabulary"
-    await engines.chat.faults({"fault": "status", "code": 400, "shape": shape, "message": message})
+    await engines.chat.set_faults({"fault": "status", "code": 400, "shape": shape, "message": message})
     assert message in error_of(await ask(router))["message"]
 
 
 @pytest.mark.parametrize("code", [404, 405, 501])
 async def test_what_one_engine_lacks_another_engine_of_the_model_may_have(
-    make_router: MakeRouter, two: str, engines: Engines, code: int
+    make_router: MakeRouter, two: str, engines: EngineSet, code: int
 ) -> None:
     router = await make_router(two)
-    await engines.chat.faults({"fault": "status", "code": code})
+    await engines.chat.set_faults({"fault": "status", "code": code})
     assert (await ask(router)).headers["x-engine"] == "second"
     await is_unharmed(router, engines)
 
@@ -123,7 +123,7 @@ async def test_a_model_that_no_engine_has_is_404_and_the_engines_name_of_it_stay
     assert await shown(router) == {"first": "closed", "second": "closed"}
 
 
-async def test_embeddings_of_a_model_that_chats_are_404(make_router: MakeRouter, two: str, engines: Engines) -> None:
+async def test_embeddings_of_a_model_that_chats_are_404(make_router: MakeRouter, two: str, engines: EngineSet) -> None:
     router = await make_router(two)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "The sea?"}, cache_control="no-store")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unsupported_endpoint")
@@ -131,20 +131,20 @@ async def test_embeddings_of_a_model_that_chats_are_404(make_router: MakeRouter,
 
 
 async def test_engines_that_lack_it_hide_no_failure_of_one_that_has_it(
-    make_router: MakeRouter, two: str, engines: Engines
+    make_router: MakeRouter, two: str, engines: EngineSet
 ) -> None:
     router = await make_router(two)
-    await engines.chat.faults({"fault": "status", "code": 503})
-    await engines.code.faults({"fault": "status", "code": 404})
+    await engines.chat.set_faults({"fault": "status", "code": 503})
+    await engines.code.set_faults({"fault": "status", "code": 404})
     assert (await ask(router)).status_code == 503
 
 
 async def test_what_an_engine_says_of_the_routers_credentials_stays_between_them(
-    make_router: MakeRouter, two: str, engines: Engines
+    make_router: MakeRouter, two: str, engines: EngineSet
 ) -> None:
     router = await make_router(two)
     for engine in engines.chat, engines.code:
-        await engine.faults({"fault": "status", "code": 401, "message": "Unauthorized: sk-secret"})
+        await engine.set_faults({"fault": "status", "code": 401, "message": "Unauthorized: sk-secret"})
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (502, "engine_failed")
     assert "secret" not in answer.text
@@ -153,10 +153,10 @@ async def test_what_an_engine_says_of_the_routers_credentials_stays_between_them
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 @pytest.mark.parametrize("after", [0, 3])
 async def test_an_engine_that_refuses_in_a_stream_that_it_has_opened_refuses_the_client(
-    make_router: MakeRouter, two: str, engines: Engines, path: str, after: int
+    make_router: MakeRouter, two: str, engines: EngineSet, path: str, after: int
 ) -> None:
     router = await make_router(two)
-    await engines.chat.faults({"fault": "error", "after": after, "code": 400, "message": "Grammar error: at 1"})
+    await engines.chat.set_faults({"fault": "error", "after": after, "code": 400, "message": "Grammar error: at 1"})
     messages = [{"role": "user", "content": "The sea?"}]
     body = {"model": "llama", "prompt": "The sea?", "messages": messages, "max_tokens": 50, "stream": True}
     answer = await router.post(path, body, cache_control="no-store")
@@ -165,24 +165,24 @@ async def test_an_engine_that_refuses_in_a_stream_that_it_has_opened_refuses_the
         assert ("Grammar error" in error_of(answer)["message"]) is (path != "/v1/messages")
     else:
         assert b'"error"' in answer.content
-        assert not answer.content.endswith(DONE)
+        assert not answer.content.endswith(DONE_FRAME)
     await is_unharmed(router, engines)
 
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_an_event_over_our_own_limit_is_an_error_that_names_the_limit(
-    make_router: MakeRouter, two: str, engines: Engines, after: int
+    make_router: MakeRouter, two: str, engines: EngineSet, after: int
 ) -> None:
     router = await make_router(two)
-    await engines.chat.faults({"fault": "event", "bytes": TOO_LONG_EVENT, "after": after})
+    await engines.chat.set_faults({"fault": "event", "bytes": TOO_LONG_EVENT, "after": after})
     before = await received(engines)
     answer = await ask(router, stream=True)
     if after == 0:
         assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")
         assert "8 MiB" in error_of(answer)["message"]
     else:
-        assert "8 MiB" in events(answer.content)[-1]["error"]["message"]
-        assert DONE not in answer.content
+        assert "8 MiB" in parse_events(answer.content)[-1]["error"]["message"]
+        assert DONE_FRAME not in answer.content
     assert await received(engines) == before + 1
     await is_unharmed(router, engines)
 

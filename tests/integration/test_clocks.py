@@ -10,9 +10,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.support.router_process import Served, http_client
+from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import chat_body
-from tests.support.time_travel import aged
+from tests.support.time_travel import backdate_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -32,14 +32,14 @@ class Routers:
 
     def __init__(self, folder: Path, config: str) -> None:
         text = config.replace("[cache]", '[cache]\nttl = "10m"\nstale_if_error = 0')
-        self.served = {skew: Served(folder, text, name=f"skew{skew}") for skew in (-AN_HOUR, 0, AN_HOUR)}
+        self.served = {skew: RouterProcess(folder, text, name=f"skew{skew}") for skew in (-AN_HOUR, 0, AN_HOUR)}
 
     async def start(self) -> None:
         for skew, served in self.served.items():
             argv = [sys.executable, "-c", WITH_ANOTHER_CLOCK, str(skew), "serve", "-c", str(served.config)]
             served.start(argv=argv)
         for served in self.served.values():
-            await served.ready()
+            await served.wait_until_ready()
 
     async def ask(self, skew: int, prompt: str = PROMPT, **headers: str) -> httpx.Response:
         async with http_client(self.served[skew].url) as http:
@@ -64,7 +64,7 @@ async def test_an_answer_has_the_same_age_whoever_stored_it_and_whoever_gives_it
         stored = await routers.ask(writer, prompt)
         assert stored.headers["x-cache"] == "MISS"
         key = stored.headers["x-cache-key"]
-        await aged(redis, key, 100)
+        await backdate_entry(redis, key, 100)
         assert abs(float(await redis.hget(key, "created")) + 100 - time.time()) < 20, "as Redis counts the time"
         for reader in routers.served:
             given = await routers.ask(reader, prompt)
@@ -76,6 +76,6 @@ async def test_an_answer_has_the_same_age_whoever_stored_it_and_whoever_gives_it
 
 async def test_an_answer_has_expired_for_all_at_the_same_time(routers: Routers, redis: Any) -> None:
     stored = await routers.ask(AN_HOUR)
-    await aged(redis, stored.headers["x-cache-key"], 601)
+    await backdate_entry(redis, stored.headers["x-cache-key"], 601)
     for reader in routers.served:
         assert (await routers.ask(reader, cache_control="only-if-cached")).status_code == 504

@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from router.flow import inflight as flight_module
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, events, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -24,7 +24,11 @@ USAGE = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[],'
     b'"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
 )
-ANSWER = (ROLE + chunk(content="one "), chunk(content="two"), chunk(content="", finish="stop") + USAGE + DONE)
+ANSWER = (
+    ROLE_FRAME + chat_frame(content="one "),
+    chat_frame(content="two"),
+    chat_frame(content="", finish="stop") + USAGE + DONE_FRAME,
+)
 JSON_ANSWER = (
     b'{"id":"1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"one two"},"logprobs":null,"finish_reason":"stop"}],'
@@ -64,7 +68,7 @@ async def make_pair(
 ) -> Pair:
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
-    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
+    text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
     first = await make_router(text)
     made = Pair([first, first if one else await make_router(text)])
     made.engine = engine
@@ -73,18 +77,18 @@ async def make_pair(
 
 def go(engine: ScriptedEngine, times: int = 1) -> None:
     for _ in range(times):
-        engine.go.release()
+        engine.chunk_permits.release()
 
 
 async def test_two_hundred_identical_requests_at_once_are_one_generation(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     routers = [await make_router(config), await make_router(config)]
     before = (await engines.chat.stats())["started"]
-    await engines.chat.faults({"fault": "ttft", "ms": 300})
+    await engines.chat.set_faults({"fault": "ttft", "ms": 300})
     answers = await asyncio.gather(*(routers[n % 2].chat("The sea?", stream=n % 3 == 0) for n in range(200)))
     assert {answer.status_code for answer in answers} == {200}
-    assert len({said(answer) for answer in answers}) == 1
+    assert len({chat_text(answer) for answer in answers}) == 1
     seen = Counter(answer.headers["x-cache"] for answer in answers)
     assert seen["MISS"] == 1
     assert seen["COALESCED"] + seen["HIT"] == 199
@@ -93,31 +97,31 @@ async def test_two_hundred_identical_requests_at_once_are_one_generation(
 
 
 async def test_whoever_comes_later_gets_the_answer_from_its_first_frame_on_and_then_follows_live(pair: Pair) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        async with streaming(pair[1], "x") as second:
-            await second.until("one ")
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[1], "x") as second:
+            await second.read_until_text("one ")
             assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "COALESCED")
             assert second.headers["cache-status"] == "roundhouse; fwd=miss; collapsed"
             assert second.headers["x-cache-key"] == first.headers["x-cache-key"]
             assert second.headers["x-engine"] == "scripted"
             go(pair.engine)
-            await second.until("one two")
+            await second.read_until_text("one two")
             go(pair.engine)
-            assert await second.to_the_end() == await first.to_the_end()
-            assert second.got == b"".join(ANSWER).replace(USAGE, b"")
+            assert await second.read_to_end() == await first.read_to_end()
+            assert second.received == b"".join(ANSWER).replace(USAGE, b"")
     assert pair.generations == 1
 
 
 async def test_a_json_client_gets_the_answer_of_a_stream_when_that_ends(pair: Pair) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
         asking = asyncio.ensure_future(pair[1].chat("x"))
         go(pair.engine, 2)
-        await first.to_the_end()
+        await first.read_to_end()
         answer = await asking
     assert answer.headers["x-cache"] in ("COALESCED", "HIT")
-    assert said(answer) == "one two"
+    assert chat_text(answer) == "one two"
     assert answer.json()["usage"]["completion_tokens"] == 2
     assert pair.generations == 1
 
@@ -129,46 +133,46 @@ async def test_a_stream_follows_a_json_answer_and_gets_it_whole(pair: Pair) -> N
     following = asyncio.ensure_future(pair[1].chat("x", stream=True, stream_options={"include_usage": True}))
     go(pair.engine)
     first, second = await asking, await following
-    assert (first.headers["x-cache"], said(first)) == ("MISS", "one two")
+    assert (first.headers["x-cache"], chat_text(first)) == ("MISS", "one two")
     assert second.headers["x-cache"] in ("COALESCED", "HIT")
-    assert said(second) == "one two"
-    assert second.content.endswith(DONE)
-    assert events(second.content)[-1]["usage"]["completion_tokens"] == 2
+    assert chat_text(second) == "one two"
+    assert second.content.endswith(DONE_FRAME)
+    assert parse_events(second.content)[-1]["usage"]["completion_tokens"] == 2
     assert pair.generations == 1
 
 
 async def test_each_follower_sees_the_usage_event_only_if_he_asked_for_it(pair: Pair) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        async with streaming(pair[1], "x", stream_options={"include_usage": True}) as second:
-            await second.until("one ")
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[1], "x", stream_options={"include_usage": True}) as second:
+            await second.read_until_text("one ")
             go(pair.engine, 2)
-            assert USAGE not in await first.to_the_end()
-            assert (await second.to_the_end()).endswith(USAGE + DONE)
+            assert USAGE not in await first.read_to_end()
+            assert (await second.read_to_end()).endswith(USAGE + DONE_FRAME)
 
 
 async def test_a_flight_goes_on_for_its_followers_when_its_first_client_leaves(pair: Pair) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        second = streaming(pair[1], "x")
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        second = open_stream(pair[1], "x")
         follower = await second.__aenter__()
-        await follower.until("one ")
+        await follower.read_until_text("one ")
     go(pair.engine, 2)
-    assert (await follower.to_the_end()).endswith(DONE)
+    assert (await follower.read_to_end()).endswith(DONE_FRAME)
     await second.__aexit__(None, None, None)
     assert follower.text == "one two"
     assert pair.generations == 1
-    assert not pair.engine.left.is_set()
+    assert not pair.engine.client_disconnected.is_set()
     assert (await pair[1].chat("x")).headers["x-cache"] == "HIT"
 
 
 async def test_the_engine_is_freed_when_the_last_one_leaves(pair: Pair, redis: Any) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        async with streaming(pair[1], "x") as second:
-            await second.until("one ")
-        assert not pair.engine.left.is_set()
-    await asyncio.wait_for(pair.engine.left.wait(), 10)
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[1], "x") as second:
+            await second.read_until_text("one ")
+        assert not pair.engine.client_disconnected.is_set()
+    await asyncio.wait_for(pair.engine.client_disconnected.wait(), 10)
     await eventually(lambda: no_claims(redis))
     assert pair.generations == 1
 
@@ -192,7 +196,7 @@ async def test_an_abandoned_answer_is_finished_and_stored_where_the_configuratio
     go(pair.engine, 2)
     retried = await retrying
     assert retried.headers["x-cache"] in ("COALESCED", "HIT")
-    assert said(retried) == "one two"
+    assert chat_text(retried) == "one two"
     assert (await pair[0].chat("x")).headers["x-cache"] == "HIT"
     assert pair.generations == 1
     await pair.engine.stop()
@@ -206,34 +210,34 @@ async def test_what_cannot_be_stored_is_not_finished_for_nobody(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, one=True, cache='on_abandon = "finish"')
-    async with streaming(pair[0], "x", headers={"cache-control": "no-store"}) as first:
-        await first.until("one ")
-    await asyncio.wait_for(pair.engine.left.wait(), 10)
+    async with open_stream(pair[0], "x", headers={"cache-control": "no-store"}) as first:
+        await first.read_until_text("one ")
+    await asyncio.wait_for(pair.engine.client_disconnected.wait(), 10)
     await pair.engine.stop()
 
 
 @pytest.mark.parametrize("wish", ["no-store", "no-cache"])
 async def test_who_wants_nothing_of_the_cache_attaches_to_no_flight(pair: Pair, wish: str) -> None:
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        async with streaming(pair[1], "x", headers={"cache-control": wish}) as second:
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[1], "x", headers={"cache-control": wish}) as second:
             await eventually(lambda: pair.generations == 2)
             go(pair.engine, 4)
-            await first.to_the_end()
-            assert (await second.to_the_end()).endswith(DONE)
+            await first.read_to_end()
+            assert (await second.read_to_end()).endswith(DONE_FRAME)
             assert (second.headers["x-cache"], second.headers["x-cache-reason"]) == ("BYPASS", wish)
 
 
 async def test_another_tenant_does_not_attach(redis_server: RedisServer, redis: Any, make_router: MakeRouter) -> None:
     tenants = '[auth]\nmode = "header"\n[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"'
     pair = await make_pair(redis_server, make_router, one=True, rest=tenants)
-    async with streaming(pair[0], "x", headers={"x-tenant-id": "a"}) as first:
-        await first.until("one ")
-        async with streaming(pair[0], "x", headers={"x-tenant-id": "b"}) as second:
+    async with open_stream(pair[0], "x", headers={"x-tenant-id": "a"}) as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[0], "x", headers={"x-tenant-id": "b"}) as second:
             await eventually(lambda: pair.generations == 2)
             go(pair.engine, 4)
-            await first.to_the_end()
-            await second.to_the_end()
+            await first.read_to_end()
+            await second.read_to_end()
             assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "MISS")
     await pair.engine.stop()
 
@@ -242,52 +246,52 @@ async def test_another_tenant_does_not_attach(redis_server: RedisServer, redis: 
 
 
 async def test_an_answer_that_breaks_off_ends_for_all_with_an_error_event(pair: Pair) -> None:
-    pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE)
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
-        async with streaming(pair[1], "x") as second:
-            await second.until("one ")
+    pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE_FRAME)
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
+        async with open_stream(pair[1], "x") as second:
+            await second.read_until_text("one ")
             go(pair.engine)
             for reader in (first, second):
-                last = events(await reader.to_the_end())[-1]
+                last = parse_events(await reader.read_to_end())[-1]
                 assert last["error"]["code"] == "engine_failed"
-                assert not reader.got.endswith(DONE)
+                assert not reader.received.endswith(DONE_FRAME)
     assert (await pair[1].http.get("/healthz")).json()["engines"]["scripted"]["in_flight"] == 0
 
 
 async def test_a_follower_that_has_had_nothing_yet_begins_anew_when_the_flight_breaks_off(pair: Pair) -> None:
-    pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE)
-    async with streaming(pair[0], "x") as first:
-        await first.until("one ")
+    pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE_FRAME)
+    async with open_stream(pair[0], "x") as first:
+        await first.read_until_text("one ")
         asking = asyncio.ensure_future(pair[1].chat("x"))
         await attached(pair)
         pair.engine.pieces = (JSON_ANSWER[:9], JSON_ANSWER[9:])
         go(pair.engine)
-        await first.to_the_end()
+        await first.read_to_end()
         go(pair.engine)
         answer = await asking
-    assert (answer.status_code, said(answer)) == (200, "one two")
+    assert (answer.status_code, chat_text(answer)) == (200, "one two")
     assert pair.generations == 2
 
 
 async def attached(pair: Pair) -> None:
     """Returns when a follower has had the time to attach: whoever asks after him is there, in the same flight."""
-    async with streaming(pair[1], "x") as third:
-        await third.until("one ")
+    async with open_stream(pair[1], "x") as third:
+        await third.read_until_text("one ")
 
 
 async def test_what_the_engine_says_of_the_request_itself_is_told_to_each_who_asked(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     router = await make_router(config)
-    await engines.chat.faults({"fault": "status", "code": 400, "message": "too long"})
+    await engines.chat.set_faults({"fault": "status", "code": 400, "message": "too long"})
     answers = await asyncio.gather(*(router.chat("The sea?", stream=n % 2 == 0) for n in range(10)))
     assert {answer.status_code for answer in answers} == {400}
     assert len({answer.json()["error"]["message"] for answer in answers}) == 1
 
 
 async def test_a_flight_that_could_not_be_stored_leaves_nothing_behind(pair: Pair, redis: Any) -> None:
-    pair.engine.pieces = (ANSWER[0], DONE)  # without a finish reason
+    pair.engine.pieces = (ANSWER[0], DONE_FRAME)  # without a finish reason
     go(pair.engine)
     assert (await pair[0].chat("x", stream=True)).status_code == 200
     await eventually(lambda: no_claims(redis))
@@ -301,8 +305,8 @@ async def test_a_reader_who_does_not_read_slows_nobody(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, one=True)
-    long = [chunk(content="x" * 4000) for _ in range(200)]
-    pair.engine.pieces = (ROLE + long[0], *long[1:], chunk(content="", finish="stop") + DONE)
+    long = [chat_frame(content="x" * 4000) for _ in range(200)]
+    pair.engine.pieces = (ROLE_FRAME + long[0], *long[1:], chat_frame(content="", finish="stop") + DONE_FRAME)
     body = json.dumps(chat_body("x", stream=True)).encode()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -313,7 +317,7 @@ async def test_a_reader_who_does_not_read_slows_nobody(
         reading = asyncio.ensure_future(pair[0].chat("x", stream=True))
         go(pair.engine, 200)
         answer = await reading
-        assert len(said(answer)) == 800_000
+        assert len(chat_text(answer)) == 800_000
         assert answer.headers["x-cache"] == "COALESCED"
     await pair.engine.stop()
 
@@ -323,16 +327,16 @@ async def test_a_reader_who_is_left_behind_by_a_long_answer_is_told_so(
 ) -> None:
     monkeypatch.setattr(flight_module, "MAX_LAG", 1 << 20)
     pair = await make_pair(redis_server, make_router, one=True, cache='max_entry = "64KiB"')
-    long = [chunk(content="x" * 40_000) for _ in range(400)]
-    pair.engine.pieces = (ROLE + long[0], *long[1:], chunk(content="", finish="stop") + DONE)
+    long = [chat_frame(content="x" * 40_000) for _ in range(400)]
+    pair.engine.pieces = (ROLE_FRAME + long[0], *long[1:], chat_frame(content="", finish="stop") + DONE_FRAME)
     reader, writer = await asyncio.open_connection("127.0.0.1", pair[0].port, limit=2048)
     body = json.dumps(chat_body("x", stream=True)).encode()
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
     await eventually(lambda: pair.generations == 1)
-    async with streaming(pair[0], "x") as other:
+    async with open_stream(pair[0], "x") as other:
         go(pair.engine, 400)
-        assert len(await other.to_the_end()) > 16_000_000
-        assert other.got.endswith(DONE)
+        assert len(await other.read_to_end()) > 16_000_000
+        assert other.received.endswith(DONE_FRAME)
     got = await read_all(reader, b"engine_failed")
     assert b"not read fast enough" in got
     assert len(got) < 12_000_000
@@ -354,10 +358,10 @@ async def test_an_answer_that_is_too_long_to_keep_can_no_longer_be_joined(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, cache='max_entry = "1KiB"\nabandon = "0s"')
-    pair.engine.pieces = (ANSWER[0], chunk(content="y" * 2000), *ANSWER[1:])
-    async with streaming(pair[0], "x") as first:
+    pair.engine.pieces = (ANSWER[0], chat_frame(content="y" * 2000), *ANSWER[1:])
+    async with open_stream(pair[0], "x") as first:
         go(pair.engine)
-        await first.until("yyy")
+        await first.read_until_text("yyy")
         for router in pair:
             asked = asyncio.ensure_future(router.chat("x", stream=True))
             await eventually(lambda: pair.generations > pair.index(router) + 1)  # noqa: B023

@@ -7,10 +7,10 @@ import pytest
 
 from router.api.auth import hash_key
 from tests.support.redis_process import RedisServer
-from tests.support.router_pair import Pair, text
+from tests.support.router_pair import RouterPair, pair_config
 from tests.support.router_server import MakeRouter, RouterServer
-from tests.support.sse_answers import DONE, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, chat_text
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -21,33 +21,33 @@ async def has_at_the_engines(router: RouterServer, most: int) -> bool:
 
 
 async def test_a_tenant_has_no_more_generations_that_nobody_reads_than_it_may_have_requests(
-    pair: Pair, own_redis: RedisServer, make_router: MakeRouter
+    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
 ) -> None:
     tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"sk-a")}"]\nconcurrent_requests = 4'
-    config = text(own_redis.url, pair.engine).replace("[auth]", '[auth]\nmode = "keys"')
+    config = pair_config(own_redis.url, pair.engine).replace("[auth]", '[auth]\nmode = "keys"')
     router = await make_router(f"{config}\n\n{tenant}")
     headers = {"authorization": "Bearer sk-a"}
     for number in range(12):
-        async with streaming(router, f"prompt {number}", headers=headers) as leaving:
-            await leaving.until("one ")
+        async with open_stream(router, f"prompt {number}", headers=headers) as leaving:
+            await leaving.read_until_text("one ")
     await eventually(partial(has_at_the_engines, router, 4), 1)
-    async with streaming(router, "prompt 11", headers=headers) as back:
-        await back.until("one ")
+    async with open_stream(router, "prompt 11", headers=headers) as back:
+        await back.read_until_text("one ")
         assert back.headers["x-cache"] == "COALESCED"
 
 
 async def test_whoever_follows_a_router_that_has_no_room_is_answered_by_its_own(
-    pair: Pair, own_redis: RedisServer, make_router: MakeRouter
+    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
 ) -> None:
-    config = text(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
+    config = pair_config(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
     full, roomy = [await make_router(f'{config}\n\n[timeouts]\nqueue = "1s"') for _ in range(2)]
-    async with streaming(full, "something else") as busy:
-        await busy.until("one ")
+    async with open_stream(full, "something else") as busy:
+        await busy.read_until_text("one ")
         waiting = asyncio.ensure_future(full.chat("x", stream=True))
         await asyncio.sleep(0.3)  # it waits for a place, and has the claim
         following = asyncio.ensure_future(roomy.chat("x", stream=True))
         assert (await waiting).json()["error"]["code"] == "queue_timeout"
         await eventually(lambda: pair.generations == 2)
-        pair.go(4)
+        pair.release_chunks(4)
         answer = await following
-        assert (answer.status_code, said(answer), answer.content.endswith(DONE)) == (200, "one two", True)
+        assert (answer.status_code, chat_text(answer), answer.content.endswith(DONE_FRAME)) == (200, "one two", True)

@@ -12,16 +12,20 @@ import pytest
 import pytest_asyncio
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_process import RouterProcess
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, events, said
-from tests.support.streaming_client import LiveAnswer
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
+from tests.support.streaming_client import LiveStream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ANSWER = (ROLE + chunk(content="one "), chunk(content="two"), chunk(content="", finish="stop") + DONE)
+ANSWER = (
+    ROLE_FRAME + chat_frame(content="one "),
+    chat_frame(content="two"),
+    chat_frame(content="", finish="stop") + DONE_FRAME,
+)
 
 FRESH = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fresh"},"finish_reason":"stop"}]}'
 
@@ -29,7 +33,7 @@ FRESH = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fresh"
 class Setting:
     """A router of its own process that leads, one here that follows, and their engine."""
 
-    def __init__(self, leader: Served, follower: RouterServer, engine: ScriptedEngine) -> None:
+    def __init__(self, leader: RouterProcess, follower: RouterServer, engine: ScriptedEngine) -> None:
         self.leader = leader
         self.follower = follower
         self.engine = engine
@@ -48,18 +52,18 @@ class Setting:
         body = chat_body("x", stream=True)
         async with self.follower.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.headers["x-cache"] == "COALESCED"
-            await LiveAnswer(answer).until("one ")
+            await LiveStream(answer).read_until_text("one ")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
-    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)})
-    leader = Served(tmp_path, text)
+    text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)})
+    leader = RouterProcess(tmp_path, text)
     leader.start()
     try:
-        await leader.ready()
+        await leader.wait_until_ready()
         yield Setting(leader, await make_router(text), engine)
     finally:
         leader.kill()
@@ -76,10 +80,10 @@ async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_with
         setting.leader.kill()
         async with asyncio.timeout(6):
             broken = await streams
-            assert events(broken.content)[-1]["error"]["code"] == "engine_failed"
-            assert not broken.content.endswith(DONE)
+            assert parse_events(broken.content)[-1]["error"]["code"] == "engine_failed"
+            assert not broken.content.endswith(DONE_FRAME)
             answer = await whole
-            assert (answer.status_code, said(answer)) == (200, "fresh")
+            assert (answer.status_code, chat_text(answer)) == (200, "fresh")
         with pytest.raises(httpx.TransportError):
             await leading
         assert len(setting.engine.bodies) == 2
@@ -90,17 +94,17 @@ async def test_a_follower_of_a_frozen_leader_makes_a_fresh_attempt_when_its_clai
 ) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
-        setting.leader.send(signal.SIGSTOP)
+        setting.leader.send_signal(signal.SIGSTOP)
         try:
             asked = setting.follow(stream=True)
             async with asyncio.timeout(6):
                 await eventually(lambda: len(setting.engine.bodies) == 2)
             for _ in range(4):
-                setting.engine.go.release()
-            assert said(await asked) == "one two"
+                setting.engine.chunk_permits.release()
+            assert chat_text(await asked) == "one two"
         finally:
-            setting.leader.send(signal.SIGCONT)
-        assert (await leading).content.endswith(DONE)
+            setting.leader.send_signal(signal.SIGCONT)
+        assert (await leading).content.endswith(DONE_FRAME)
 
 
 async def test_a_client_that_comes_back_after_its_router_died_is_served_by_another(setting: Setting) -> None:
@@ -113,8 +117,8 @@ async def test_a_client_that_comes_back_after_its_router_died_is_served_by_anoth
     async with asyncio.timeout(6):
         await eventually(lambda: len(setting.engine.bodies) == 2)
     for _ in range(2):
-        setting.engine.go.release()
-    assert said(await asked) == "one two"
+        setting.engine.chunk_permits.release()
+    assert chat_text(await asked) == "one two"
 
 
 async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Setting) -> None:
@@ -123,19 +127,19 @@ async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Se
         following = setting.follow(stream=True)
         await setting.somebody_follows()
         leading.cancel()
-    setting.leader.send(signal.SIGTERM)
+    setting.leader.send_signal(signal.SIGTERM)
     await eventually(lambda: not accepts(setting.leader))
     await asyncio.sleep(1)  # how long the engine takes
-    setting.engine.go.release()
-    setting.engine.go.release()
+    setting.engine.chunk_permits.release()
+    setting.engine.chunk_permits.release()
     answer = await following
-    assert answer.content.endswith(DONE)
-    assert said(answer) == "one two"
+    assert answer.content.endswith(DONE_FRAME)
+    assert chat_text(answer) == "one two"
     assert len(setting.engine.bodies) == 1
-    await eventually(lambda: not setting.leader.runs)
+    await eventually(lambda: not setting.leader.is_running)
 
 
-def accepts(router: Served) -> bool:
+def accepts(router: RouterProcess) -> bool:
     """Whether a process listens at its port."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", router.port)) == 0

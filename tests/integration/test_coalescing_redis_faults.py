@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.redis_keys import claim_of, flight_of
+from router.core.cache.redis_keys import claim_key, flight_key
 from router.shared.claim import Claim
 from tests.support.redis_process import RedisServer
-from tests.support.router_pair import ANSWER, Pair, text
+from tests.support.router_pair import ANSWER, RouterPair, pair_config
 from tests.support.router_server import MakeRouter, chat_body
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,17 +25,19 @@ async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_bef
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     for word in ("first", "second"):  # each with processes of its own, as after a restart
-        engine = ScriptedEngine(ROLE + chunk(content=word), chunk(content="", finish="stop") + DONE, paced=True)
+        engine = ScriptedEngine(
+            ROLE_FRAME + chat_frame(content=word), chat_frame(content="", finish="stop") + DONE_FRAME, paced=True
+        )
         await engine.start()
-        leader, follower = [await make_router(text(redis_server.url, engine)) for _ in range(2)]
-        async with streaming(leader, "x") as leading:
-            await leading.until(word)
-            async with streaming(follower, "x") as following:
-                await following.until(word)
-                engine.go.release()
-                assert (await following.to_the_end()).endswith(DONE)
+        leader, follower = [await make_router(pair_config(redis_server.url, engine)) for _ in range(2)]
+        async with open_stream(leader, "x") as leading:
+            await leading.read_until_text(word)
+            async with open_stream(follower, "x") as following:
+                await following.read_until_text(word)
+                engine.chunk_permits.release()
+                assert (await following.read_to_end()).endswith(DONE_FRAME)
                 assert (following.text, following.headers["x-cache"]) == (word, "COALESCED")
-            await leading.to_the_end()
+            await leading.read_to_end()
             await eventually(lambda: redis.exists(leading.headers["x-cache-key"]))
         await redis.delete(leading.headers["x-cache-key"])
         await engine.stop()
@@ -43,101 +45,101 @@ async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_bef
 
 @pytest.mark.parametrize("seconds", [0.1, 0.65])
 async def test_a_redis_that_stands_still_for_a_moment_breaks_no_follower(
-    pair: Pair, own_redis: RedisServer, seconds: float
+    pair: RouterPair, own_redis: RedisServer, seconds: float
 ) -> None:
-    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
-        await leading.until("one ")
-        await following.until("one ")
+    async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
+        await leading.read_until_text("one ")
+        await following.read_until_text("one ")
         own_redis.freeze()
-        pair.go(2)
-        await leading.to_the_end()
+        pair.release_chunks(2)
+        await leading.read_to_end()
         await asyncio.sleep(seconds)  # how long it stands still
         own_redis.thaw()
-        assert (await following.to_the_end()).endswith(DONE)
+        assert (await following.read_to_end()).endswith(DONE_FRAME)
         assert following.text == "one two"
     assert pair.generations == 1
 
 
-async def test_whoever_comes_after_redis_stood_still_follows_too(pair: Pair, own_redis: RedisServer) -> None:
-    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
-        await following.until("one ")
+async def test_whoever_comes_after_redis_stood_still_follows_too(pair: RouterPair, own_redis: RedisServer) -> None:
+    async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
+        await following.read_until_text("one ")
         own_redis.freeze()
-        pair.go()
-        await leading.until("one two")
+        pair.release_chunks()
+        await leading.read_until_text("one two")
         await asyncio.sleep(0.1)  # how long it stands still
         own_redis.thaw()
-        await following.until("one two")
-        async with streaming(pair.follower, "x") as late:
-            await late.until("one two")
-            pair.go()
-            assert (await late.to_the_end()).endswith(DONE)
+        await following.read_until_text("one two")
+        async with open_stream(pair.follower, "x") as late:
+            await late.read_until_text("one two")
+            pair.release_chunks()
+            assert (await late.read_to_end()).endswith(DONE_FRAME)
     assert pair.generations == 1
 
 
-async def test_a_record_whose_reply_was_lost_is_written_once(pair: Pair, own_redis: RedisServer) -> None:
-    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
-        await following.until("one ")
+async def test_a_record_whose_reply_was_lost_is_written_once(pair: RouterPair, own_redis: RedisServer) -> None:
+    async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
+        await following.read_until_text("one ")
         await pair.proxy.drop_replies("commands")
-        pair.go(2)
-        await leading.to_the_end()
+        pair.release_chunks(2)
+        await leading.read_to_end()
         await asyncio.sleep(0.1)  # how long replies are lost
         await pair.proxy.release()
-        assert (await following.to_the_end()).count(b'"two"') == 1
+        assert (await following.read_to_end()).count(b'"two"') == 1
         assert following.text == "one two"
 
 
 @pytest.mark.parametrize("purged", [True, False], ids=["purged", "not purged"])
-async def test_an_engine_that_pauses_for_longer_than_a_lease_breaks_no_follower(pair: Pair, purged: bool) -> None:
-    async with streaming(pair.leader, "x") as leading, streaming(pair.follower, "x") as following:
-        await following.until("one ")
+async def test_an_engine_that_pauses_for_longer_than_a_lease_breaks_no_follower(pair: RouterPair, purged: bool) -> None:
+    async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
+        await following.read_until_text("one ")
         if purged:
             await pair.purge_everything()
         await asyncio.sleep(3)  # how long the engine pauses
-        pair.go(2)
-        assert (await following.to_the_end()).endswith(DONE)
+        pair.release_chunks(2)
+        assert (await following.read_to_end()).endswith(DONE_FRAME)
         assert following.text == "one two"
-        await leading.to_the_end()
+        await leading.read_to_end()
     assert pair.generations == 1
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hold"])
-async def test_a_leader_that_cannot_be_reached_is_lost_within_a_lease(pair: Pair, fault: str) -> None:
-    async with streaming(pair.leader, "x") as leading:
-        await leading.until("one ")
+async def test_a_leader_that_cannot_be_reached_is_lost_within_a_lease(pair: RouterPair, fault: str) -> None:
+    async with open_stream(pair.leader, "x") as leading:
+        await leading.read_until_text("one ")
         await getattr(pair.proxy, fault)("listening")
-        async with asyncio.timeout(3), streaming(pair.follower, "x") as following:
-            await following.until("one ")
+        async with asyncio.timeout(3), open_stream(pair.follower, "x") as following:
+            await following.read_until_text("one ")
             assert following.headers["x-cache"] == "MISS"
         assert pair.generations == 2
 
 
-async def test_followers_of_a_leader_that_cannot_be_reached_share_one_generation(pair: Pair) -> None:
-    async with streaming(pair.leader, "x") as leading:
-        await leading.until("one ")
+async def test_followers_of_a_leader_that_cannot_be_reached_share_one_generation(pair: RouterPair) -> None:
+    async with open_stream(pair.leader, "x") as leading:
+        await leading.read_until_text("one ")
         await pair.proxy.refuse("listening")
         pair.engine.paced = False
         answers = await asyncio.gather(*(pair.follower.chat("x", stream=n % 2 == 0) for n in range(10)))
-    assert {said(answer) for answer in answers} == {"one two"}
+    assert {chat_text(answer) for answer in answers} == {"one two"}
     assert pair.generations == 2
 
 
-async def test_what_was_purged_while_a_router_could_not_know_is_not_joined_there(pair: Pair) -> None:
-    async with streaming(pair.leader, "x") as leading:
-        await leading.until("one ")
+async def test_what_was_purged_while_a_router_could_not_know_is_not_joined_there(pair: RouterPair) -> None:
+    async with open_stream(pair.leader, "x") as leading:
+        await leading.read_until_text("one ")
         await pair.proxy.refuse("listening")
         await pair.purge_everything()
         await asyncio.sleep(1.1)  # for so long, a router may not know of a purge
-        async with streaming(pair.leader, "x") as after:
-            await after.until("one ")
+        async with open_stream(pair.leader, "x") as after:
+            await after.read_until_text("one ")
             assert after.headers["x-cache"] == "MISS"
     assert pair.generations == 2
 
 
-async def test_many_who_ask_a_router_without_redis_are_one_generation(pair: Pair, own_redis: RedisServer) -> None:
+async def test_many_who_ask_a_router_without_redis_are_one_generation(pair: RouterPair, own_redis: RedisServer) -> None:
     own_redis.kill()
     pair.engine.paced = False
     answers = await asyncio.gather(*(pair.leader.chat("x", stream=n % 2 == 0) for n in range(20)))
-    assert {said(answer) for answer in answers} == {"one two"}
+    assert {chat_text(answer) for answer in answers} == {"one two"}
     assert pair.generations == 1
 
 
@@ -146,15 +148,15 @@ async def test_whoever_joins_a_follower_gets_what_has_been_stored_meanwhile(
 ) -> None:
     engine = ScriptedEngine(*ANSWER)
     await engine.start()
-    router = await make_router(text(redis_server.url, engine, 'local = "0B"'))
+    router = await make_router(pair_config(redis_server.url, engine, 'local = "0B"'))
     key = (await router.chat("x", stream=True)).headers["x-cache-key"]
     await eventually(lambda: redis.exists(key))
     claim = Claim("0123456789ab", "of.1", await redis.hget(key, "digest"))
     await redis.rename(key, "away")
-    await redis.set(claim_of(key), claim.text())
-    await redis.xadd(flight_of(key, claim.flight), {"engine": "scripted", "frames": ANSWER[0]}, id="1-0")
-    async with streaming(router, "x") as following:  # what a process generates that is about to die
-        await following.until("one ")
+    await redis.set(claim_key(key), claim.encode())
+    await redis.xadd(flight_key(key, claim.flight_id), {"engine": "scripted", "frames": ANSWER[0]}, id="1-0")
+    async with open_stream(router, "x") as following:  # what a process generates that is about to die
+        await following.read_until_text("one ")
         await redis.rename("away", key)
         async with asyncio.timeout(1):
             assert (await router.chat("x")).headers["x-cache"] == "HIT"
@@ -165,19 +167,19 @@ async def test_whoever_joins_a_follower_gets_what_has_been_stored_meanwhile(
 
 
 @pytest.mark.parametrize("at", ["leader", "follower"])
-async def test_a_client_that_comes_back_finds_its_generation(pair: Pair, at: str) -> None:
-    async with streaming(pair.leader, "x") as leaving:
-        await leaving.until("one ")
-    async with streaming(getattr(pair, at), "x") as back:
-        await back.until("one ")
+async def test_a_client_that_comes_back_finds_its_generation(pair: RouterPair, at: str) -> None:
+    async with open_stream(pair.leader, "x") as leaving:
+        await leaving.read_until_text("one ")
+    async with open_stream(getattr(pair, at), "x") as back:
+        await back.read_until_text("one ")
         assert back.headers["x-cache"] == "COALESCED"
-        pair.go(2)
-        assert (await back.to_the_end()).endswith(DONE)
+        pair.release_chunks(2)
+        assert (await back.read_to_end()).endswith(DONE_FRAME)
     assert pair.generations == 1
-    assert not pair.engine.left.is_set()
+    assert not pair.engine.client_disconnected.is_set()
 
 
-async def test_a_json_client_that_comes_back_finds_its_generation(pair: Pair) -> None:
+async def test_a_json_client_that_comes_back_finds_its_generation(pair: RouterPair) -> None:
     pair.engine.pieces = (
         b'{"choices":[{"index":0,"message":{"role":"assistant","content":"one',
         b' two"},"finish_reason":"stop"}]}',
@@ -186,15 +188,15 @@ async def test_a_json_client_that_comes_back_finds_its_generation(pair: Pair) ->
     await eventually(lambda: pair.generations == 1)
     asking.cancel()
     back = asyncio.ensure_future(pair.leader.chat("x"))
-    pair.go(1)
-    assert said(await back) == "one two"
+    pair.release_chunks(1)
+    assert chat_text(await back) == "one two"
     assert pair.generations == 1
 
 
-async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: Pair) -> None:
-    async with streaming(pair.leader, "x") as leaving:
-        await leaving.until("one ")
-    pair.go(2)
+async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: RouterPair) -> None:
+    async with open_stream(pair.leader, "x") as leaving:
+        await leaving.read_until_text("one ")
+    pair.release_chunks(2)
 
     async def is_hit() -> bool:
         return (await pair.leader.chat("x")).headers["x-cache"] == "HIT"
@@ -203,13 +205,13 @@ async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: Pai
     assert pair.generations == 1
 
 
-async def test_a_client_that_comes_back_twice_has_the_same_time_again(pair: Pair) -> None:
+async def test_a_client_that_comes_back_twice_has_the_same_time_again(pair: RouterPair) -> None:
     for _ in range(3):
-        async with streaming(pair.leader, "x") as leaving:
-            await leaving.until("one ")
+        async with open_stream(pair.leader, "x") as leaving:
+            await leaving.read_until_text("one ")
         await asyncio.sleep(0.9)  # less than `cache.abandon`, but twice is nearly as much
     assert pair.generations == 1
-    assert not pair.engine.left.is_set()
+    assert not pair.engine.client_disconnected.is_set()
 
 
 async def test_nobody_is_waited_for_where_the_configuration_says_so(
@@ -217,33 +219,33 @@ async def test_nobody_is_waited_for_where_the_configuration_says_so(
 ) -> None:
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
-    router = await make_router(text(redis_server.url, engine, 'abandon = "0s"'))
-    async with streaming(router, "x") as leaving:
-        await leaving.until("one ")
+    router = await make_router(pair_config(redis_server.url, engine, 'abandon = "0s"'))
+    async with open_stream(router, "x") as leaving:
+        await leaving.read_until_text("one ")
     async with asyncio.timeout(1.5):
-        await engine.left.wait()
+        await engine.client_disconnected.wait()
     await engine.stop()
 
 
-async def test_the_engine_is_freed_when_nobody_comes_back(pair: Pair) -> None:
-    async with streaming(pair.leader, "x") as leaving:
-        await leaving.until("one ")
-    await asyncio.wait_for(pair.engine.left.wait(), 10)
+async def test_the_engine_is_freed_when_nobody_comes_back(pair: RouterPair) -> None:
+    async with open_stream(pair.leader, "x") as leaving:
+        await leaving.read_until_text("one ")
+    await asyncio.wait_for(pair.engine.client_disconnected.wait(), 10)
 
 
-async def test_a_generation_that_nobody_else_can_join_ends_with_its_client(pair: Pair) -> None:
-    async with streaming(pair.leader, "x", headers={"cache-control": "no-store"}) as leaving:
-        await leaving.until("one ")
+async def test_a_generation_that_nobody_else_can_join_ends_with_its_client(pair: RouterPair) -> None:
+    async with open_stream(pair.leader, "x", headers={"cache-control": "no-store"}) as leaving:
+        await leaving.read_until_text("one ")
     async with asyncio.timeout(1.5):
-        await pair.engine.left.wait()
+        await pair.engine.client_disconnected.wait()
 
 
-async def test_an_event_of_many_megabytes_reaches_all_who_read(pair: Pair) -> None:
+async def test_an_event_of_many_megabytes_reaches_all_who_read(pair: RouterPair) -> None:
     large = "y" * (6 << 20)
-    pair.engine.pieces = (ROLE, chunk(content=large), *ANSWER[1:])
+    pair.engine.pieces = (ROLE_FRAME, chat_frame(content=large), *ANSWER[1:])
     asked = [asyncio.ensure_future(pair.leader.chat("x", stream=True)) for _ in range(2)]
     await eventually(lambda: pair.generations == 1)
-    pair.go(3)
+    pair.release_chunks(3)
     for answer in await asyncio.gather(*asked):
-        assert answer.content.endswith(DONE)
-        assert said(answer) == f"{large}two"
+        assert answer.content.endswith(DONE_FRAME)
+        assert chat_text(answer) == f"{large}two"

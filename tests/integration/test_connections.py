@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.net.server.request_parser import MAX_HEAD, MAX_HEADERS
-from tests.support.raw_http import CHAT_HEAD, CRLF, VERSION, chunked, connect, request
+from router.net.server.request_parser import MAX_HEAD_BYTES, MAX_HEADERS
+from tests.support.raw_http import CHAT_HEAD, CRLF, VERSION_REQUEST, chunked_body, connect, http_request
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
-from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -50,26 +50,26 @@ MALFORMED = {
 
 @pytest.mark.parametrize("attack", MALFORMED.values(), ids=MALFORMED)
 async def test_what_could_be_understood_in_two_ways_is_refused_and_nothing_after_it_is_read(
-    router: RouterServer, engines: Engines, attack: bytes
+    router: RouterServer, engines: EngineSet, attack: bytes
 ) -> None:
     before = [(await engine.stats())["received"] for engine in engines]
     async with connect(router.port) as connection:
-        connection.write(attack, VERSION, VERSION)
-        answer = await connection.answer()
-        assert (answer.status, answer.code) == (400, "invalid_http")
+        connection.write(attack, VERSION_REQUEST, VERSION_REQUEST)
+        answer = await connection.read_response()
+        assert (answer.status, answer.error_code) == (400, "invalid_http")
         assert b"\r\nconnection: close\r\n" in answer.head
         assert b"\r\nx-request-id: " in answer.head
-        assert await connection.end() == b""
+        assert await connection.read_to_end() == b""
     assert [(await engine.stats())["received"] for engine in engines] == before
     assert (await router.chat("The sea?")).status_code == 200
 
 
 async def test_a_target_in_absolute_form_is_its_path_wherever_it_claims_to_be(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?"), path=b"http://elsewhere.example/v1/chat/completions"))
-        assert (await connection.answer()).status == 200
-        connection.write(request(method=b"GET", path=b"//elsewhere.example/version"))
-        answer = await connection.answer()
+        connection.write(http_request(chat_body("The sea?"), path=b"http://elsewhere.example/v1/chat/completions"))
+        assert (await connection.read_response()).status == 200
+        connection.write(http_request(method=b"GET", path=b"//elsewhere.example/version"))
+        answer = await connection.read_response()
         assert answer.status == 404
         assert b"location" not in answer.head
 
@@ -80,7 +80,7 @@ async def test_a_target_in_absolute_form_is_its_path_wherever_it_claims_to_be(ro
 @pytest.mark.parametrize(
     "head",
     [
-        b"x-long: ".ljust(MAX_HEAD, b"y") + CRLF,
+        b"x-long: ".ljust(MAX_HEAD_BYTES, b"y") + CRLF,
         b"".join(b"x-%d: y\r\n" % number for number in range(MAX_HEADERS)),
         b"x: y\r\n" * MAX_HEADERS,
     ],
@@ -90,21 +90,21 @@ async def test_a_target_in_absolute_form_is_its_path_wherever_it_claims_to_be(ro
 async def test_a_head_that_is_too_large_is_431(router: RouterServer, head: bytes, ends: bool) -> None:
     async with connect(router.port) as connection:
         connection.write(b"GET /version HTTP/1.1\r\nhost: router\r\n", head, CRLF if ends else b"x-more: y")
-        answer = await connection.answer()
-        assert (answer.status, answer.code) == (431, "headers_too_large")
+        answer = await connection.read_response()
+        assert (answer.status, answer.error_code) == (431, "headers_too_large")
 
 
 async def test_a_head_in_bounds_is_answered(router: RouterServer) -> None:
     headers = [b"x-%d: %b" % (number, b"y" * 200) for number in range(MAX_HEADERS - 1)]
     async with connect(router.port) as connection:
-        connection.write(request(None, *headers, method=b"GET", path=b"/version"))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(None, *headers, method=b"GET", path=b"/version"))
+        assert (await connection.read_response()).status == 200
 
 
 async def test_a_long_target_is_refused(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(method=b"GET", path=b"/version?" + b"x" * MAX_HEAD))
-        assert (await connection.answer()).status == 431
+        connection.write(http_request(method=b"GET", path=b"/version?" + b"x" * MAX_HEAD_BYTES))
+        assert (await connection.read_response()).status == 431
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
@@ -113,23 +113,23 @@ async def test_a_long_target_is_refused(router: RouterServer) -> None:
 async def test_a_body_that_is_too_large_is_refused_before_it_is_read(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"content-length: %d\r\n\r\n" % (1 << 40))
-        assert (await connection.answer()).code == "body_too_large"
+        assert (await connection.read_response()).error_code == "body_too_large"
 
 
 async def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(
-    redis_server: RedisServer, engines: Engines, make_router: MakeRouter
+    redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), router='max_body = "1KiB"'))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), router='max_body = "1KiB"'))
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n400\r\n", b"x" * 1024, b"\r\n1\r\nx\r\n")
-        assert (await connection.answer()).code == "body_too_large"
+        assert (await connection.read_response()).error_code == "body_too_large"
 
 
 async def test_chunk_extensions_and_trailers_are_passed_over(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         body = b"%x;name=value\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n" % (len(CHAT), CHAT)
         connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", body)
-        assert (await connection.answer()).status == 200
+        assert (await connection.read_response()).status == 200
 
 
 @pytest.mark.parametrize("endless", [b"1;", b"1\r\nx\r\n0\r\nx-trailer: ", b"1\r\nx\r\n0\r\n"])
@@ -144,7 +144,7 @@ async def test_what_is_neither_head_nor_body_has_bounds_too(router: RouterServer
                 await connection.writer.drain()
 
         sending = asyncio.ensure_future(send())
-        ended = await connection.end()
+        ended = await connection.read_to_end()
         assert ended == b"" or ended.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
         sending.cancel()
         await asyncio.wait([sending])
@@ -152,24 +152,24 @@ async def test_what_is_neither_head_nor_body_has_bounds_too(router: RouterServer
             assert isinstance(sending.exception(), ConnectionError)
 
 
-async def test_a_trailer_is_no_header(redis_server: RedisServer, engines: Engines, make_router: MakeRouter) -> None:
+async def test_a_trailer_is_no_header(redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
-    router = await make_router(configuration(redis_server.url, engines.table(), rest=rest))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=rest))
     async with connect(router.port) as connection:
-        body = chunked(CHAT, trailers=b"x-tenant-id: acme\r\n")
+        body = chunked_body(CHAT, trailers=b"x-tenant-id: acme\r\n")
         connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", body)
-        assert (await connection.answer()).status == 401
+        assert (await connection.read_response()).status == 401
 
 
 async def test_a_client_that_expects_100_continue_gets_it_only_where_its_body_is_wanted(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
-        assert (await connection.answer()).status == 100
+        assert (await connection.read_response()).status == 100
         connection.write(CHAT)
-        assert (await connection.answer()).status == 200
+        assert (await connection.read_response()).status == 200
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
-        assert (await connection.answer()).status == 413
+        assert (await connection.read_response()).status == 413
 
 
 # -- other protocols --------------------------------------------------------------------------------------------------
@@ -179,59 +179,61 @@ H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 async def test_a_request_that_offers_http2_is_answered_as_http11(router: RouterServer, pieces: int) -> None:
-    data = request(chat_body("The sea?"), *H2C) + request(chat_body("The sea?"), *H2C) + VERSION
+    data = http_request(chat_body("The sea?"), *H2C) + http_request(chat_body("The sea?"), *H2C) + VERSION_REQUEST
     size = -(-len(data) // pieces)
     async with connect(router.port) as connection:
         for at in range(0, len(data), size):
             connection.write(data[at : at + size])
             await connection.writer.drain()
             await asyncio.sleep(0)
-        assert [(await connection.answer()).status for _ in range(3)] == [200, 200, 200]
+        assert [(await connection.read_response()).status for _ in range(3)] == [200, 200, 200]
 
 
 async def test_a_chunked_request_that_offers_http2_is_answered_as_well(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(None, *H2C, b"transfer-encoding: chunked"), chunked(CHAT[:10], CHAT[10:]))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(None, *H2C, b"transfer-encoding: chunked"), chunked_body(CHAT[:10], CHAT[10:]))
+        assert (await connection.read_response()).status == 200
 
 
 async def test_an_upgrade_that_is_to_close_closes(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(None, b"connection: close, upgrade", b"upgrade: h2c", method=b"GET", path=b"/version"))
-        assert (await connection.answer()).status == 200
-        assert await connection.end() == b""
+        connection.write(
+            http_request(None, b"connection: close, upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
+        )
+        assert (await connection.read_response()).status == 200
+        assert await connection.read_to_end() == b""
 
 
 async def test_an_upgrade_does_not_smuggle(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(
-            request(None, *H2C, b"content-length: 3", b"transfer-encoding: chunked"), b"0\r\n\r\n", VERSION
+            http_request(None, *H2C, b"content-length: 3", b"transfer-encoding: chunked"), b"0\r\n\r\n", VERSION_REQUEST
         )
-        assert (await connection.answer()).status == 400
-        assert await connection.end() == b""
+        assert (await connection.read_response()).status == 400
+        assert await connection.read_to_end() == b""
 
 
 async def test_a_websocket_is_answered_as_http11(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         headers = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-version: 13")
-        connection.write(request(None, *headers, method=b"GET", path=b"/version"))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(None, *headers, method=b"GET", path=b"/version"))
+        assert (await connection.read_response()).status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_of_http10_gets_its_answer_without_chunks(router: RouterServer, stream: bool) -> None:
     body = chat_body("The sea?", stream=stream)
-    asked = request(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: router\r\n", b"")
+    asked = http_request(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: router\r\n", b"")
     bodies = []
     for _ in range(2):  # a miss, and a hit
         async with connect(router.port) as connection:
             connection.write(asked)
-            answer = await connection.answer()
+            answer = await connection.read_response()
             assert answer.status == 200
             assert b"transfer-encoding" not in answer.head
             assert b"\r\nconnection: close\r\n" in answer.head
             bodies.append(answer.body)
-            assert await connection.end() == b""
+            assert await connection.read_to_end() == b""
     assert bodies[0] == bodies[1]
     if stream:
         assert bodies[0].endswith(b"data: [DONE]\n\n")
@@ -239,23 +241,25 @@ async def test_a_client_of_http10_gets_its_answer_without_chunks(router: RouterS
 
 async def test_head_has_no_body_and_other_methods_are_405(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(method=b"HEAD", path=b"/version"))
-        assert (await connection.answer(to_head=True)).status == 200
-        connection.write(request(method=b"HEAD"))
-        answer = await connection.answer(to_head=True)
+        connection.write(http_request(method=b"HEAD", path=b"/version"))
+        assert (await connection.read_response(to_head_request=True)).status == 200
+        connection.write(http_request(method=b"HEAD"))
+        answer = await connection.read_response(to_head_request=True)
         assert answer.status == 405
         assert b"\r\nallow: post\r\n" in answer.head
         for method in (b"OPTIONS", b"GET", b"PUT", b"DELETE", b"PATCH", b"TRACE"):
-            connection.write(request(method=method))
-            answer = await connection.answer()
-            assert (answer.status, answer.code) == (405, "method_not_allowed")
-        connection.write(request(method=b"TRACE", path=b"/version"))
-        assert (await connection.answer()).status == 405
+            connection.write(http_request(method=method))
+            answer = await connection.read_response()
+            assert (answer.status, answer.error_code) == (405, "method_not_allowed")
+        connection.write(http_request(method=b"TRACE", path=b"/version"))
+        assert (await connection.read_response()).status == 405
 
 
 async def test_no_header_of_an_engine_reaches_a_client(scripted: Any) -> None:
     kind = "text/event-stream\r\nset-cookie: a=b\r\nx-cache: HIT\r\nx-evil: yes"
-    router, _ = await scripted(ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE, content_type=kind)
+    router, _ = await scripted(
+        ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME, content_type=kind
+    )
     answer = await router.chat("The sea?", stream=True)
     assert answer.status_code == 200
     assert answer.headers["x-cache"] == "MISS"

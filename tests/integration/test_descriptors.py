@@ -14,9 +14,9 @@ import pytest
 
 from router.process_limits import MAX_DESCRIPTORS, max_connections
 from tests.support.paths import ROOT
-from tests.support.raw_http import VERSION, Connection, connect
+from tests.support.raw_http import VERSION_REQUEST, RawConnection, connect
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import ROUNDHOUSE, Served
+from tests.support.router_process import ROUNDHOUSE, RouterProcess
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -56,27 +56,27 @@ SOFT, HARD = 200, 240
 @pytest.fixture
 def few(tmp_path: Path, redis: Any, config: str) -> Any:
     """A router that may have few descriptors."""
-    served = Served(tmp_path, config)
+    served = RouterProcess(tmp_path, config)
     limited = f'ulimit -S -n {SOFT} && ulimit -H -n {HARD} && exec "$@"'
     served.start(argv=["sh", "-c", limited, "sh", *ROUNDHOUSE, "serve", "-c", str(served.config)])
     yield served
     served.kill()
 
 
-async def test_the_soft_limit_is_raised_to_the_hard_one(few: Served) -> None:
-    await few.ready()
+async def test_the_soft_limit_is_raised_to_the_hard_one(few: RouterProcess) -> None:
+    await few.wait_until_ready()
     limits = Path(f"/proc/{few.process.pid}/limits").read_text()
     (found,) = re.findall(r"Max open files +(\d+) +(\d+)", limits)
     assert found == (str(HARD), str(HARD))
     assert f"{max_connections(HARD)} clients may be connected" in few.log.read_text()
 
 
-async def test_clients_beyond_the_limit_get_503_and_those_before_it_are_served(few: Served) -> None:
-    await few.ready()
+async def test_clients_beyond_the_limit_get_503_and_those_before_it_are_served(few: RouterProcess) -> None:
+    await few.wait_until_ready()
 
-    async def answers(connection: Connection) -> bool:
-        connection.write(VERSION)
-        return (await connection.answer()).status == 200
+    async def answers(connection: RawConnection) -> bool:
+        connection.write(VERSION_REQUEST)
+        return (await connection.read_response()).status == 200
 
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(connect(few.port))
@@ -89,13 +89,13 @@ async def test_clients_beyond_the_limit_get_503_and_those_before_it_are_served(f
         assert 2 * HARD + 1 - len(refused) in range(max_connections(HARD) - 1, max_connections(HARD) + 1)
         assert await answers(first)
         async with connect(few.port) as late:
-            answer = await late.answer()  # unasked
-            assert (answer.status, answer.code) == (503, "too_many_connections")
+            answer = await late.read_response()  # unasked
+            assert (answer.status, answer.error_code) == (503, "too_many_connections")
             assert b"\r\nretry-after: 1\r\n" in answer.head
             assert b"\r\nconnection: close\r\n" in answer.head
-            assert await late.end() == b""
-        first.write(VERSION.replace(b"/version", b"/metrics"))
-        page = (await first.answer()).body.decode()
+            assert await late.read_to_end() == b""
+        first.write(VERSION_REQUEST.replace(b"/version", b"/metrics"))
+        page = (await first.read_response()).body.decode()
         (count,) = re.findall(r'llm_requests_rejected_total\{reason="too_many_connections"\} ([0-9.]+)', page)
         assert float(count) == len(refused) + 1
         assert 'roundhouse_engine_up{engine="llama-chat"} 1.0' in page

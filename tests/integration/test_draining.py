@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.core.cache.redis_keys import DRAINS
-from tests.support.cli_helpers import Said, roundhouse
+from router.core.cache.redis_keys import DRAINS_KEY
+from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.gated_proxy import GatedProxy
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.waiting import eventually, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,8 +22,8 @@ REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
 
 
 @pytest.fixture
-def text(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, engines.table(), rest=REST)
+def text(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, engines.as_config(), rest=REST)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -47,7 +47,7 @@ async def engine_of(router: RouterServer, prompt: str) -> str:
     return answer.headers["x-engine"] if answer.status_code == 200 else answer.json()["error"]["code"]
 
 
-async def test_the_listing_says_what_is_known_of_each_engine(guarded: RouterServer, engines: Engines) -> None:
+async def test_the_listing_says_what_is_known_of_each_engine(guarded: RouterServer, engines: EngineSet) -> None:
     async def looked_at() -> Any:
         listed = (await guarded.http.get("/admin/engines", headers=ADMIN)).json()["engines"]
         return listed[0]["running"] is not None and listed
@@ -72,16 +72,16 @@ async def test_a_drained_engine_gets_no_new_work_until_it_is_resumed(guarded: Ro
 
 async def test_draining_twice_is_draining_once(guarded: RouterServer, redis: Any) -> None:
     await post(guarded, "llama-chat", "drain")
-    since = await redis.hgetall(DRAINS)
+    since = await redis.hgetall(DRAINS_KEY)
     await post(guarded, "llama-chat", "drain")
-    assert await redis.hgetall(DRAINS) == since
+    assert await redis.hgetall(DRAINS_KEY) == since
     await post(guarded, "llama-chat", "resume")
     await post(guarded, "llama-chat", "resume")
     assert await drained(guarded) == set()
 
 
-async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: RouterServer, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 60})
+async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: RouterServer, engines: EngineSet) -> None:
+    await engines.chat.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("The sea?", stream=True, max_tokens=20)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         told = await post(guarded, "llama-chat", "drain")
@@ -110,29 +110,29 @@ async def test_every_router_is_told_at_once_and_one_that_starts_later_knows(
 ) -> None:
     other = await make_router(text)
     await post(guarded, "llama-chat", "drain")
-    await eventually(lambda: drained(other), within=1)
+    await eventually(lambda: drained(other), timeout=1)
     assert await drained(await make_router(text)) == {"llama-chat"}
     await post(other, "llama-chat", "resume")
 
     async def resumed() -> bool:
         return not await drained(guarded)
 
-    await eventually(resumed, within=1)
+    await eventually(resumed, timeout=1)
 
 
 async def test_an_engine_that_there_is_not_is_404(guarded: RouterServer, redis: Any) -> None:
     for what in ("drain", "resume"):
         answer = await guarded.http.post(f"/admin/engines/nobody/{what}", headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_engine")
-    assert not await redis.exists(DRAINS)
+    assert not await redis.exists(DRAINS_KEY)
 
 
 async def test_emptying_redis_resumes_no_engine(guarded: RouterServer, redis: Any) -> None:
     await post(guarded, "llama-chat", "drain")
-    told = await redis.hgetall(DRAINS)
+    told = await redis.hgetall(DRAINS_KEY)
     await redis.flushall()
-    await eventually(lambda: redis.exists(DRAINS))
-    assert await redis.hgetall(DRAINS) == told
+    await eventually(lambda: redis.exists(DRAINS_KEY))
+    assert await redis.hgetall(DRAINS_KEY) == told
     assert await drained(guarded) == {"llama-chat"}
 
 
@@ -140,26 +140,26 @@ async def test_a_drain_that_redis_has_evicted_is_known_to_a_router_that_starts_l
     guarded: RouterServer, text: str, make_router: MakeRouter, redis: Any
 ) -> None:
     await post(guarded, "llama-chat", "drain")
-    await redis.delete(DRAINS)
-    await eventually(lambda: redis.exists(DRAINS))
+    await redis.delete(DRAINS_KEY)
+    await eventually(lambda: redis.exists(DRAINS_KEY))
     assert await drained(await make_router(text)) == {"llama-chat"}
 
 
 async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis_was_emptied(
-    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+    own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
     async with GatedProxy(own_redis) as proxy:
-        away = await make_router(configuration(proxy.url, engines.table(), rest=REST))
-        there = await make_router(configuration(own_redis.url, engines.table(), rest=REST))
+        away = await make_router(router_config(proxy.url, engines.as_config(), rest=REST))
+        there = await make_router(router_config(own_redis.url, engines.as_config(), rest=REST))
         await post(there, "llama-chat", "drain")
         await eventually(lambda: drained(away))
-        proxy.shut("listening", "commands")
+        proxy.block("listening", "commands")
         await post(there, "llama-chat", "resume")
         await own_redis.command("FLUSHALL")
-        await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+        await eventually(lambda: own_redis.command("EXISTS", DRAINS_KEY))
         assert await drained(away) == {"llama-chat"}
-        proxy.open("listening", "commands")
+        proxy.unblock("listening", "commands")
 
         async def resumed() -> bool:
             return not await drained(away)
@@ -169,44 +169,44 @@ async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis
 
 
 async def test_a_router_that_comes_back_reminds_an_emptied_redis_of_what_is_drained(
-    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+    own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
-    text = configuration(own_redis.url, engines.table(), rest=REST)
+    text = router_config(own_redis.url, engines.as_config(), rest=REST)
     one = await make_router(text)
     await post(one, "llama-chat", "drain")
     own_redis.kill()
     await one.application.reload(one.application.settings)
     await own_redis.start()
-    await eventually(lambda: own_redis.command("EXISTS", DRAINS))
+    await eventually(lambda: own_redis.command("EXISTS", DRAINS_KEY))
     assert await drained(one) == await drained(await make_router(text)) == {"llama-chat"}
 
 
 async def test_each_change_is_later_than_the_one_before_although_the_clock_goes_back(
     guarded: RouterServer, redis: Any
 ) -> None:
-    await redis.hset(DRAINS, "llama-chat", "drained 9000000000000")
+    await redis.hset(DRAINS_KEY, "llama-chat", "drained 9000000000000")
     await eventually(lambda: drained(guarded))
     await post(guarded, "llama-chat", "resume")
-    assert await redis.hget(DRAINS, "llama-chat") == "resumed 9000000000001"
+    assert await redis.hget(DRAINS_KEY, "llama-chat") == "resumed 9000000000001"
     await redis.flushall()
-    await eventually(lambda: redis.exists(DRAINS))
+    await eventually(lambda: redis.exists(DRAINS_KEY))
     await post(guarded, "llama-chat", "drain")
-    assert await redis.hget(DRAINS, "llama-chat") == "drained 9000000000002"
+    assert await redis.hget(DRAINS_KEY, "llama-chat") == "drained 9000000000002"
 
 
 async def test_a_key_of_the_wrong_type_changes_nothing(guarded: RouterServer, redis: Any) -> None:
-    await redis.set(DRAINS, "nonsense")
+    await redis.set(DRAINS_KEY, "nonsense")
     told = await post(guarded, "llama-chat", "drain")
     assert (told["engine"]["drained"], told["everywhere"]) == (True, False)
     assert await engine_of(guarded, "The sea?") == "llama-code"
 
 
 async def test_while_redis_is_away_the_last_state_holds_and_what_is_changed_here_holds_here(
-    own_redis: RedisServer, engines: Engines, make_router: MakeRouter
+    own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
-    text = configuration(own_redis.url, engines.table(), rest=REST)
+    text = router_config(own_redis.url, engines.as_config(), rest=REST)
     one, other = await make_router(text), await make_router(text)
     await post(one, "llama-chat", "drain")
     await eventually(lambda: drained(other))
@@ -238,19 +238,19 @@ def file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-async def command(file: Path, *words: object) -> Said:
-    return await roundhouse("engines", *words, "--config", file)
+async def command(file: Path, *words: object) -> CommandResult:
+    return await run_cli("engines", *words, "--config", file)
 
 
 async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: RouterServer, file: Path) -> None:
     said = await command(file, "drain", "llama-chat")
-    assert (said.code, said.out, said.err) == (0, "llama-chat is drained\n", "")
+    assert (said.code, said.stdout, said.stderr) == (0, "llama-chat is drained\n", "")
     await eventually(lambda: drained(guarded))
-    rows = (await command(file, "list", "--json")).lines()
+    rows = (await command(file, "list", "--json")).json_lines()
     assert [(row["name"], row["up"], row["drained"]) for row in rows] == [
         ("llama-chat", True, True), ("llama-code", True, False), ("mistral", True, False),
     ]  # fmt: skip
-    listing = (await command(file, "list")).out.splitlines()
+    listing = (await command(file, "list")).stdout.splitlines()
     assert listing[0].split()[:4] == ["engine", "model", "task", "state"]
     assert "up, drained" in listing[1]
     said = await command(file, "resume", "llama-chat", "--json")
@@ -262,40 +262,44 @@ async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: Route
     await eventually(resumed)
 
 
-async def test_the_command_waits_until_the_engine_is_idle(guarded: RouterServer, file: Path, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "stall", "after": 2})
+async def test_the_command_waits_until_the_engine_is_idle(
+    guarded: RouterServer, file: Path, engines: EngineSet
+) -> None:
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
         said = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
         assert (said.code, said.json()["idle"]) == (1, False)
-        assert said.err.splitlines() == [
+        assert said.stderr.splitlines() == [
             "llama-chat works on 1", "roundhouse: engine llama-chat was not idle within 1s; it stays drained",
         ]  # fmt: skip
         waiting = asyncio.ensure_future(command(file, "drain", "llama-chat", "--wait"))
         await eventually(lambda: drained(guarded))
     said = await waiting
-    assert (said.code, said.out) == (0, "llama-chat is drained and idle\n")
+    assert (said.code, said.stdout) == (0, "llama-chat is drained and idle\n")
 
 
 async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: Any, tmp_path: Path) -> None:
     path = tmp_path / "down.toml"
-    path.write_text(configuration(redis_server.url, {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}))
+    path.write_text(router_config(redis_server.url, {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}))
     said = await command(path, "drain", "gone", "--wait")
-    assert (said.code, said.out) == (0, "gone is drained and idle\n")
-    assert "down, drained" in (await command(path, "list")).out
+    assert (said.code, said.stdout) == (0, "gone is drained and idle\n")
+    assert "down, drained" in (await command(path, "list")).stdout
 
 
 async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) -> None:
     said = await command(file, "drain", "llama")
     assert said.code == 2
-    assert said.err == (f"roundhouse: {file}: there is no engine 'llama'; there are llama-chat, llama-code, mistral\n")
-    assert not await redis.exists(DRAINS)
+    assert said.stderr == (
+        f"roundhouse: {file}: there is no engine 'llama'; there are llama-chat, llama-code, mistral\n"
+    )
+    assert not await redis.exists(DRAINS_KEY)
 
 
-async def test_without_redis_the_command_is_one_clear_line(tmp_path: Path, engines: Engines) -> None:
+async def test_without_redis_the_command_is_one_clear_line(tmp_path: Path, engines: EngineSet) -> None:
     path = tmp_path / "alone.toml"
-    path.write_text(configuration(f"unix://{tmp_path}/none.sock", engines.table()))
+    path.write_text(router_config(f"unix://{tmp_path}/none.sock", engines.as_config()))
     for words in (["list"], ["drain", "mistral"], ["resume", "mistral"]):
         said = await command(path, *words)
-        assert (said.code, len(said.err.splitlines())) == (1, 1)
-        assert "Redis does not answer" in said.err
+        assert (said.code, len(said.stderr.splitlines())) == (1, 1)
+        assert "Redis does not answer" in said.stderr

@@ -9,7 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, MakeRouter, RouterServer, configuration
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,13 +26,13 @@ async def running() -> AsyncIterator[SimulatedEngine]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine(running: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
     yield running
-    await running.clear()
+    await running.clear_faults()
 
 
 @pytest.fixture
 def pooling(redis_server: RedisServer, engine: SimulatedEngine) -> str:
     """The configuration with an engine for embeddings."""
-    return configuration(redis_server.url, {"embedder": ("llama", "any", engine.url)})
+    return router_config(redis_server.url, {"embedder": ("llama", "any", engine.url)})
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -89,9 +89,9 @@ async def test_embeddings_are_kept_where_only_the_deterministic_is(make_router: 
 async def test_an_engine_that_fails_is_told_and_nothing_is_kept(
     embedder: RouterServer, engine: SimulatedEngine, fault: str
 ) -> None:
-    await engine.faults({"fault": fault})
+    await engine.set_faults({"fault": fault})
     assert (await embed(embedder)).status_code == 502
-    await engine.clear()
+    await engine.clear_faults()
     assert (await embed(embedder)).headers["x-cache"] == "MISS"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,7 +100,7 @@ async def test_a_kilobyte_of_nesting_is_refused_and_ends_in_no_traceback(
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
 )
 async def test_the_field_that_is_wrong_is_named(
-    router: RouterServer, engines: Engines, path: str, body: dict[str, Any], param: str
+    router: RouterServer, engines: EngineSet, path: str, body: dict[str, Any], param: str
 ) -> None:
     before = [(await engine.stats())["received"] for engine in engines]
     error = error_of(await router.post(path, body), 400)

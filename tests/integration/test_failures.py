@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.purge_log import other_keys
+from tests.support.purge_log import keys_except_log
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import (
     LLAMA,
-    Engines,
+    EngineSet,
     MakeRouter,
     RouterServer,
     ScriptedRouter,
     chat_body,
-    configuration,
+    router_config,
 )
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, events, said
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
 from tests.support.waiting import read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -58,20 +58,20 @@ def named(value: Any) -> str:
 
 
 @pytest.fixture
-def impatient(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, engines.table(), rest=IMPATIENT)
+def impatient(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, engines.as_config(), rest=IMPATIENT)
 
 
-async def on_llamas(engines: Engines, fault: Fault) -> None:
-    await asyncio.gather(engines.chat.faults(fault), engines.code.faults(fault))
+async def on_llamas(engines: EngineSet, fault: Fault) -> None:
+    await asyncio.gather(engines.chat.set_faults(fault), engines.code.set_faults(fault))
 
 
-async def nothing_was_kept(router: RouterServer, engines: Engines, redis: Any, *, stream: bool) -> None:
+async def nothing_was_kept(router: RouterServer, engines: EngineSet, redis: Any, *, stream: bool) -> None:
     """Whatever an earlier request left would have been written by the time at which a later one is found."""
-    await asyncio.gather(engines.chat.clear(), engines.code.clear())
+    await asyncio.gather(engines.chat.clear_faults(), engines.code.clear_faults())
     sentinel = (await router.chat("A well answered one", model="mistral")).headers["x-cache-key"]
     assert (await router.chat("A well answered one", model="mistral")).headers["x-cache"] == "HIT"
-    assert await other_keys(redis) == {sentinel}
+    assert await keys_except_log(redis) == {sentinel}
     assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "MISS"
     assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
 
@@ -81,15 +81,15 @@ async def nothing_was_kept(router: RouterServer, engines: Engines, redis: Any, *
 
 @pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
 async def test_another_engine_takes_over_before_the_first_token(
-    make_router: MakeRouter, impatient: str, engines: Engines, fault: Fault, stream: bool
+    make_router: MakeRouter, impatient: str, engines: EngineSet, fault: Fault, stream: bool
 ) -> None:
     router = await make_router(impatient)
-    await engines.chat.faults(fault)
+    await engines.chat.set_faults(fault)
     answer = await router.chat("The sea?", stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
     assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
-    assert said(answer)
-    assert answer.content.endswith(DONE) is stream
+    assert chat_text(answer)
+    assert answer.content.endswith(DONE_FRAME) is stream
     assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
     retries = {name: value for name, value in (await router.metrics()).items() if "llm_retries_total" in name}
     assert len(retries) == 1
@@ -98,7 +98,7 @@ async def test_another_engine_takes_over_before_the_first_token(
 
 @pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
 async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
-    make_router: MakeRouter, impatient: str, engines: Engines, redis: Any, fault: Fault, stream: bool
+    make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault, stream: bool
 ) -> None:
     router = await make_router(impatient)
     await on_llamas(engines, fault)
@@ -115,11 +115,11 @@ async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
 
 
 async def test_an_engine_that_is_gone_is_passed_over_and_then_left_alone(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
-        table = {**engines.table(), "llama-chat": ("llama", "chat", doomed.url)}
-        router = await make_router(configuration(redis_server.url, table))
+        table = {**engines.as_config(), "llama-chat": ("llama", "chat", doomed.url)}
+        router = await make_router(router_config(redis_server.url, table))
         assert (await router.chat("The sea?")).headers["x-engine"] == "llama-chat"
         await doomed.kill()
         for n in range(3):
@@ -133,7 +133,7 @@ async def test_with_every_engine_gone_the_answer_is_503_with_retry_after_and_hit
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
-        router = await make_router(configuration(redis_server.url, {"one": ("llama", "any", doomed.url)}))
+        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", doomed.url)}))
         await router.chat("The sea?")
         await doomed.kill()
         await router.chat("Its kept connection breaks at this one")
@@ -144,19 +144,19 @@ async def test_with_every_engine_gone_the_answer_is_503_with_retry_after_and_hit
 
 
 async def test_an_engine_that_dies_of_a_request_leaves_it_to_the_next(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
         table = {"llama-chat": ("llama", "chat", doomed.url), "llama-code": ("llama", "code", engines.code.url)}
-        router = await make_router(configuration(redis_server.url, table))
-        await doomed.faults({"fault": "exit", "after": 0, "code": 3})
+        router = await make_router(router_config(redis_server.url, table))
+        await doomed.set_faults({"fault": "exit", "after": 0, "code": 3})
         answer = await router.chat("The sea?", stream=True)
         assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
-        assert await doomed.exited() == 3
+        assert await doomed.wait_for_exit() == 3
 
 
 async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stands(
-    router: RouterServer, engines: Engines, redis: Any
+    router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     before = (await engines.code.stats())["received"]
     for stream in (False, True):
@@ -176,14 +176,14 @@ async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stand
 
 @pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
 async def test_a_stream_that_fails_ends_with_one_error_and_no_done_and_is_not_kept(
-    make_router: MakeRouter, impatient: str, engines: Engines, redis: Any, fault: Fault
+    make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault
 ) -> None:
     router = await make_router(impatient)
     await on_llamas(engines, fault)
     answer = await router.chat("The sea?", stream=True)
     assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-chat")
     assert b"[DONE]" not in answer.content
-    *well, last = events(answer.content)
+    *well, last = parse_events(answer.content)
     assert set(last["error"]) == {"message", "type", "param", "code"}
     assert not any("error" in event for event in well)
     assert any(event["choices"][0]["delta"].get("content") for event in well)
@@ -195,12 +195,12 @@ async def test_a_stream_that_fails_ends_with_one_error_and_no_done_and_is_not_ke
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_without_a_finish_reason_is_passed_on_and_not_kept(
-    router: RouterServer, engines: Engines, redis: Any, stream: bool
+    router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
     await on_llamas(engines, {"fault": "no_finish"})
     answer = await router.chat("The sea?", stream=stream)
-    assert (answer.status_code, answer.content.endswith(DONE)) == (200, stream)
-    assert said(answer)
+    assert (answer.status_code, answer.content.endswith(DONE_FRAME)) == (200, stream)
+    assert chat_text(answer)
     assert (await router.metrics())['llm_cache_writes_total{result="incomplete"}'] == 1
     await nothing_was_kept(router, engines, redis, stream=stream)
 
@@ -208,11 +208,24 @@ async def test_an_answer_without_a_finish_reason_is_passed_on_and_not_kept(
 @pytest.mark.parametrize(
     "pieces",
     [
-        (ROLE, chunk(content="", finish="stop"), DONE),
-        (ROLE, chunk(content="a"), chunk(content="b", finish="abort"), DONE),
-        (ROLE, chunk(content="a", finish="stop"), b'data: {"error": {"message": "late"}}\n\n', DONE),
-        (ROLE, chunk(content="a"), b"data: {oops\n\n", chunk(content="b", finish="stop"), b'data: "usage"\n\n', DONE),
-        (ROLE, chunk(content="a"), b'data: [{"a":1}]\n\n', chunk(content="b", finish="stop"), DONE),
+        (ROLE_FRAME, chat_frame(content="", finish="stop"), DONE_FRAME),
+        (ROLE_FRAME, chat_frame(content="a"), chat_frame(content="b", finish="abort"), DONE_FRAME),
+        (ROLE_FRAME, chat_frame(content="a", finish="stop"), b'data: {"error": {"message": "late"}}\n\n', DONE_FRAME),
+        (
+            ROLE_FRAME,
+            chat_frame(content="a"),
+            b"data: {oops\n\n",
+            chat_frame(content="b", finish="stop"),
+            b'data: "usage"\n\n',
+            DONE_FRAME,
+        ),
+        (
+            ROLE_FRAME,
+            chat_frame(content="a"),
+            b'data: [{"a":1}]\n\n',
+            chat_frame(content="b", finish="stop"),
+            DONE_FRAME,
+        ),
     ],
     ids=["empty", "abort", "late-error", "broken-json", "no-object"],
 )
@@ -221,20 +234,20 @@ async def test_a_stream_that_is_not_well_is_not_kept(
 ) -> None:
     router, engine = await scripted(*pieces)
     assert (await router.chat("x", stream=True)).status_code == 200
-    engine.pieces = (ROLE, chunk(content="a", finish="stop"), DONE)
+    engine.pieces = (ROLE_FRAME, chat_frame(content="a", finish="stop"), DONE_FRAME)
     assert (await router.chat("x", stream=True)).headers["x-cache"] == "MISS"
     assert (await router.chat("x", stream=True)).headers["x-cache"] == "HIT"
 
 
 async def test_an_answer_of_no_tokens_is_an_answer_however_it_is_cut(scripted: ScriptedRouter, redis: Any) -> None:
-    nothing = (ROLE, chunk(content="", finish="stop"), DONE)
+    nothing = (ROLE_FRAME, chat_frame(content="", finish="stop"), DONE_FRAME)
     router, engine = await scripted(b"".join(nothing))
     at_once = await router.chat("x", stream=True)
     engine.pieces = nothing
     one_by_one = await router.chat("x", stream=True)
     assert (at_once.status_code, at_once.content) == (200, b"".join(nothing))
     assert (one_by_one.status_code, one_by_one.content) == (200, b"".join(nothing))
-    assert not await other_keys(redis)
+    assert not await keys_except_log(redis)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +262,7 @@ async def test_a_json_answer_that_is_none_is_an_error(scripted: ScriptedRouter, 
     router, _ = await scripted(*pieces, content_type="application/json")
     answer = await router.chat("x")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_failed")
-    assert not await other_keys(redis)
+    assert not await keys_except_log(redis)
 
 
 # -- the timers -------------------------------------------------------------------------------------------------------
@@ -259,34 +272,34 @@ async def test_an_event_with_nothing_but_a_role_does_not_stop_the_timer_of_the_f
     scripted: ScriptedRouter,
 ) -> None:
     limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"'
-    router, engine = await scripted(ROLE, b": keep-alive\n\n", hold=True, rest=limits)
+    router, engine = await scripted(ROLE_FRAME, b": keep-alive\n\n", hold=True, rest=limits)
     answer = await router.chat("x", stream=True)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "engine_timeout")
-    await asyncio.wait_for(engine.left.wait(), 10)
+    await asyncio.wait_for(engine.client_disconnected.wait(), 10)
 
 
 async def test_the_timer_between_tokens_runs_from_the_last_token(scripted: ScriptedRouter) -> None:
     limits = '[timeouts]\nfirst_token = "60s"\nbetween_tokens = "200ms"'
-    router, engine = await scripted(ROLE, chunk(content="a"), hold=True, rest=limits)
+    router, engine = await scripted(ROLE_FRAME, chat_frame(content="a"), hold=True, rest=limits)
     answer = await router.chat("x", stream=True)
-    assert answer.content.startswith(ROLE + chunk(content="a"))
-    assert events(answer.content)[-1]["error"]["code"] == "engine_failed"
-    await asyncio.wait_for(engine.left.wait(), 10)
+    assert answer.content.startswith(ROLE_FRAME + chat_frame(content="a"))
+    assert parse_events(answer.content)[-1]["error"]["code"] == "engine_failed"
+    await asyncio.wait_for(engine.client_disconnected.wait(), 10)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, stream: bool
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, stream: bool
 ) -> None:
     limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"\nmin_tokens_per_second = 1000'
-    table = {"mistral": engines.table()["mistral"]}
-    router = await make_router(configuration(redis_server.url, table, rest=limits))
+    table = {"mistral": engines.as_config()["mistral"]}
+    router = await make_router(router_config(redis_server.url, table, rest=limits))
     before = (await engines.mistral.stats())["aborted"]
-    await engines.mistral.faults({"fault": "tps", "rate": 20})
+    await engines.mistral.set_faults({"fault": "tps", "rate": 20})
     answer = await router.chat("The sea?", model="mistral", stream=stream, max_tokens=100)
     if stream:
-        assert len(events(answer.content)) < 40
-        assert "error" in events(answer.content)[-1]
+        assert len(parse_events(answer.content)) < 40
+        assert "error" in parse_events(answer.content)[-1]
     else:
         assert answer.status_code == 504
     await engines.mistral.stats(aborted=before + 1, in_flight=0)
@@ -301,7 +314,7 @@ async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
     ids=["json", "before-the-first-token", "mid-stream"],
 )
 async def test_a_client_that_leaves_frees_the_engine(
-    router: RouterServer, engines: Engines, redis: Any, stream: bool, marker: str
+    router: RouterServer, engines: EngineSet, redis: Any, stream: bool, marker: str
 ) -> None:
     before = await engines.chat.stats(in_flight=0)
     body = json.dumps(chat_body(f"The sea? {marker}", stream=stream)).encode()
@@ -316,11 +329,11 @@ async def test_a_client_that_leaves_frees_the_engine(
     metrics = await router.metrics()
     assert metrics['llm_requests_in_flight{engine="llama-chat"}'] == 0
     assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="499"' in k) == 1
-    assert not await other_keys(redis)
+    assert not await keys_except_log(redis)
 
 
 async def test_the_count_of_requests_in_flight_comes_down_whatever_happens(
-    make_router: MakeRouter, impatient: str, engines: Engines
+    make_router: MakeRouter, impatient: str, engines: EngineSet
 ) -> None:
     router = await make_router(impatient)
     markers = ["", "[[sim:status code=500]]", "[[sim:error after=2]]", "[[sim:drop after=2]]", "[[sim:stall after=2]]"]
@@ -334,5 +347,5 @@ async def test_the_count_of_requests_in_flight_comes_down_whatever_happens(
     await asyncio.gather(*(engine.stats(in_flight=0) for engine in engines))
     health = (await router.http.get("/healthz")).json()
     assert {name: engine["in_flight"] for name, engine in health["engines"].items()} == dict.fromkeys(
-        engines.table(), 0
+        engines.as_config(), 0
     )

@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import MISTRAL, Engines, MakeRouter, configuration, with_fallback
+from tests.support.router_server import MISTRAL, EngineSet, MakeRouter, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, said
-from tests.support.streaming_client import streaming
-from tests.support.time_travel import A_DAY, aged
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.streaming_client import open_stream
+from tests.support.time_travel import DAY, backdate_entry
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -20,9 +20,9 @@ FAILS = {"fault": "status", "code": 500}
 
 
 @pytest.fixture
-def text(redis_server: RedisServer, engines: Engines) -> str:
+def text(redis_server: RedisServer, engines: EngineSet) -> str:
     table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", engines.mistral.url)}
-    return with_fallback(configuration(redis_server.url, table, rest='[breaker]\nfailures = 1000\ncooldown = "1h"'))
+    return with_fallback(router_config(redis_server.url, table, rest='[breaker]\nfailures = 1000\ncooldown = "1h"'))
 
 
 def fell_back(answer: httpx.Response) -> bool:
@@ -35,31 +35,31 @@ def fell_back(answer: httpx.Response) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_fallback_answers_where_the_model_cannot_and_its_answer_is_not_stored(
-    make_router: MakeRouter, engines: Engines, redis: Any, text: str, stream: bool
+    make_router: MakeRouter, engines: EngineSet, redis: Any, text: str, stream: bool
 ) -> None:
     router = await make_router(text)
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     for _ in range(2):
         answer = await router.chat("The sea?", stream=stream)
         assert fell_back(answer)
-        assert (answer.headers["x-cache"], answer.content.endswith(DONE)) == ("MISS", stream)
+        assert (answer.headers["x-cache"], answer.content.endswith(DONE_FRAME)) == ("MISS", stream)
         assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
-        assert said(answer)
+        assert chat_text(answer)
     assert await redis.keys("rh:1:default:*") == []
     metrics = await router.metrics()
     assert metrics['llm_fallbacks_total{fallback="mistral",model="llama"}'] == 2
     assert metrics['llm_cache_writes_total{result="fallback"}'] == 2
-    await engines.chat.clear()
+    await engines.chat.clear_faults()
     assert not fell_back(await router.chat("The sea?", stream=stream))
     hit = await router.chat("The sea?", stream=stream)
     assert (hit.headers["x-cache"], fell_back(hit)) == ("HIT", False)
 
 
 async def test_the_fallbacks_engine_is_asked_for_its_own_model(
-    make_router: MakeRouter, engines: Engines, text: str
+    make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     answer = await router.chat("The sea?")
     assert fell_back(answer)
     assert answer.json()["model"] == MISTRAL
@@ -68,10 +68,10 @@ async def test_the_fallbacks_engine_is_asked_for_its_own_model(
 
 
 async def test_an_engine_whose_breaker_is_open_is_passed_over_for_the_fallback(
-    make_router: MakeRouter, engines: Engines, text: str
+    make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text.replace("failures = 1000", "failures = 3"))
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     assert fell_back(await router.chat("The sea?"))
     before = (await engines.chat.stats())["received"]
     assert fell_back(await router.chat("The sea?"))
@@ -80,7 +80,7 @@ async def test_an_engine_whose_breaker_is_open_is_passed_over_for_the_fallback(
 
 
 async def test_what_the_engine_says_of_the_request_itself_is_no_reason_to_fall_back(
-    make_router: MakeRouter, engines: Engines, text: str
+    make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
     answer = await router.chat("far too long " * 5000)
@@ -88,58 +88,60 @@ async def test_what_the_engine_says_of_the_request_itself_is_no_reason_to_fall_b
 
 
 async def test_once_the_first_token_is_out_nobody_falls_back(
-    make_router: MakeRouter, engines: Engines, text: str
+    make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
-    await engines.chat.faults({"fault": "drop", "after": 3})
+    await engines.chat.set_faults({"fault": "drop", "after": 3})
     answer = await router.chat("The sea?", stream=True)
     assert not fell_back(answer)
-    assert DONE not in answer.content
+    assert DONE_FRAME not in answer.content
 
 
-async def test_embeddings_have_no_fallback(make_router: MakeRouter, engines: Engines, text: str) -> None:
+async def test_embeddings_have_no_fallback(make_router: MakeRouter, engines: EngineSet, text: str) -> None:
     router = await make_router(text)
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "x"})
     assert answer.status_code >= 400
     assert "x-fallback" not in answer.headers
 
 
 async def test_where_the_fallback_fails_too_a_stored_answer_is_better_than_none(
-    make_router: MakeRouter, engines: Engines, redis: Any, text: str
+    make_router: MakeRouter, engines: EngineSet, redis: Any, text: str
 ) -> None:
     router = await make_router(text)
     first = await router.chat("The sea?")
-    await aged(redis, first.headers["x-cache-key"], A_DAY + 10)
+    await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)
     for engine in engines:
-        await engine.faults(FAILS)
+        await engine.set_faults(FAILS)
     stale = await router.chat("The sea?")
-    assert (stale.headers["x-cache"], fell_back(stale), said(stale)) == ("STALE", False, said(first))
+    assert (stale.headers["x-cache"], fell_back(stale), chat_text(stale)) == ("STALE", False, chat_text(first))
     refused = await router.chat("The land?")
     assert (refused.status_code, "x-fallback" in refused.headers) == (502, False)
 
 
-async def test_two_models_may_be_each_others_fallback(make_router: MakeRouter, engines: Engines, text: str) -> None:
+async def test_two_models_may_be_each_others_fallback(make_router: MakeRouter, engines: EngineSet, text: str) -> None:
     router = await make_router(with_fallback(text, "mistral", "llama"))
-    await engines.mistral.faults(FAILS)
+    await engines.mistral.set_faults(FAILS)
     assert (await router.chat("The sea?", model="mistral")).headers["x-fallback"] == "llama"
-    await engines.chat.faults(FAILS)
+    await engines.chat.set_faults(FAILS)
     assert (await router.chat("The sea?")).status_code == 502
 
 
 async def test_whoever_joins_is_told_that_it_is_another_models_answer_here_and_elsewhere(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
-    slow = ScriptedEngine(ROLE, chunk(content="one "), chunk(content="two", finish="stop"), DONE, paced=True)
+    slow = ScriptedEngine(
+        ROLE_FRAME, chat_frame(content="one "), chat_frame(content="two", finish="stop"), DONE_FRAME, paced=True
+    )
     await slow.start()
     try:
         table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", slow.url)}
-        text = with_fallback(configuration(redis_server.url, table))
+        text = with_fallback(router_config(redis_server.url, table))
         here, elsewhere = await make_router(text), await make_router(text)
-        await engines.chat.faults(FAILS)
-        slow.go.release()
-        async with streaming(here, "The sea?") as leader:
-            await leader.until("one ")
+        await engines.chat.set_faults(FAILS)
+        slow.chunk_permits.release()
+        async with open_stream(here, "The sea?") as leader:
+            await leader.read_until_text("one ")
             assert leader.headers["x-fallback"] == "mistral"
             joining = [
                 asyncio.create_task(router.chat("The sea?", stream=stream))
@@ -148,13 +150,13 @@ async def test_whoever_joins_is_told_that_it_is_another_models_answer_here_and_e
             ]
             await eventually(lambda: redis.keys("rh:1:flight:*"))
             for _ in slow.pieces:
-                slow.go.release()
-            await leader.to_the_end()
+                slow.chunk_permits.release()
+            await leader.read_to_end()
             joined = await asyncio.gather(*joining)
         assert [answer.headers["x-cache"] for answer in joined] == ["COALESCED"] * 4
         assert [answer.headers.get("x-fallback") for answer in joined] == ["mistral"] * 4
         assert [answer.headers["x-engine"] for answer in joined] == ["mistral"] * 4
-        assert {said(answer) for answer in joined} == {"one two"}
+        assert {chat_text(answer) for answer in joined} == {"one two"}
         assert await redis.keys("rh:1:default:*") == []
     finally:
         await slow.stop()

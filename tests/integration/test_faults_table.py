@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, MakeRouter, RouterServer, configuration
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.sse_answers import DONE, events, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, chat_text, parse_events
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,13 +74,13 @@ def seen(answer: httpx.Response) -> str:
         assert "127.0.0.1" not in error["message"]
         assert ("retry-after" in answer.headers) is (answer.status_code == 503)
         return f"{answer.status_code} `{error['code']}`" if isinstance(error["code"], str) else f"{answer.status_code}"
-    if answer.headers["content-type"] != "application/json" and not answer.content.endswith(DONE):
-        *well, last = events(answer.content)
+    if answer.headers["content-type"] != "application/json" and not answer.content.endswith(DONE_FRAME):
+        *well, last = parse_events(answer.content)
         assert "error" in last
         assert not any("error" in event for event in well)
         assert b"[DONE]" not in answer.content
         return "an error event"
-    assert said(answer)
+    assert chat_text(answer)
     return "another engine" if answer.headers["x-engine"] == "second" else "the engine itself"
 
 
@@ -95,7 +95,7 @@ async def two_engines(fault: Fault | None, where: str) -> AsyncIterator[dict[str
                 continue
             engine = await stack.enter_async_context(SimulatedEngine(LLAMA, max_model_len=4096))
             if has_it and fault is not None:
-                await engine.faults(fault)
+                await engine.set_faults(fault)
             urls.append(engine.url)
         yield {"first": ("llama", "chat", urls[0]), "second": ("llama", "any", urls[1])}
 
@@ -113,7 +113,7 @@ async def test_the_client_sees_what_the_table_says(
     found = {}
     for stream in (False, True):
         async with two_engines(FAULTS[fault], where) as engines:
-            router = await make_router(configuration(redis_server.url, engines, rest=IMPATIENT))
+            router = await make_router(router_config(redis_server.url, engines, rest=IMPATIENT))
             answer = await router.chat("The sea?", stream=stream, headers={"cache-control": "no-store"})
             found[stream] = seen(answer)
     assert found == expected
@@ -125,15 +125,15 @@ async def test_an_engine_that_is_ended_while_it_streams_ends_the_stream_with_an_
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed, SimulatedEngine(LLAMA) as other:
         both = {"first": ("llama", "chat", doomed.url), "second": ("llama", "any", other.url)}
-        router = await make_router(configuration(redis_server.url, both))
-        await doomed.faults({"fault": "stall", "after": 3})
+        router = await make_router(router_config(redis_server.url, both))
+        await doomed.set_faults({"fault": "stall", "after": 3})
         whole = asyncio.create_task(router.chat("The land?"))
-        async with streaming(router, "The sea?") as answer:
-            await answer.until(" ")
+        async with open_stream(router, "The sea?") as answer:
+            await answer.read_until_text(" ")
             await doomed.stats(in_flight=2)
             await (doomed.kill() if how == "SIGKILL" else doomed.stop())
-            assert "error" in events(await answer.to_the_end())[-1]
-            assert b"[DONE]" not in answer.got
+            assert "error" in parse_events(await answer.read_to_end())[-1]
+            assert b"[DONE]" not in answer.received
         assert seen(await whole) == "another engine"
         after = await router.chat("The sea?", stream=True)
         assert (seen(after), after.headers["x-cache"]) == ("another engine", "MISS")

@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.net.redis.liveness import SILENCE
+from router.net.redis.liveness import PING_TIMEOUT
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_process import RouterProcess
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -24,7 +24,9 @@ KEY = "sk-admin"
 
 
 class Setting:
-    def __init__(self, frozen: Served, other: RouterServer, engine: ScriptedEngine, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self, frozen: RouterProcess, other: RouterServer, engine: ScriptedEngine, http: httpx.AsyncClient
+    ) -> None:
         self.frozen = frozen
         self.other = other
         self.engine = engine
@@ -34,7 +36,7 @@ class Setting:
         """X-Cache of a request that a router finds when it goes on, beside the word of the purge."""
         process = self.frozen.process
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(SILENCE + 0.3)  # how long it stands still
+        await asyncio.sleep(PING_TIMEOUT + 0.3)  # how long it stands still
         headers = {"authorization": f"Bearer {KEY}"}
         purged = await self.other.http.post("/admin/cache/purge", json={"all": True}, headers=headers)
         assert purged.status_code == 200
@@ -51,14 +53,16 @@ class Setting:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
-    engine = ScriptedEngine(ROLE + chunk(content="one "), chunk(content="", finish="stop") + DONE, paced=True)
+    engine = ScriptedEngine(
+        ROLE_FRAME + chat_frame(content="one "), chat_frame(content="", finish="stop") + DONE_FRAME, paced=True
+    )
     await engine.start()
     rest = f'[auth]\nadmin_keys = ["{hash_key(KEY.encode())}"]'
-    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=rest)
-    frozen = Served(tmp_path, text)
+    text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=rest)
+    frozen = RouterProcess(tmp_path, text)
     frozen.start()
     try:
-        await frozen.ready()
+        await frozen.wait_until_ready()
         async with httpx.AsyncClient(base_url=frozen.url, trust_env=False, verify=False, timeout=15) as http:
             yield Setting(frozen, await make_router(text), engine, http)
     finally:

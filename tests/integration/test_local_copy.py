@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as aioredis
 
-from router.net.redis.liveness import SILENCE
+from router.net.redis.liveness import PING_TIMEOUT
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration
-from tests.support.sse_answers import said
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
+from tests.support.sse_answers import chat_text
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -72,7 +72,7 @@ async def test_a_hit_from_the_copy_says_so_and_costs_redis_nothing(router: Route
         assert answer.headers["cache-status"].startswith("roundhouse; hit; ttl=")
         assert answer.headers["cache-status"].endswith(LOCAL)
         assert answer.headers["x-cache-key"] == first.headers["x-cache-key"]
-        assert said(answer) == said(first)
+        assert chat_text(answer) == chat_text(first)
     assert await hash_reads(redis) == before
 
 
@@ -90,7 +90,7 @@ async def test_what_is_deleted_is_gone_everywhere(pair: list[RouterServer], redi
     key = (await held(*pair)).headers["x-cache-key"]
     await redis.delete(key)
     for router in pair:
-        await eventually(partial(is_gone, router), within=GONE_WITHIN)
+        await eventually(partial(is_gone, router), timeout=GONE_WITHIN)
 
 
 @pytest.mark.parametrize("command", ["FLUSHALL", "FLUSHDB"])
@@ -98,7 +98,7 @@ async def test_what_is_emptied_is_gone_everywhere(pair: list[RouterServer], redi
     await held(*pair)
     await redis.execute_command(command)
     for router in pair:
-        await eventually(partial(is_gone, router), within=GONE_WITHIN)
+        await eventually(partial(is_gone, router), timeout=GONE_WITHIN)
 
 
 async def test_what_another_replica_replaces_is_replaced_everywhere(pair: list[RouterServer]) -> None:
@@ -111,7 +111,7 @@ async def test_what_another_replica_replaces_is_replaced_everywhere(pair: list[R
         return bool((await stored(router)).json()["id"] == new)
 
     for router in (one, other):
-        await eventually(partial(is_new, router), within=GONE_WITHIN)
+        await eventually(partial(is_new, router), timeout=GONE_WITHIN)
 
 
 async def test_what_a_router_has_replaced_itself_it_does_not_give_for_another_moment(router: RouterServer) -> None:
@@ -124,7 +124,7 @@ async def test_what_a_router_has_replaced_itself_it_does_not_give_for_another_mo
 async def test_what_expires_is_gone_everywhere(pair: list[RouterServer]) -> None:
     await pair[0].chat(PROMPT, headers={"x-cache-ttl": "1"})
     for router in pair:
-        await eventually(partial(is_gone, router), within=1 + GONE_WITHIN)
+        await eventually(partial(is_gone, router), timeout=1 + GONE_WITHIN)
 
 
 async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServer, redis: Any) -> None:
@@ -134,17 +134,17 @@ async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServe
     async def is_changed() -> bool:
         return bool((await stored(router)).headers.get("x-engine") == "another")
 
-    await eventually(is_changed, within=GONE_WITHIN)
+    await eventually(is_changed, timeout=GONE_WITHIN)
 
 
 # -- when nobody tells ------------------------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def alone(own_redis: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
+async def alone(own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter) -> RouterServer:
     """A router with a Redis of its own."""
     await own_redis.start()
-    return await make_router(configuration(own_redis.url, engines.table()).replace('"2500ms"', '"100ms"'))
+    return await make_router(router_config(own_redis.url, engines.as_config()).replace('"2500ms"', '"100ms"'))
 
 
 async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_not_missed(
@@ -159,7 +159,7 @@ async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_n
         both.delete(key)
         killed, _ = await both.execute()
     assert killed == 1
-    await eventually(partial(is_gone, alone), within=GONE_WITHIN)
+    await eventually(partial(is_gone, alone), timeout=GONE_WITHIN)
     await held(alone)
 
 
@@ -171,7 +171,7 @@ async def test_with_the_connection_the_whole_copy_is_dropped_and_comes_back_by_i
     async with client:
         (listening,) = [each for each in await client.client_list() if "B" in each["flags"]]
         await client.client_kill_filter(_id=listening["id"])
-    await eventually(partial(is_not_local, alone), within=GONE_WITHIN)
+    await eventually(partial(is_not_local, alone), timeout=GONE_WITHIN)
     await eventually(partial(is_held, alone))
 
 
@@ -180,7 +180,7 @@ async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_i
 ) -> None:
     await held(alone)
     own_redis.kill()
-    await eventually(partial(is_not_local, alone), within=GONE_WITHIN)
+    await eventually(partial(is_not_local, alone), timeout=GONE_WITHIN)
     answer = await alone.chat(PROMPT)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
     await own_redis.start()
@@ -194,7 +194,7 @@ async def test_of_a_frozen_redis_nothing_is_given_once_it_was_silent_for_too_lon
 ) -> None:
     await held(alone)
     own_redis.freeze()
-    await eventually(partial(is_not_local, alone), within=SILENCE + GONE_WITHIN)
+    await eventually(partial(is_not_local, alone), timeout=PING_TIMEOUT + GONE_WITHIN)
     for _ in range(5):
         assert (await alone.chat(PROMPT)).headers["x-cache"] == "BYPASS"
     own_redis.thaw()
@@ -211,9 +211,9 @@ async def _asked(router: RouterServer, *statuses: str) -> bool:
 
 @pytest.mark.parametrize("nothing", ['"0B"', "0"])
 async def test_a_copy_of_no_bytes_is_none(
-    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, nothing: str
+    make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, nothing: str
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), cache=f"local = {nothing}"))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), cache=f"local = {nothing}"))
     await router.chat(PROMPT)
     for _ in range(20):
         answer = await router.chat(PROMPT)

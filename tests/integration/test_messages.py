@@ -5,10 +5,10 @@ from typing import Any, Final
 import pytest
 
 from router.api.auth import hash_key
-from tests.support.purge_log import other_keys
+from tests.support.purge_log import keys_except_log
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
-from tests.support.typed_answers import MESSAGES, RESPONSES, ask, body_of, typed_events
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.typed_answers import MESSAGES, RESPONSES, post_typed, typed_body, typed_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -35,14 +35,14 @@ KEY: Final = "sk-acme-secret"
     ids=lambda fields: next(iter(fields)),
 )
 async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
-    assert (await ask(router, MESSAGES, "The sea?")).headers["x-cache"] == "MISS"
-    answers = [await ask(router, MESSAGES, "The sea?", **fields) for _ in range(2)]
+    assert (await post_typed(router, MESSAGES, "The sea?")).headers["x-cache"] == "MISS"
+    answers = [await post_typed(router, MESSAGES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
 async def test_who_asks_does_not_count(router: RouterServer) -> None:
-    assert (await ask(router, MESSAGES, "The sea?", metadata={"user_id": "a"})).headers["x-cache"] == "MISS"
-    assert (await ask(router, MESSAGES, "The sea?", metadata={"user_id": "b"})).headers["x-cache"] == "HIT"
+    assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "a"})).headers["x-cache"] == "MISS"
+    assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "b"})).headers["x-cache"] == "HIT"
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ async def test_what_depends_on_more_than_the_request_is_not_shared(
     router: RouterServer, redis: Any, fields: dict[str, Any]
 ) -> None:
     for stream in (False, True, False):
-        answer = await ask(router, MESSAGES, "The sea?", stream=stream, **fields)
+        answer = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
         assert answer.status_code == 200
         assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "uncacheable")
-    assert await other_keys(redis) == set()
+    assert await keys_except_log(redis) == set()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,8 +72,8 @@ async def test_what_depends_on_more_than_the_request_is_not_shared(
 async def test_thinking_and_calls_survive_both_ways(
     router: RouterServer, stream: bool, fields: dict[str, Any], kinds: list[str]
 ) -> None:
-    miss = await ask(router, MESSAGES, "The sea?", stream=stream, **fields)
-    hit = await ask(router, MESSAGES, "The sea?", stream=not stream, **fields)
+    miss = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
+    hit = await post_typed(router, MESSAGES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
     streamed, whole = (miss, hit) if stream else (hit, miss)
     body = whole.json()
@@ -91,14 +91,14 @@ async def test_thinking_and_calls_survive_both_ways(
 
 
 @pytest.fixture
-def by_key(redis_server: RedisServer, engines: Engines) -> str:
+def by_key(redis_server: RedisServer, engines: EngineSet) -> str:
     tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(KEY.encode())}"]'
-    return configuration(redis_server.url, engines.table(), rest=f'[auth]\nmode = "keys"\n{tenant}')
+    return router_config(redis_server.url, engines.as_config(), rest=f'[auth]\nmode = "keys"\n{tenant}')
 
 
 async def test_a_key_may_come_as_anthropics_clients_send_it(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
-    body = body_of(MESSAGES, "The sea?")
+    body = typed_body(MESSAGES, "The sea?")
     first = await router.post(MESSAGES, body, x_api_key=KEY)
     again = await router.post(MESSAGES, body, authorization=f"Bearer {KEY}")
     both = await router.post(MESSAGES, body, authorization=f"Bearer {KEY}", x_api_key=KEY)
@@ -108,10 +108,10 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(make_router: MakeRou
 
 async def test_it_may_not_elsewhere_and_no_other_key_is_taken(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
-    body = body_of(MESSAGES, "The sea?")
+    body = typed_body(MESSAGES, "The sea?")
     refused = [
         await router.post("/v1/chat/completions", chat_body("The sea?"), x_api_key=KEY),
-        await router.post(RESPONSES, body_of(RESPONSES, "The sea?"), x_api_key=KEY),
+        await router.post(RESPONSES, typed_body(RESPONSES, "The sea?"), x_api_key=KEY),
         await router.post(MESSAGES, body),
         await router.post(MESSAGES, body, x_api_key="sk-other"),
         await router.post(MESSAGES, body, x_api_key=KEY, authorization="Bearer sk-other"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -36,9 +36,9 @@ NAMES = {
 
 
 async def test_the_names_and_labels_are_those_that_dashboards_use(
-    router: RouterServer, make_router: MakeRouter, config: str, engines: Engines
+    router: RouterServer, make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
-    await engines.chat.faults({"fault": "status", "code": 500, "times": 1})
+    await engines.chat.set_faults({"fault": "status", "code": 500, "times": 1})
     for n in range(3):
         await router.chat(f"The sea {n}?", stream=True)
     await router.chat("hello", model="nobody's")
@@ -92,8 +92,8 @@ async def test_tokens_generated_and_tokens_saved_are_two_numbers(router: RouterS
     assert metrics[tokens["saved"]] == 2 * usage["completion_tokens"]
 
 
-async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterServer, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "ttft", "ms": 150})
+async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterServer, engines: EngineSet) -> None:
+    await engines.chat.set_faults({"fault": "ttft", "ms": 150})
     await router.chat("The sea?", stream=True)
     metrics = await router.metrics()
     assert metrics['llm_time_to_first_token_seconds_sum{cache="MISS",model="llama"}'] > 0.14
@@ -102,9 +102,9 @@ async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterS
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_had_no_token_has_no_time_to_its_first(
-    router: RouterServer, engines: Engines, stream: bool
+    router: RouterServer, engines: EngineSet, stream: bool
 ) -> None:
-    await asyncio.gather(*(engine.faults({"fault": "status", "code": 500}) for engine in engines))
+    await asyncio.gather(*(engine.set_faults({"fault": "status", "code": 500}) for engine in engines))
     assert (await router.chat("The sea?", stream=stream)).status_code == 502
     metrics = await router.metrics()
     assert metrics['llm_request_duration_seconds_count{cache="MISS",model="llama"}'] == 1
@@ -112,10 +112,10 @@ async def test_a_request_that_had_no_token_has_no_time_to_its_first(
 
 
 async def test_what_engines_say_of_themselves_is_told_by_engine(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
-    await engines.code.faults({"fault": "kv", "usage": 0.25})
-    await engines.mistral.faults({"fault": "kv", "metric": "missing"})
+    await engines.code.set_faults({"fault": "kv", "usage": 0.25})
+    await engines.mistral.set_faults({"fault": "kv", "metric": "missing"})
     first = await make_router(config)
     await first.chat("The sea?")
     router = await make_router(config)

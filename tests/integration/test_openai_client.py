@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from tests.support.router_server import Engines, RouterServer
+from tests.support.router_server import EngineSet, RouterServer
 from tests.support.waiting import collect
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -109,9 +109,9 @@ async def test_an_unknown_model_raises_its_class(client: AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("fault", [{"fault": "error", "after": 3}, {"fault": "drop", "after": 3}, {"fault": "no_done"}])
 async def test_a_stream_that_breaks_raises_and_does_not_end_as_if_it_were_whole(
-    client: AsyncOpenAI, engines: Engines, fault: dict[str, Any]
+    client: AsyncOpenAI, engines: EngineSet, fault: dict[str, Any]
 ) -> None:
-    await engines.chat.faults(fault)
+    await engines.chat.set_faults(fault)
     stream = await client.chat.completions.create(model="llama", messages=HELLO, stream=True)
     seen: list[Any] = []
     with pytest.raises(openai.APIError, match="broke off"):
@@ -120,14 +120,14 @@ async def test_a_stream_that_breaks_raises_and_does_not_end_as_if_it_were_whole(
 
 
 async def test_an_engine_that_refuses_work_raises_what_the_client_retries(
-    client: AsyncOpenAI, engines: Engines
+    client: AsyncOpenAI, engines: EngineSet
 ) -> None:
     for engine in (engines.chat, engines.code):
-        await engine.faults({"fault": "status", "code": 503, "times": 2})  # the router asks three times
+        await engine.set_faults({"fault": "status", "code": 503, "times": 2})  # the router asks three times
     with pytest.raises(openai.InternalServerError) as raised:
         await client.chat.completions.create(model="llama", messages=HELLO)
     assert raised.value.status_code == 503
     retrying = client.with_options(max_retries=2)
     for engine in (engines.chat, engines.code):
-        await engine.faults({"fault": "status", "code": 503, "times": 1})
+        await engine.set_faults({"fault": "status", "code": 503, "times": 1})
     assert (await retrying.chat.completions.create(model="llama", messages=HELLO)).choices[0].message.content

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, LLAMA_ALIAS, Engines, MakeRouter, RouterServer, configuration
+from tests.support.router_server import LLAMA, LLAMA_ALIAS, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -41,7 +41,7 @@ async def test_the_pages_that_vllms_tools_ask_for_are_there(router: RouterServer
     assert (await router.http.get("/version")).json() == {"version": version("roundhouse")}
 
 
-async def test_healthz_sums_up_what_is_known(router: RouterServer, engines: Engines) -> None:
+async def test_healthz_sums_up_what_is_known(router: RouterServer, engines: EngineSet) -> None:
     answer = await router.http.get("/healthz")
     summary = answer.json()
     assert (answer.status_code, summary["status"]) == (200, "healthy")
@@ -51,30 +51,32 @@ async def test_healthz_sums_up_what_is_known(router: RouterServer, engines: Engi
     assert (summary["circuit_breaker_open"], summary["redis"]) == (False, "up")
     checked = dt.datetime.fromisoformat(summary["last_check"])
     assert abs((dt.datetime.now(dt.UTC) - checked).total_seconds()) < 60
-    assert {name: engine["up"] for name, engine in summary["engines"].items()} == dict.fromkeys(engines.table(), True)
+    assert {name: engine["up"] for name, engine in summary["engines"].items()} == dict.fromkeys(
+        engines.as_config(), True
+    )
 
 
-async def test_healthz_shows_the_fullest_cache(make_router: MakeRouter, config: str, engines: Engines) -> None:
-    await engines.code.faults({"fault": "kv", "usage": 0.9512})
-    await engines.mistral.faults({"fault": "kv", "usage": 0.5, "metric": "old"})
+async def test_healthz_shows_the_fullest_cache(make_router: MakeRouter, config: str, engines: EngineSet) -> None:
+    await engines.code.set_faults({"fault": "kv", "usage": 0.9512})
+    await engines.mistral.set_faults({"fault": "kv", "usage": 0.5, "metric": "old"})
     router = await make_router(config)
     assert (await router.http.get("/healthz")).json()["gpu_cache_usage_percent"] == 95.12
 
 
 async def test_a_usage_that_nobody_tells_is_unknown_and_not_0(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     for engine in engines:
-        await engine.faults({"fault": "kv", "metric": "missing"})
+        await engine.set_faults({"fault": "kv", "metric": "missing"})
     router = await make_router(config)
     assert (await router.http.get("/healthz")).json()["gpu_cache_usage_percent"] is None
     assert not [name for name in await router.metrics() if name.startswith("vllm_kv_cache_usage")]
 
 
 async def test_with_an_engine_down_it_is_degraded_and_still_ready(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
-    await engines.code.faults({"fault": "health", "code": 503})
+    await engines.code.set_faults({"fault": "health", "code": 503})
     router = await make_router(config)
     answer = await router.http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
@@ -83,9 +85,9 @@ async def test_with_an_engine_down_it_is_degraded_and_still_ready(
 
 
 async def test_with_a_model_without_an_engine_it_is_not_ready(
-    make_router: MakeRouter, config: str, engines: Engines
+    make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
-    await engines.mistral.faults({"fault": "health", "code": 503})
+    await engines.mistral.set_faults({"fault": "health", "code": 503})
     router = await make_router(config)
     answer = await router.http.get("/readyz")
     assert answer.status_code == 503
@@ -99,7 +101,7 @@ async def test_with_no_engine_at_all_it_is_unhealthy_until_one_is_back(
     engine = SimulatedEngine(LLAMA)
     await engine.start()
     await engine.kill()
-    router = await make_router(configuration(redis_server.url, {"one": ("llama", "any", engine.url)}))
+    router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", engine.url)}))
     answer = await router.http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (503, "unhealthy")
     assert (await router.http.get("/readyz")).status_code == 503

@@ -6,9 +6,9 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from router.core.endpoints.cache_salt import salts_of
+from router.core.endpoints.cache_salt import derive_salts
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, MakeRouter, RouterServer, configuration
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,7 +26,7 @@ def text(redis_url: str, engine: SimulatedEngine) -> str:
         + (f'group = "{groups[name]}"\n' if name in groups else "")
         for name, key in KEYS.items()
     )
-    return configuration(redis_url, {"llama": ("llama", "any", engine.url)}, rest=f'[auth]\nmode = "keys"\n\n{tenants}')
+    return router_config(redis_url, {"llama": ("llama", "any", engine.url)}, rest=f'[auth]\nmode = "keys"\n\n{tenants}')
 
 
 async def ask(router: RouterServer, path: str, tenant: str, prompt: str = SECRET, **fields: Any) -> httpx.Response:
@@ -62,7 +62,7 @@ async def test_another_tenants_guess_finds_no_token(
             ask(router, path, "acme"),
             ask(router, path, "acme", SECRET + "And then?"),
             ask(router, path, "beta"),
-            ask(router, path, "beta", cache_salt=salts_of({"acme": None, "beta": None})["acme"]),
+            ask(router, path, "beta", cache_salt=derive_salts({"acme": None, "beta": None})["acme"]),
         )
         assert (first, guess, forged) == (0, 0, 0)
         assert own >= 32, "a tenant finds what is its own"
@@ -89,7 +89,7 @@ async def test_tenants_of_a_group_find_each_others_prefixes(redis_server: RedisS
 async def test_the_salt_reaches_no_client(redis_server: RedisServer, make_router: MakeRouter) -> None:
     async with SimulatedEngine(LLAMA, max_model_len=4096) as engine:
         router = await make_router(text(redis_server.url, engine))
-        salt = salts_of({"acme": None, "beta": None})["acme"]
+        salt = derive_salts({"acme": None, "beta": None})["acme"]
         for path in PATHS:
             answer = await ask(router, path, "acme", stream=True)
             assert salt not in answer.text
@@ -99,6 +99,6 @@ async def test_the_salt_reaches_no_client(redis_server: RedisServer, make_router
 
 async def test_a_router_of_one_tenant_sends_no_salt(redis_server: RedisServer, make_router: MakeRouter) -> None:
     async with SimulatedEngine(LLAMA, max_model_len=4096) as engine:
-        router = await make_router(configuration(redis_server.url, {"llama": ("llama", "any", engine.url)}))
+        router = await make_router(router_config(redis_server.url, {"llama": ("llama", "any", engine.url)}))
         await router.chat("The sea?")
         assert "cache_salt" not in (await engine.stats())["requests"][-1]["body"]

@@ -8,18 +8,18 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.core.cache.entry_filter import Scope
-from tests.support.purge_log import recorded
+from router.core.cache.entry_filter import EntryFilter
+from tests.support.purge_log import logged_scopes
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, said
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
 ADMIN = {"authorization": "Bearer admin"}
 RAG = [
     {"role": "system", "content": "Be brief."},
@@ -46,7 +46,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
     keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
-    text = configuration(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
+    text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
     yield Setting([await make_router(text), await make_router(text)], engine)
     await engine.stop()
 
@@ -72,12 +72,12 @@ async def test_an_answer_that_was_begun_before_a_purge_is_given_and_not_stored(
     setting: Setting, redis: Any, kind: str
 ) -> None:
     fields: dict[str, Any] = {"messages": RAG, "documents": [{"doc_id": "handbook", "text": "Old."}]}
-    async with streaming(setting.one, "", **fields) as answer:
+    async with open_stream(setting.one, "", **fields) as answer:
         key = answer.headers["x-cache-key"]
-        await answer.until("one ")
+        await answer.read_until_text("one ")
         await setting.purge(**scope(kind, key))
-        setting.engine.go.release()
-        assert (await answer.to_the_end()).endswith(DONE)
+        setting.engine.chunk_permits.release()
+        assert (await answer.read_to_end()).endswith(DONE_FRAME)
 
     async def told() -> bool:
         metrics = await setting.one.metrics()
@@ -88,12 +88,12 @@ async def test_an_answer_that_was_begun_before_a_purge_is_given_and_not_stored(
 
 
 async def test_a_purge_of_something_else_leaves_an_answer_alone(setting: Setting, redis: Any) -> None:
-    async with streaming(setting.one, "x") as answer:
-        await answer.until("one ")
+    async with open_stream(setting.one, "x") as answer:
+        await answer.read_until_text("one ")
         await setting.purge(document="handbook")
         await setting.purge(tenant="somebody")
-        setting.engine.go.release()
-        await answer.to_the_end()
+        setting.engine.chunk_permits.release()
+        await answer.read_to_end()
         await eventually(lambda: stored(redis, answer.headers["x-cache-key"]))
 
 
@@ -101,20 +101,20 @@ async def test_a_purge_of_something_else_leaves_an_answer_alone(setting: Setting
 async def test_whoever_asks_after_a_purge_does_not_join_what_was_begun_before(
     setting: Setting, redis: Any, at: str
 ) -> None:
-    async with streaming(setting.one, "x") as before:
-        await before.until("one ")
+    async with open_stream(setting.one, "x") as before:
+        await before.read_until_text("one ")
         await setting.purge(all=True)
         asker = getattr(setting, at)
 
         async def begun_anew() -> bool:
             # Within a second of the purge, a router may not have heard of it.
-            async with streaming(asker, "x") as after:
-                await after.until("one ")
+            async with open_stream(asker, "x") as after:
+                await after.read_until_text("one ")
                 return after.headers["x-cache"] == "MISS"
 
-        await eventually(begun_anew, within=2)
-        setting.engine.go.release()
-        await before.to_the_end()
+        await eventually(begun_anew, timeout=2)
+        setting.engine.chunk_permits.release()
+        await before.read_to_end()
 
 
 async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setting: Setting, redis: Any) -> None:
@@ -134,15 +134,15 @@ async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setti
                  for router in (setting.one, setting.other)]  # fmt: skip
         return [answer.status_code for answer in await asyncio.gather(*asked)] == [504, 504]
 
-    await eventually(missed, within=1)
+    await eventually(missed, timeout=1)
 
 
 async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_comes_back(
     setting: Setting, redis: Any
 ) -> None:
     await setting.purge(all=True)
-    assert await recorded(redis) == [Scope(all=True)]
+    assert await logged_scopes(redis) == [EntryFilter(all=True)]
     setting.engine.paced = False
     assert (await setting.one.chat("x", stream=True)).headers["x-cache"] == "MISS"
     again = await setting.other.chat("x", stream=True)
-    assert (again.headers["x-cache"], said(again)) == ("HIT", "one two")
+    assert (again.headers["x-cache"], chat_text(again)) == ("HIT", "one two")

@@ -9,19 +9,19 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.core.cache.redis_keys import breaker_of
-from router.core.resilience.breaker import Breaker
+from router.core.cache.redis_keys import breaker_key
+from router.core.resilience.breaker import EngineBreaker
 from tests.support.gated_proxy import GatedProxy
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, RouterServer, configuration
+from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk
-from tests.support.streaming_client import streaming
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ANSWER = (ROLE + chunk(content="one "), chunk(content="two", finish="stop") + DONE)
+ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
 ADMIN = {"authorization": "Bearer admin"}
 
 
@@ -52,7 +52,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
     async with GatedProxy(redis_server) as proxy:
         texts = [
             # The time that users have, since these faults depend on it.
-            configuration(url, {"scripted": ("llama", "any", engine.url)}, rest=keys).replace("2500ms", "50ms")
+            router_config(url, {"scripted": ("llama", "any", engine.url)}, rest=keys).replace("2500ms", "50ms")
             for url in (proxy.url, redis_server.url)
         ]
         yield Setting(await make_router(texts[0]), await make_router(texts[1]), proxy, engine)
@@ -60,14 +60,14 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
 
 
 async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: Setting, redis: Any) -> None:
-    async with streaming(setting.near, "x") as answer:
-        await answer.until("one ")
-        setting.proxy.shut("listening")  # so that its router does not learn of the purge
+    async with open_stream(setting.near, "x") as answer:
+        await answer.read_until_text("one ")
+        setting.proxy.block("listening")  # so that its router does not learn of the purge
         await setting.admin("cache/purge", all=True)
         setting.proxy.lose_reply_to = b"unpack(ARGV, 2)"
-        setting.engine.go.release()
-        await answer.to_the_end()
-        await setting.proxy.lost.wait()
+        setting.engine.chunk_permits.release()
+        await answer.read_to_end()
+        await setting.proxy.reply_lost.wait()
         assert await redis.exists(answer.headers["x-cache-key"])
     setting.engine.paced = False
     again = await setting.other.chat("x", stream=True)
@@ -76,24 +76,24 @@ async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: 
 
 
 async def test_a_router_whose_listening_connection_is_back_first_reads_what_it_missed(setting: Setting) -> None:
-    setting.proxy.shut("listening", "commands")
+    setting.proxy.block("listening", "commands")
     await setting.admin("engines/scripted/drain")
-    setting.proxy.open("listening")
-    await eventually(lambda: setting.proxy.has("listening"))
+    setting.proxy.unblock("listening")
+    await eventually(lambda: setting.proxy.has_connection("listening"))
     assert not await setting.drained()
-    setting.proxy.open("commands")
+    setting.proxy.unblock("commands")
     await eventually(setting.drained)
 
 
 async def test_a_router_whose_listening_connection_is_back_first_knows_the_breakers_that_have_opened(
     setting: Setting, redis: Any
 ) -> None:
-    setting.proxy.shut("listening", "commands")
-    opened = msgspec.json.encode(Breaker(until=time.time() + 60))
-    await redis.set(breaker_of("scripted"), opened, px=60_000)
-    setting.proxy.open("listening")
-    await eventually(lambda: setting.proxy.has("listening"))
-    setting.proxy.open("commands")
+    setting.proxy.block("listening", "commands")
+    opened = msgspec.json.encode(EngineBreaker(until=time.time() + 60))
+    await redis.set(breaker_key("scripted"), opened, px=60_000)
+    setting.proxy.unblock("listening")
+    await eventually(lambda: setting.proxy.has_connection("listening"))
+    setting.proxy.unblock("commands")
 
     async def knows() -> bool:
         return (await setting.near.metrics()).get('roundhouse_breaker_state{engine="scripted"}', 0) > 0
@@ -105,20 +105,20 @@ async def test_what_is_told_while_it_cannot_be_read_is_read_later(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "roundhouse")
-    await eventually(lambda: setting.proxy.has("listening"))
-    setting.proxy.shut("commands")
+    await eventually(lambda: setting.proxy.has_connection("listening"))
+    setting.proxy.block("commands")
     await setting.admin("engines/scripted/drain")
     await eventually(lambda: "drains that were missed will be read" in caplog.text)
-    setting.proxy.open("commands")
+    setting.proxy.unblock("commands")
     await eventually(setting.drained)
 
 
 async def test_an_answer_that_was_begun_before_redis_was_emptied_is_not_stored(setting: Setting, redis: Any) -> None:
-    async with streaming(setting.near, "x") as answer:
-        await answer.until("one ")
+    async with open_stream(setting.near, "x") as answer:
+        await answer.read_until_text("one ")
         await redis.flushall()
-        setting.engine.go.release()
-        await answer.to_the_end()
+        setting.engine.chunk_permits.release()
+        await answer.read_to_end()
 
     async def told() -> bool:
         return (await setting.near.metrics()).get('llm_cache_writes_total{result="purged"}') == 1

@@ -12,19 +12,19 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, RateLimitError
 
-from router.core.cache.redis_keys import limit_of
+from router.core.cache.redis_keys import limit_key
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served, http_client
-from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
-from tests.support.sse_answers import DONE, ROLE, chunk
-from tests.support.streaming_client import streaming
+from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ACME = {"x-tenant-id": "acme"}
 FREE = {"x-tenant-id": "free"}
-KEY = limit_of("acme")
+KEY = limit_key("acme")
 
 
 def tenants(limits: str) -> str:
@@ -32,9 +32,9 @@ def tenants(limits: str) -> str:
 
 
 @pytest.fixture
-def limited(redis_server: RedisServer, engines: Engines) -> Any:
+def limited(redis_server: RedisServer, engines: EngineSet) -> Any:
     """The usual configuration with limits for acme."""
-    return lambda limits, redis=redis_server: configuration(redis.url, engines.table(), rest=tenants(limits))
+    return lambda limits, redis=redis_server: router_config(redis.url, engines.as_config(), rest=tenants(limits))
 
 
 async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
@@ -67,7 +67,7 @@ async def test_every_answer_of_a_tenant_with_limits_says_what_is_left(make_route
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_beyond_the_limit_a_request_is_refused_and_told_when_to_come_back(
-    make_router: MakeRouter, limited: Any, engines: Engines, stream: bool
+    make_router: MakeRouter, limited: Any, engines: EngineSet, stream: bool
 ) -> None:
     router = await make_router(limited("requests_per_minute = 2"))
     assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "HIT"], "a hit is a request"
@@ -104,16 +104,16 @@ async def test_what_was_generated_is_paid_and_hits_and_followers_pay_nothing(
     scripted: ScriptedRouter, redis: Any
 ) -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":70}}\n\n'
-    pieces = (ROLE + chunk(content="one"), chunk(content="", finish="stop") + usage + DONE)
+    pieces = (ROLE_FRAME + chat_frame(content="one"), chat_frame(content="", finish="stop") + usage + DONE_FRAME)
     router, engine = await scripted(*pieces, paced=True, rest=tenants("tokens_per_minute = 150"))
     leading = asyncio.ensure_future(ask(router, stream=True))
     await eventually(lambda: engine.bodies)
     following = [asyncio.ensure_future(ask(router, stream=True)) for _ in range(3)]
-    async with streaming(router, "The sea?", headers=ACME) as another:
-        await another.until("one")
+    async with open_stream(router, "The sea?", headers=ACME) as another:
+        await another.read_until_text("one")
         assert another.headers["x-cache"] == "COALESCED"
-        engine.go.release()
-        await another.to_the_end()
+        engine.chunk_permits.release()
+        await another.read_to_end()
     caches = [(await answer).headers["x-cache"] for answer in (leading, *following)]
     assert caches[0] == "MISS"
     assert set(caches[1:]) <= {"COALESCED", "HIT"}
@@ -136,13 +136,13 @@ async def test_who_is_in_debt_waits_until_it_is_paid(make_router: MakeRouter, li
 
 
 async def test_who_leaves_before_the_end_pays_for_what_was_said(scripted: ScriptedRouter) -> None:
-    pieces = [chunk(content=f"word{n} ") for n in range(200)]
+    pieces = [chat_frame(content=f"word{n} ") for n in range(200)]
     router, engine = await scripted(
-        ROLE, *pieces, hold=True, rest=tenants("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
+        ROLE_FRAME, *pieces, hold=True, rest=tenants("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
     )
-    async with streaming(router, "The sea?", headers=ACME) as answer:
-        await answer.until("word199")
-    await asyncio.wait_for(engine.left.wait(), 5)
+    async with open_stream(router, "The sea?", headers=ACME) as answer:
+        await answer.read_until_text("word199")
+    await asyncio.wait_for(engine.client_disconnected.wait(), 5)
 
     async def is_refused() -> bool:
         return (await router.http.post("/v1/chat/completions", content=b"{}", headers=ACME)).status_code == 429
@@ -154,15 +154,15 @@ async def test_who_leaves_before_the_end_pays_for_what_was_said(scripted: Script
 
 
 async def test_so_many_as_may_are_at_work_at_both_routers_together(
-    make_router: MakeRouter, limited: Any, engines: Engines
+    make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     text = limited("concurrent_requests = 3")
     routers = [await make_router(text), await make_router(text)]
-    await engines.chat.faults({"fault": "stall", "after": 3})
-    async with streaming(routers[0], "0?", headers=ACME), streaming(routers[1], "1?", headers=ACME):
-        async with streaming(routers[0], "2?", headers=ACME) as third:
+    await engines.chat.set_faults({"fault": "stall", "after": 3})
+    async with open_stream(routers[0], "0?", headers=ACME), open_stream(routers[1], "1?", headers=ACME):
+        async with open_stream(routers[0], "2?", headers=ACME) as third:
             assert third.status == 200
-            await engines.chat.clear()
+            await engines.chat.clear_faults()
             refused = [await ask(router, stream=stream) for router in routers for stream in (False, True)]
             assert [answer.status_code for answer in refused] == [429] * 4
             error = refused[0].json()["error"]
@@ -177,7 +177,7 @@ async def test_so_many_as_may_are_at_work_at_both_routers_together(
 
 
 async def test_an_error_and_a_hit_give_their_place_back(
-    make_router: MakeRouter, limited: Any, engines: Engines
+    make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
     for _ in range(3):
@@ -187,30 +187,30 @@ async def test_an_error_and_a_hit_give_their_place_back(
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[Served]:
+async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[RouterProcess]:
     """A router of its own process, where acme may have two requests at a time."""
-    served = Served(tmp_path, limited("concurrent_requests = 2"))
+    served = RouterProcess(tmp_path, limited("concurrent_requests = 2"))
     served.start()
     try:
-        await served.ready()
+        await served.wait_until_ready()
         yield served
     finally:
         served.kill()
 
 
 async def test_the_places_of_a_router_that_is_killed_come_back(
-    other_process: Served, make_router: MakeRouter, limited: Any, engines: Engines
+    other_process: RouterProcess, make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 2"))
-    await engines.chat.faults({"fault": "stall", "after": 3})
+    await engines.chat.set_faults({"fault": "stall", "after": 3})
     async with http_client(other_process.url) as http:
         bodies = [chat_body(f"{n}?", stream=True) for n in range(2)]
         asked = [asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=ACME)) for body in bodies]
         await engines.chat.stats(in_flight=2)
-        await engines.chat.clear()
+        await engines.chat.clear_faults()
         assert (await ask(router)).status_code == 429
         began = time.monotonic()
-        other_process.send(signal.SIGKILL)
+        other_process.send_signal(signal.SIGKILL)
         await asyncio.wait(asked)
         assert all(isinstance(one.exception(), httpx.TransportError) for one in asked)
 
@@ -257,16 +257,16 @@ async def test_with_a_frozen_redis_requests_go_on_and_limits_hold_in_each_router
 
 
 async def test_openai_python_waits_as_it_is_told_and_then_has_its_answer(
-    make_router: MakeRouter, limited: Any, engines: Engines
+    make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
     for engine in (engines.chat, engines.code):
-        await engine.faults({"fault": "stall", "after": 3, "match": "another"})
+        await engine.set_faults({"fault": "stall", "after": 3, "match": "another"})
     http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
     options: Any = {"base_url": f"{router.url}/v1", "api_key": "none", "http_client": http, "default_headers": ACME}
     body: Any = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]}
     async with AsyncOpenAI(max_retries=0, **options) as client:
-        async with streaming(router, "another", headers=ACME):
+        async with open_stream(router, "another", headers=ACME):
             with pytest.raises(RateLimitError) as raised:
                 await client.chat.completions.create(**body)
             assert raised.value.code == "rate_limit_exceeded"

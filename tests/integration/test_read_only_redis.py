@@ -9,11 +9,11 @@ import pytest_asyncio
 
 from router.api.auth import hash_key
 from router.check import check_all
-from router.net.redis.errors import LinkError
+from router.net.redis.errors import RedisBackendError
 from router.settings import parse
 from router.shared.redis import open_link
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, RouterServer, configuration
+from tests.support.router_server import EngineSet, RouterServer, router_config
 from tests.support.slow_proxy import SlowProxy
 from tests.support.waiting import eventually, free_port
 
@@ -81,14 +81,14 @@ async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[Red
 
 async def test_a_replica_is_no_server_to_connect_to(servers: tuple[RedisServer, RedisServer]) -> None:
     async with aclosing(open_link(f"redis://127.0.0.1:{servers[1].port}", timeout=1)) as link:
-        with pytest.raises(LinkError, match="read-only replica"):
+        with pytest.raises(RedisBackendError, match="read-only replica"):
             await link.execute([("GET", "k")], 1)
 
 
 async def test_check_says_that_the_server_is_a_replica(
-    servers: tuple[RedisServer, RedisServer], engines: Engines
+    servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
-    text = configuration(f"redis://127.0.0.1:{servers[1].port}", engines.table())
+    text = router_config(f"redis://127.0.0.1:{servers[1].port}", engines.as_config())
     (found, *_) = await check_all(parse(text, {}))
     assert (found["what"], found["ok"]) == ("redis", False)
     assert "read-only replica" in found["note"]
@@ -102,11 +102,11 @@ async def test_who_may_not_ask_whether_it_takes_writes_uses_it_all_the_same(own_
 
 
 async def test_a_router_follows_the_address_to_the_new_primary(
-    servers: tuple[RedisServer, RedisServer], engines: Engines
+    servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     primary, replica = servers
     async with SlowProxy(primary) as proxy:
-        text = default_timeout(configuration(proxy.url, engines.table(), rest=ADMIN))
+        text = default_timeout(router_config(proxy.url, engines.as_config(), rest=ADMIN))
         async with RouterServer(text) as router:
             await eventually(lambda: gives(router, "HIT"))
             await fail_over(primary, replica)
@@ -142,10 +142,10 @@ async def purges(router: RouterServer) -> bool:
 
 
 async def test_a_router_whose_redis_stays_read_only_says_that_it_is_down_and_serves_without_it(
-    servers: tuple[RedisServer, RedisServer], engines: Engines
+    servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     primary, replica = servers
-    text = default_timeout(configuration(f"redis://127.0.0.1:{primary.port}", engines.table()))
+    text = default_timeout(router_config(f"redis://127.0.0.1:{primary.port}", engines.as_config()))
     async with RouterServer(text) as router:
         await eventually(lambda: gives(router, "HIT"))
         await fail_over(primary, replica)

@@ -7,9 +7,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from tests.support.router_server import LLAMA_ALIAS, MakeRouter, RouterServer
-from tests.support.time_travel import A_DAY, aged
+from tests.support.time_travel import DAY, backdate_entry
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -82,7 +82,7 @@ async def test_a_hit_has_no_reason_and_an_alias_is_no_other_model(known: RouterS
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_is_beyond_its_time_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
     key = (await asked(known)).headers["x-cache-key"]
-    await aged(redis, key, A_DAY + 1)
+    await backdate_entry(redis, key, DAY + 1)
     await eventually(lambda: _is_missed(known, "expired"))
 
 
@@ -95,16 +95,16 @@ async def test_what_is_beyond_its_time_has_expired_for_a_router_that_never_heard
     make_router: MakeRouter, config: str, redis: Any
 ) -> None:
     key = (await asked(await make_router(config))).headers["x-cache-key"]
-    await aged(redis, key, A_DAY + 1)
+    await backdate_entry(redis, key, DAY + 1)
     assert await reason(await make_router(config)) == "expired"
 
 
-@pytest.mark.parametrize("age", [100, A_DAY + 7200], ids=["too-old-for-the-client", "too-old-for-anybody"])
+@pytest.mark.parametrize("age", [100, DAY + 7200], ids=["too-old-for-the-client", "too-old-for-anybody"])
 async def test_what_is_there_and_too_old_has_expired(
     make_router: MakeRouter, config: str, redis: Any, age: float
 ) -> None:
     key = (await asked(await make_router(config))).headers["x-cache-key"]
-    await aged(redis, key, age)
+    await backdate_entry(redis, key, age)
     assert await reason(await make_router(config), headers={"cache-control": "max-age=50"}) == "expired"
 
 
@@ -124,7 +124,7 @@ async def test_after_all_of_redis_was_emptied_everything_is_new(known: RouterSer
 
 
 async def test_after_a_purge_nothing_is_remembered(known: RouterServer, redis: Any) -> None:
-    await redis.xadd(PURGES, {"scope": '{"all":true}'})
+    await redis.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})
     await eventually(lambda: _is_new(known))
 
 

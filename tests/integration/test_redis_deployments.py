@@ -11,7 +11,7 @@ from router.check import check_all
 from router.settings import parse
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, RouterServer, configuration
+from tests.support.router_server import EngineSet, RouterServer, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -43,23 +43,23 @@ async def key_of(router: RouterServer, prompt: str) -> str:
 
 
 async def test_what_one_router_has_stored_another_gives_and_forgets_once_it_is_deleted(
-    deployment: Deployment, engines: Engines
+    deployment: Deployment, engines: EngineSet
 ) -> None:
-    text = configuration(deployment.url, engines.table())
+    text = router_config(deployment.url, engines.as_config())
     async with RouterServer(text) as first, RouterServer(text) as second:
         prompt = f"The sea at {deployment.url}?"
         assert await cached(first, prompt) == "MISS"
         await eventually(lambda: _gives(second, prompt))
         await eventually(lambda: _gives_without_redis(second, deployment, prompt))
         key = await key_of(second, prompt)
-        assert await (await deployment.holder(key)).command("DEL", key) == 1
+        assert await (await deployment.primary_of_key(key)).command("DEL", key) == 1
         await eventually(lambda: _is_missed(second, prompt))
 
 
 async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_forgets_it(
-    deployment: Deployment, engines: Engines
+    deployment: Deployment, engines: EngineSet
 ) -> None:
-    text = configuration(deployment.url, engines.table(), rest=ADMIN)
+    text = router_config(deployment.url, engines.as_config(), rest=ADMIN)
     async with RouterServer(text) as first, RouterServer(text) as second:
         await eventually(lambda: are_all(first, "HIT"))
         await eventually(lambda: are_all(second, "HIT"))
@@ -69,46 +69,46 @@ async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_
         assert (await admin(first, "GET", "stats"))["total"]["entries"] >= len(keys)
         assert (await admin(first, "POST", "purge", tenant="default"))["entries"] >= len(keys)
         assert await cached(first, PROMPTS[0]) == "MISS"
-        await eventually(lambda: _is_missed(second, PROMPTS[1]), within=2)
+        await eventually(lambda: _is_missed(second, PROMPTS[1]), timeout=2)
 
 
-async def test_check_says_that_redis_answers(deployment: Deployment, engines: Engines) -> None:
-    (found, *_) = await check_all(parse(configuration(deployment.url, engines.table()), {}))
+async def test_check_says_that_redis_answers(deployment: Deployment, engines: EngineSet) -> None:
+    (found, *_) = await check_all(parse(router_config(deployment.url, engines.as_config()), {}))
     assert (found["what"], found["ok"]) == ("redis", True)
     assert found["note"].startswith("version ")
     assert found["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
 
 
 async def test_no_request_fails_while_sentinel_makes_another_server_the_master(
-    start_own: StartDeployment, engines: Engines
+    start_own: StartDeployment, engines: EngineSet
 ) -> None:
     group: SentinelGroup = await start_own("sentinel")
-    async with RouterServer(configuration(group.url, engines.table())) as router, Requests(router) as requests:
+    async with RouterServer(router_config(group.url, engines.as_config())) as router, Requests(router) as requests:
         await eventually(lambda: are_all(router, "HIT"))
-        old = await group.holder("")
+        old = await group.primary_of_key("")
         old.kill()
         await eventually(lambda: _replaced(group, old))
-        await eventually(lambda: are_all(router, "HIT"), within=5)
+        await eventually(lambda: are_all(router, "HIT"), timeout=5)
     assert requests.failures == []
     assert requests.slowest < 3
 
 
 async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
-    start_own: StartDeployment, engines: Engines
+    start_own: StartDeployment, engines: EngineSet
 ) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with RouterServer(configuration(cluster.url, engines.table())) as router, Requests(router) as requests:
+    async with RouterServer(router_config(cluster.url, engines.as_config())) as router, Requests(router) as requests:
         await eventually(lambda: are_all(router, "HIT"))
         keys = [await key_of(router, prompt) for prompt in PROMPTS]
-        source = await cluster.holder(keys[0])
-        target = next(server for server in [await cluster.holder(key) for key in keys] if server is not source)
-        for slot in {cluster.slot(key) for key in keys if await cluster.holder(key) is source}:
+        source = await cluster.primary_of_key(keys[0])
+        target = next(server for server in [await cluster.primary_of_key(key) for key in keys] if server is not source)
+        for slot in {cluster.slot(key) for key in keys if await cluster.primary_of_key(key) is source}:
             await cluster.move_slot(slot, source, target)
         assert await are_all(router, "HIT"), "what has been moved is found where it is now"
         assert requests.failures == []
         target.kill()
         await eventually(lambda: _is_held_by_another(cluster, keys[0], target))
-        await eventually(lambda: are_all(router, "HIT"), within=5)
+        await eventually(lambda: are_all(router, "HIT"), timeout=5)
     assert requests.failures == []
     assert requests.slowest < 3
 
@@ -151,7 +151,7 @@ async def _gives(router: RouterServer, prompt: str) -> bool:
 async def _gives_without_redis(router: RouterServer, deployment: Deployment, prompt: str) -> bool:
     """Whether the router has it in its local copy, so that it does not ask Redis for it."""
     key = await key_of(router, prompt)
-    holder = await deployment.holder(key)
+    holder = await deployment.primary_of_key(key)
     before = await _hits(holder)
     return await cached(router, prompt) == "HIT" and await _hits(holder) == before
 
@@ -166,8 +166,8 @@ async def _is_missed(router: RouterServer, prompt: str) -> bool:
 
 
 async def _replaced(group: SentinelGroup, old: RedisServer) -> bool:
-    return await group.holder("") is not old
+    return await group.primary_of_key("") is not old
 
 
 async def _is_held_by_another(cluster: Cluster, key: str, old: RedisServer) -> bool:
-    return await cluster.holder(key) is not old
+    return await cluster.primary_of_key(key) is not old

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration
-from tests.support.sse_answers import said
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
+from tests.support.sse_answers import chat_text
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture
-def own_config(own_redis: RedisServer, engines: Engines) -> str:
+def own_config(own_redis: RedisServer, engines: EngineSet) -> str:
     """The usual configuration with a Redis of its own, and 100 ms of patience with it."""
-    return configuration(own_redis.url, engines.table()).replace('"2500ms"', '"100ms"')
+    return router_config(own_redis.url, engines.as_config()).replace('"2500ms"', '"100ms"')
 
 
 async def bypassed(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> float:
@@ -28,7 +28,7 @@ async def bypassed(router: RouterServer, prompt: str = "The sea?", **fields: Any
     assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "redis-down")
     assert answer.headers["cache-status"] == "roundhouse; fwd=bypass; detail=redis-down"
     assert "x-cache-key" not in answer.headers
-    assert said(answer)
+    assert chat_text(answer)
     return took
 
 
@@ -91,11 +91,11 @@ async def test_redis_can_be_killed_and_come_back_while_requests_go_on(
 
 
 async def test_redis_can_die_while_an_answer_streams(
-    make_router: MakeRouter, own_redis: RedisServer, own_config: str, engines: Engines
+    make_router: MakeRouter, own_redis: RedisServer, own_config: str, engines: EngineSet
 ) -> None:
     await own_redis.start()
     router = await make_router(own_config)
-    await engines.chat.faults({"fault": "tps", "rate": 200})
+    await engines.chat.set_faults({"fault": "tps", "rate": 200})
     body = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}], "stream": True}
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.headers["x-cache"] == "MISS"

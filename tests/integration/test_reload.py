@@ -12,8 +12,8 @@ import pytest
 from router.api.auth import hash_key
 from router.settings import parse
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served, http_client
-from tests.support.router_server import Engines, RouterServer, chat_body, configuration
+from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_server import EngineSet, RouterServer, chat_body, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,18 +23,18 @@ async def reload(router: RouterServer, text: str) -> None:
     await router.application.reload(parse(text, {}))
 
 
-def without_code(redis_server: RedisServer, engines: Engines, **options: str) -> str:
+def without_code(redis_server: RedisServer, engines: EngineSet, **options: str) -> str:
     """A configuration without the engine llama-code."""
-    table = engines.table()
+    table = engines.as_config()
     del table["llama-code"]
-    return configuration(redis_server.url, table, **options)
+    return router_config(redis_server.url, table, **options)
 
 
 # -- the application --------------------------------------------------------------------------------------------------
 
 
 async def test_models_engines_keys_and_limits_are_those_of_the_new_configuration(
-    router: RouterServer, redis_server: RedisServer, engines: Engines
+    router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     rest = f'[auth]\nmode = "keys"\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"k")}"]\n'
     text = without_code(redis_server, engines, rest=rest, router='max_body = "1KiB"')
@@ -57,10 +57,10 @@ async def test_what_was_stored_and_counted_before_is_there_after(router: RouterS
 
 
 async def test_a_tenant_that_is_new_hears_of_changes_too(
-    router: RouterServer, redis_server: RedisServer, engines: Engines, redis: Any
+    router: RouterServer, redis_server: RedisServer, engines: EngineSet, redis: Any
 ) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
-    await reload(router, configuration(redis_server.url, engines.table(), rest=rest))
+    await reload(router, router_config(redis_server.url, engines.as_config(), rest=rest))
     headers = {"x-tenant-id": "acme"}
     key = (await router.chat("The sea?", headers=headers)).headers["x-cache-key"]
 
@@ -77,9 +77,9 @@ async def test_a_tenant_that_is_new_hears_of_changes_too(
 
 
 async def test_a_stream_under_way_ends_as_it_began(
-    router: RouterServer, redis_server: RedisServer, engines: Engines
+    router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
-    await engines.code.faults({"fault": "tps", "rate": 60})
+    await engines.code.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("Write a Python function that reverses a list.", stream=True, max_tokens=30)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         assert answer.headers["x-engine"] == "llama-code"
@@ -91,9 +91,9 @@ async def test_a_stream_under_way_ends_as_it_began(
 
 
 async def test_an_equal_request_joins_a_generation_that_began_before(
-    router: RouterServer, config: str, engines: Engines
+    router: RouterServer, config: str, engines: EngineSet
 ) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 60})
+    await engines.chat.set_faults({"fault": "tps", "rate": 60})
     before = (await engines.chat.stats())["received"]
     body = chat_body("The sea?", stream=True, max_tokens=40)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as first:
@@ -105,14 +105,14 @@ async def test_an_equal_request_joins_a_generation_that_began_before(
 
 
 async def test_an_engine_that_stays_is_known_to_be_busy(
-    router: RouterServer, redis_server: RedisServer, engines: Engines
+    router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
-    await engines.chat.faults({"fault": "stall", "after": 2})
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
     async with router.http.stream("POST", "/v1/chat/completions", json=chat_body("The sea?", stream=True)) as answer:
         assert answer.headers["x-engine"] == "llama-chat"
         await reload(router, without_code(redis_server, engines))
         assert (await router.metrics())['llm_requests_in_flight{engine="llama-chat"}'] == 1
-    await engines.chat.clear()
+    await engines.chat.clear_faults()
     await engines.chat.stats(in_flight=0)
 
     async def idle() -> bool:
@@ -122,7 +122,7 @@ async def test_an_engine_that_stays_is_known_to_be_busy(
 
 
 async def test_an_engine_that_is_gone_has_no_gauges_any_more(
-    router: RouterServer, redis_server: RedisServer, engines: Engines
+    router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     up = 'roundhouse_engine_up{engine="llama-code"}'
     assert (await router.metrics())[up] == 1
@@ -156,7 +156,7 @@ async def test_a_configuration_that_fails_to_start_changes_nothing(
         raise OSError("no more files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("router.application.Site.start", fail)
+        patched.setattr("router.application.Runtime.start", fail)
         with pytest.raises(OSError, match="no more files"):
             await reload(router, config)
     assert (await router.chat("The sea?")).status_code == 200
@@ -167,12 +167,12 @@ async def test_a_configuration_that_fails_to_start_changes_nothing(
 
 @pytest.fixture
 def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
-    started: list[Served] = []
+    started: list[RouterProcess] = []
 
-    async def start(text: str) -> Served:
-        started.append(Served(tmp_path, text))
+    async def start(text: str) -> RouterProcess:
+        started.append(RouterProcess(tmp_path, text))
         started[-1].start()
-        await started[-1].ready()
+        await started[-1].wait_until_ready()
         return started[-1]
 
     yield start
@@ -180,7 +180,7 @@ def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
         served.kill()
 
 
-async def models(served: Served) -> list[str]:
+async def models(served: RouterProcess) -> list[str]:
     async with http_client(served.url) as http:
         return [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
 

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from tests.support.purge_log import other_keys
-from tests.support.router_server import Engines, RouterServer
-from tests.support.typed_answers import RESPONSES, ask, typed_events
+from tests.support.purge_log import keys_except_log
+from tests.support.router_server import EngineSet, RouterServer
+from tests.support.typed_answers import RESPONSES, post_typed, typed_events
 from tests.support.waiting import collect
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,21 +51,21 @@ async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
     ids=lambda fields: next(iter(fields)),
 )
 async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
-    assert (await ask(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
-    answers = [await ask(router, RESPONSES, "The sea?", **fields) for _ in range(2)]
+    assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
+    answers = [await post_typed(router, RESPONSES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
 async def test_an_answer_repeats_the_metadata_of_its_own_request(router: RouterServer) -> None:
     for topic in ("sea", "sky", "sea"):
-        answer = await ask(router, RESPONSES, "The sea?", metadata={"topic": topic})
+        answer = await post_typed(router, RESPONSES, "The sea?", metadata={"topic": topic})
         assert answer.json()["metadata"] == {"topic": topic}
     assert answer.headers["x-cache"] == "HIT"
 
 
 async def test_a_hint_for_the_engines_own_cache_does_not_count(router: RouterServer) -> None:
-    assert (await ask(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
-    assert (await ask(router, RESPONSES, "The sea?", prompt_cache_key="k")).headers["x-cache"] == "HIT"
+    assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
+    assert (await post_typed(router, RESPONSES, "The sea?", prompt_cache_key="k")).headers["x-cache"] == "HIT"
 
 
 @pytest.mark.parametrize(
@@ -79,24 +79,24 @@ async def test_a_hint_for_the_engines_own_cache_does_not_count(router: RouterSer
     ids=["web-search", "mcp", "conversation", "reference"],
 )
 async def test_what_depends_on_more_than_the_request_is_not_shared(
-    router: RouterServer, engines: Engines, redis: Any, fields: dict[str, Any]
+    router: RouterServer, engines: EngineSet, redis: Any, fields: dict[str, Any]
 ) -> None:
     before = (await engines.chat.stats())["received"]
     for _ in range(2):
-        answer = await ask(router, RESPONSES, "The sea?", **fields)
+        answer = await post_typed(router, RESPONSES, "The sea?", **fields)
         assert answer.status_code == 200
         assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "uncacheable")
         assert "x-cache-key" not in answer.headers
         assert "detail=uncacheable" in answer.headers["cache-status"]
     assert (await engines.chat.stats())["received"] == before + 2
-    assert await other_keys(redis) == set()
+    assert await keys_except_log(redis) == set()
 
 
 async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> None:
-    answer = await ask(router, RESPONSES, "The sea?", background=True)
+    answer = await post_typed(router, RESPONSES, "The sea?", background=True)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (400, "uncacheable")
     assert answer.json()["error"]["param"] == "background"
-    answer = await ask(router, RESPONSES, "The sea?", previous_response_id="resp_1", stream=True)
+    answer = await post_typed(router, RESPONSES, "The sea?", previous_response_id="resp_1", stream=True)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (404, "uncacheable")
     assert answer.json()["error"]["message"] == "Response with id 'resp_1' not found."
 
@@ -104,8 +104,8 @@ async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> Non
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, stream: bool) -> None:
     fields: dict[str, Any] = {"reasoning": {"effort": "low"}, "tools": [LOOK], "tool_choice": "required"}
-    miss = await ask(router, RESPONSES, "The sea?", stream=stream, **fields)
-    hit = await ask(router, RESPONSES, "The sea?", stream=not stream, **fields)
+    miss = await post_typed(router, RESPONSES, "The sea?", stream=stream, **fields)
+    hit = await post_typed(router, RESPONSES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
     streamed, whole = (miss, hit) if stream else (hit, miss)
     events, body = typed_events(streamed.content), whole.json()
@@ -149,9 +149,9 @@ async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, 
     assert calls[0][0][1] == "look"
 
 
-async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: Engines) -> None:
+async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: EngineSet) -> None:
     # At a pace at which the client has the first token before the engine fails.
-    await engines.chat.faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
+    await engines.chat.set_faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
     stream = await client.responses.create(model="llama", input="The sea?", stream=True)
     seen: list[Any] = []
     with pytest.raises(openai.APIError, match="broke off"):

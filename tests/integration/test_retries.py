@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from router.core.resilience.retry import Budget
+from router.core.resilience.retry import RetryBudget
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, configuration
-from tests.support.sse_answers import said
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
+from tests.support.sse_answers import chat_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -16,8 +16,8 @@ NEVER_OPENS = "[breaker]\nfailures = 1000000"
 
 
 @pytest.fixture
-def one_engine(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, {"one": ("llama", "any", engines.chat.url)}, rest=NEVER_OPENS)
+def one_engine(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, {"one": ("llama", "any", engines.chat.url)}, rest=NEVER_OPENS)
 
 
 async def attempts(router: RouterServer) -> float:
@@ -27,43 +27,43 @@ async def attempts(router: RouterServer) -> float:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
 async def test_where_there_is_no_other_engine_the_same_one_is_asked_again(
-    make_router: MakeRouter, engines: Engines, one_engine: str, stream: bool, times: int
+    make_router: MakeRouter, engines: EngineSet, one_engine: str, stream: bool, times: int
 ) -> None:
     router = await make_router(one_engine)
-    await engines.chat.faults({"fault": "status", "code": 500, "times": times})
+    await engines.chat.set_faults({"fault": "status", "code": 500, "times": times})
     answer = await router.chat("The sea?", stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
-    assert said(answer)
+    assert chat_text(answer)
     assert await attempts(router) == times
 
 
 async def test_a_request_waits_for_as_long_as_its_only_engine_asks_for(
-    make_router: MakeRouter, engines: Engines, one_engine: str
+    make_router: MakeRouter, engines: EngineSet, one_engine: str
 ) -> None:
     router = await make_router(one_engine)
-    await engines.chat.faults({"fault": "status", "code": 503, "retry_after": "1", "times": 1})
+    await engines.chat.set_faults({"fault": "status", "code": 503, "retry_after": "1", "times": 1})
     began = time.perf_counter()
     assert (await router.chat("The sea?")).status_code == 200
     assert time.perf_counter() - began >= 1
 
 
 async def test_after_the_first_token_nobody_is_asked_again(
-    make_router: MakeRouter, engines: Engines, one_engine: str
+    make_router: MakeRouter, engines: EngineSet, one_engine: str
 ) -> None:
     router = await make_router(one_engine)
-    await engines.chat.faults({"fault": "drop", "after": 3})
+    await engines.chat.set_faults({"fault": "drop", "after": 3})
     before = (await engines.chat.stats())["received"]
     assert b'"error"' in (await router.chat("The sea?", stream=True)).content
     assert (await engines.chat.stats())["received"] == before + 1
 
 
 async def test_when_everything_fails_retries_come_to_an_end_for_all_together(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     table = {"one": ("llama", "any", engines.chat.url), "two": ("llama", "any", engines.code.url)}
-    router = await make_router(configuration(redis_server.url, table, rest=NEVER_OPENS))
+    router = await make_router(router_config(redis_server.url, table, rest=NEVER_OPENS))
     for engine in (engines.chat, engines.code):
-        await engine.faults({"fault": "status", "code": 500})
+        await engine.set_faults({"fault": "status", "code": 500})
     requests, began = 400, time.perf_counter()
 
     async def ask(numbers: range) -> None:
@@ -72,5 +72,5 @@ async def test_when_everything_fails_retries_come_to_an_end_for_all_together(
 
     await asyncio.gather(*(ask(range(first, requests, 20)) for first in range(20)))
     took = time.perf_counter() - began
-    most = Budget.PER_SECOND * (Budget.WINDOW + took) + Budget.SHARE * requests
+    most = RetryBudget.MIN_RETRIES_PER_SECOND * (RetryBudget.WINDOW + took) + RetryBudget.RETRY_RATIO * requests
     assert requests < await attempts(router) <= requests + most < 2.5 * requests

@@ -18,10 +18,10 @@ from router.core.cache.key_derivation import MAX_DOCUMENTS, MAX_PARTS
 from router.core.endpoints.request import MAX_CONTAINERS, MAX_FIELDS
 from router.settings import ConfigurationError, Settings, parse
 from tests.support.paths import ROOT
-from tests.support.raw_http import CRLF, chunked, connect, request
+from tests.support.raw_http import CRLF, chunked_body, connect, http_request
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
-from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,16 +36,18 @@ HOSTILE = [
 
 @pytest.mark.parametrize("value", HOSTILE)
 async def test_a_request_id_that_is_not_sane_is_replaced_everywhere(scripted: ScriptedRouter, value: bytes) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE)
+    router, engine = await scripted(
+        ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
+    )
     for asked in (
-        request(chat_body("The sea?", stream=True), b"x-request-id: " + value),
-        request(None, b"x-request-id: " + value, method=b"GET", path=b"/version"),
-        request(None, b"x-request-id: " + value, method=b"GET", path=b"/nothing"),
-        request({}, b"x-request-id: " + value),
+        http_request(chat_body("The sea?", stream=True), b"x-request-id: " + value),
+        http_request(None, b"x-request-id: " + value, method=b"GET", path=b"/version"),
+        http_request(None, b"x-request-id: " + value, method=b"GET", path=b"/nothing"),
+        http_request({}, b"x-request-id: " + value),
     ):
         async with connect(router.port) as connection:
             connection.write(asked)
-            answer = await connection.answer()
+            answer = await connection.read_response()
         (given,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer.head)
         assert re.fullmatch(rb"[0-9a-f]{32}", given)
         assert b"set-cookie" not in answer.head
@@ -55,15 +57,19 @@ async def test_a_request_id_that_is_not_sane_is_replaced_everywhere(scripted: Sc
 
 @pytest.mark.parametrize("value", [b"nonsense", b"00-" + b"g" * 32 + b"-0000000000000000-01", b"a\tb", b"\xff"])
 async def test_a_traceparent_that_is_not_sane_goes_nowhere(scripted: ScriptedRouter, value: bytes) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE)
+    router, engine = await scripted(
+        ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
+    )
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=True), b"traceparent: " + value))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(chat_body("The sea?", stream=True), b"traceparent: " + value))
+        assert (await connection.read_response()).status == 200
     assert b"traceparent" not in engine.heads[0]
 
 
 async def test_an_engine_gets_none_of_a_clients_headers_and_a_body_of_one_length(scripted: ScriptedRouter) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE)
+    router, engine = await scripted(
+        ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
+    )
     body = json.dumps(chat_body("The sea?", stream=True)).encode()
     hostile = [
         b"transfer-encoding: chunked", b"authorization: Bearer secret", b"cookie: a=b", b"x-session-id: a\tb",
@@ -71,8 +77,8 @@ async def test_an_engine_gets_none_of_a_clients_headers_and_a_body_of_one_length
         b"x-hop: a", b"range: bytes=0-1",
     ]  # fmt: skip
     async with connect(router.port) as connection:
-        connection.write(request(None, *hostile), chunked(body[:7], body[7:], trailers=b"x-trailer: a\r\n"))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(None, *hostile), chunked_body(body[:7], body[7:], trailers=b"x-trailer: a\r\n"))
+        assert (await connection.read_response()).status == 200
     (head,), (sent,) = engine.heads, engine.bodies
     lines = head.removesuffix(CRLF + CRLF).split(CRLF)
     names = [line.partition(b":")[0].lower() for line in lines[1:]]
@@ -83,11 +89,13 @@ async def test_an_engine_gets_none_of_a_clients_headers_and_a_body_of_one_length
 
 
 async def test_the_query_of_a_request_does_not_reach_an_engine(scripted: ScriptedRouter) -> None:
-    router, engine = await scripted(ROLE, chunk(content="a"), chunk(content="", finish="stop") + DONE)
+    router, engine = await scripted(
+        ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
+    )
     path = b"/v1/chat/completions?a=%0d%0ax:%20y"
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=True), path=path))
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(chat_body("The sea?", stream=True), path=path))
+        assert (await connection.read_response()).status == 200
     assert engine.heads[0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
 
 
@@ -99,17 +107,17 @@ async def test_a_tenant_cannot_be_called_what_a_header_or_a_pattern_would_take_f
 
 
 async def test_a_tenant_that_is_not_one_is_401_whatever_it_is_called(
-    redis_server: RedisServer, engines: Engines, make_router: MakeRouter
+    redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
-    router = await make_router(configuration(redis_server.url, engines.table(), rest=rest))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=rest))
     for headers in (
         [b"x-tenant-id: "], [b"x-tenant-id: acme:llama"], [b"x-tenant-id: *"], [b"x-tenant-id: acme\xff"],
         [b"x-tenant-id: acme", b"x-tenant-id: acme"], [b"x_tenant_id: acme"],
     ):  # fmt: skip
         async with connect(router.port) as connection:
-            connection.write(request(chat_body("The sea?"), *headers))
-            assert (await connection.answer()).status == 401
+            connection.write(http_request(chat_body("The sea?"), *headers))
+            assert (await connection.read_response()).status == 401
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
@@ -164,16 +172,16 @@ async def test_administrators_bodies_have_bounds_too(guarded: RouterServer, path
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def guarded(redis_server: RedisServer, engines: Engines, make_router: MakeRouter) -> RouterServer:
+async def guarded(redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter) -> RouterServer:
     rest = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
-    return await make_router(configuration(redis_server.url, engines.table(), rest=rest))
+    return await make_router(router_config(redis_server.url, engines.as_config(), rest=rest))
 
 
 def admin_pages(application: Application) -> list[tuple[str, str]]:
     """Every route under /admin, with a method that it takes."""
     routes = [
         route
-        for route in application._site.pages.routes
+        for route in application._runtime.starlette_app.routes
         if isinstance(route, Route) and route.path.startswith("/admin")
     ]
     return [(method, re.sub(r"\{[^}]*\}", "x", route.path)) for route in routes for method in route.methods or ()]
@@ -201,8 +209,8 @@ async def test_every_page_under_admin_is_behind_the_door(
                 assert answer.status_code == status, (method, spelling, headers)
     for path in ("/Admin/engines", "//admin/engines", "/./admin/engines", "/admin/../admin/engines", "/admin;/engines"):
         async with connect(server.port) as connection:
-            connection.write(request(None, method=b"GET", path=path.encode()))
-            assert (await connection.answer()).status in (401, 403, 404)
+            connection.write(http_request(None, method=b"GET", path=path.encode()))
+            assert (await connection.read_response()).status in (401, 403, 404)
     assert await redis.get("rh:1:kept") == "kept"
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from router.net.server.request_parser import MAX_HEAD
-from router.server import forget_dead_workers
-from tests.support.configurations import LEAST
+from router.net.server.request_parser import MAX_HEAD_BYTES
+from router.server import remove_dead_worker_gauges
+from tests.support.configurations import MINIMAL
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import ROUNDHOUSE, Served, http_client
-from tests.support.router_server import Engines, chat_body, configuration
+from tests.support.router_process import ROUNDHOUSE, RouterProcess, http_client
+from tests.support.router_server import EngineSet, chat_body, router_config
 from tests.support.waiting import eventually, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture
 def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
-    started: list[Served] = []
+    started: list[RouterProcess] = []
 
-    def start(text: str) -> Served:
-        started.append(Served(tmp_path, text))
+    def start(text: str) -> RouterProcess:
+        started.append(RouterProcess(tmp_path, text))
         started[-1].start()
         return started[-1]
 
@@ -70,17 +70,17 @@ async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answer
     port = int(served.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     # One byte too many: were there more, the server would reset the connection over what it has not read.
-    writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD + 1, b"y"))
+    writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD_BYTES + 1, b"y"))
     assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
     writer.close()
     async with http_client(served.url) as http:
         assert (await http.get("/health", headers={"x-filler": "y" * 16384})).status_code == 200
 
 
-async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: Engines) -> None:
+async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: EngineSet) -> None:
     served = serve(config)
     await served.ready()
-    await engines.chat.faults({"fault": "tps", "rate": 60})
+    await engines.chat.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("The sea?", stream=True)
     async with (
         http_client(served.url) as http,
@@ -125,12 +125,12 @@ async def test_the_gauges_of_a_worker_that_died_are_forgotten_and_its_counters_a
     for pid in (ended.pid, os.getpid()):
         for kind in kinds:
             (tmp_path / f"{kind}_{pid}.db").touch()
-    forget_dead_workers(tmp_path)
+    remove_dead_worker_gauges(tmp_path)
     kept = {f"{kind}_{os.getpid()}.db" for kind in kinds} | {f"{kind}_{ended.pid}.db" for kind in kinds[2:]}
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engines: Engines) -> None:
+async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(config.replace("[router]", f"[router]\nport = {engines.chat.port}"))
     result = await command("serve", "-c", str(path))
@@ -144,10 +144,10 @@ async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engin
     ("text", "said"),
     [
         ("[router", "not valid TOML"),
-        (f"[routr]\n{LEAST}", "routr: no such setting; did you mean router?"),
-        (f"[cache]\nttl = 'soon'\n{LEAST}", "cache.ttl"),
+        (f"[routr]\n{MINIMAL}", "routr: no such setting; did you mean router?"),
+        (f"[cache]\nttl = 'soon'\n{MINIMAL}", "cache.ttl"),
         ("[[model]]\nname = 'a'", "model[0].name: 'a' is the model of no engine"),
-        (f"[cache]\nurl = '${{NOWHERE}}'\n{LEAST}", "cache.url: the environment has no NOWHERE"),
+        (f"[cache]\nurl = '${{NOWHERE}}'\n{MINIMAL}", "cache.url: the environment has no NOWHERE"),
         (None, "No such file"),
     ],
 )
@@ -169,7 +169,7 @@ async def test_a_configuration_that_cannot_be_used_is_one_clear_line(
 @pytest.mark.parametrize("name", ["serve", "check", "up"])
 async def test_all_mistakes_of_a_configuration_are_told_each_in_a_line(tmp_path: Path, name: str) -> None:
     path = tmp_path / "roundhouse.toml"
-    path.write_text(f"[router]\nprot = 1\n[auth]\nmode = 'key'\n[cache]\nttl = '0s'\n{LEAST}")
+    path.write_text(f"[router]\nprot = 1\n[auth]\nmode = 'key'\n[cache]\nttl = '0s'\n{MINIMAL}")
     result = await command(name, "-c", str(path))
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines() == [
@@ -198,7 +198,7 @@ async def test_check_says_that_everything_answers(config: str, tmp_path: Path) -
     assert "ok    redis: version " in result.stdout
 
 
-async def test_check_says_what_does_not_answer(redis_server: RedisServer, engines: Engines, tmp_path: Path) -> None:
+async def test_check_says_what_does_not_answer(redis_server: RedisServer, engines: EngineSet, tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     table = {
         "gone": ("llama", "any", nobody),
@@ -206,7 +206,7 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
         "well": ("llama", "any", engines.chat.url),
     }
     path = tmp_path / "roundhouse.toml"
-    path.write_text(configuration(f"unix://{tmp_path}/none.sock", table))
+    path.write_text(router_config(f"unix://{tmp_path}/none.sock", table))
     result = await command("check", "-c", str(path), "--json")
     assert result.returncode == 1
     report = json.loads(result.stdout)
@@ -223,10 +223,10 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
 
 
 async def test_check_says_that_an_option_of_the_address_is_unknown(
-    redis_server: RedisServer, engines: Engines, tmp_path: Path
+    redis_server: RedisServer, engines: EngineSet, tmp_path: Path
 ) -> None:
     path = tmp_path / "roundhouse.toml"
-    path.write_text(configuration(f"{redis_server.url}?foo=bar", engines.table()))
+    path.write_text(router_config(f"{redis_server.url}?foo=bar", engines.as_config()))
     result = await command("check", "-c", str(path))
     assert (result.returncode, result.stdout) == (2, "")
     assert "cache.url: the options here are db, each once" in result.stderr

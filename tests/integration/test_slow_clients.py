@@ -5,12 +5,12 @@ import socket
 
 import pytest
 
-from router.net.server.connection import MAX_WAITING
-from tests.support.raw_http import CHAT_HEAD, CRLF, VERSION, connect, request
+from router.net.server.connection import MAX_PIPELINED_BYTES
+from tests.support.raw_http import CHAT_HEAD, CRLF, VERSION_REQUEST, connect, http_request
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, chat_body, configuration
-from tests.support.sse_answers import ROLE, chunk
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body, router_config
+from tests.support.sse_answers import ROLE_FRAME, chat_frame
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture
-def impatient(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, engines.table(), router='receive = "200ms"')
+def impatient(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, engines.as_config(), router='receive = "200ms"')
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ async def test_a_request_that_does_not_arrive_in_time_is_408(
     router = await make_router(impatient)
     async with connect(router.port) as connection:
         connection.write(part)
-        answer = await connection.answer()
-        assert (answer.status, answer.code) == (408, "request_timeout")
-        assert await connection.end() == b""
+        answer = await connection.read_response()
+        assert (answer.status, answer.error_code) == (408, "request_timeout")
+        assert await connection.read_to_end() == b""
 
 
 async def test_a_request_that_drips_is_408_too(impatient: str, make_router: MakeRouter) -> None:
@@ -52,7 +52,7 @@ async def test_a_request_that_drips_is_408_too(impatient: str, make_router: Make
                 await asyncio.sleep(0.01)
 
         dripping = asyncio.ensure_future(drip())
-        assert (await connection.answer()).status == 408
+        assert (await connection.read_response()).status == 408
         dripping.cancel()
 
 
@@ -63,34 +63,34 @@ async def test_a_connection_on_which_no_request_begins_is_closed(
     router = await make_router(impatient)
     async with connect(router.port) as connection:
         connection.write(said)
-        assert await connection.end() == b""
+        assert await connection.read_to_end() == b""
 
 
 async def test_an_answer_may_take_longer_than_its_request(
-    impatient: str, make_router: MakeRouter, engines: Engines
+    impatient: str, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(impatient)
-    await engines.chat.faults({"fault": "tps", "rate": 6})
+    await engines.chat.set_faults({"fault": "tps", "rate": 6})
     answer = await router.chat("The sea?", max_tokens=10)
     assert answer.status_code == 200
     assert answer.elapsed.total_seconds() > 0.3
 
 
 async def test_a_client_that_does_not_take_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
-    long = [chunk(content="x" * 60_000) for _ in range(500)]
-    router, engine = await scripted(ROLE + long[0], *long[1:], router='send = "300ms"', hold=True)
+    long = [chat_frame(content="x" * 60_000) for _ in range(500)]
+    router, engine = await scripted(ROLE_FRAME + long[0], *long[1:], router='send = "300ms"', hold=True)
     with _lazy(router) as lazy:
-        lazy.sendall(request(chat_body("x", stream=True)))
-        async with asyncio.timeout(PATIENCE):
-            await engine.left.wait()
+        lazy.sendall(http_request(chat_body("x", stream=True)))
+        async with asyncio.timeout(TEST_TIMEOUT):
+            await engine.client_disconnected.wait()
 
 
 async def test_a_client_that_takes_no_answer_at_all_loses_its_connection(
-    redis_server: RedisServer, engines: Engines, make_router: MakeRouter
+    redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), router='send = "300ms"'))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), router='send = "300ms"'))
     with _lazy(router) as lazy:
-        lazy.settimeout(PATIENCE)
+        lazy.settimeout(TEST_TIMEOUT)
         await asyncio.to_thread(_ask_until_reset, lazy)
 
 
@@ -105,7 +105,7 @@ def _lazy(router: RouterServer) -> socket.socket:
 def _ask_until_reset(lazy: socket.socket) -> None:
     try:
         while True:
-            lazy.sendall(VERSION * 1000)
+            lazy.sendall(VERSION_REQUEST * 1000)
     except ConnectionError:
         return
 
@@ -115,26 +115,28 @@ def _ask_until_reset(lazy: socket.socket) -> None:
 
 async def test_requests_in_a_pipeline_are_answered_in_their_order(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?")), VERSION, request(chat_body("The sea?")), VERSION)
-        first, second, third, fourth = [await connection.answer() for _ in range(4)]
+        connection.write(
+            http_request(chat_body("The sea?")), VERSION_REQUEST, http_request(chat_body("The sea?")), VERSION_REQUEST
+        )
+        first, second, third, fourth = [await connection.read_response() for _ in range(4)]
     assert b"x-cache: miss" in first.head
     assert b"x-cache: hit" in third.head
     assert first.body == third.body
     assert second.body == fourth.body == (await router.http.get("/version")).content
 
 
-AHEAD = {"whole": VERSION, "part": CHAT_HEAD, "big": request(chat_body("x" * 100_000))[:-9]}
+AHEAD = {"whole": VERSION_REQUEST, "part": CHAT_HEAD, "big": http_request(chat_body("x" * 100_000))[:-9]}
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
 async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engine(
-    router: RouterServer, engines: Engines, stream: bool, ahead: bytes
+    router: RouterServer, engines: EngineSet, stream: bool, ahead: bytes
 ) -> None:
-    await engines.chat.faults({"fault": "stall", "after": 2})
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
     before = (await engines.chat.stats())["aborted"]
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", stream=stream)))
+        connection.write(http_request(chat_body("The sea?", stream=stream)))
         await engines.chat.stats(in_flight=1)
         connection.write(ahead)
     await engines.chat.stats(in_flight=0)
@@ -149,14 +151,14 @@ LARGE = {"100 kB": 100_100, "3 MiB": 12 * 256 * 1024 + 150_000}
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "json"])
 @pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "after it"])
 async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
-    router: RouterServer, engines: Engines, size: int, stream: bool, after: int
+    router: RouterServer, engines: EngineSet, size: int, stream: bool, after: int
 ) -> None:
-    await engines.chat.faults({"fault": "stall", "after": after})
+    await engines.chat.set_faults({"fault": "stall", "after": after})
     before = (await engines.chat.stats())["aborted"]
     async with connect(router.port) as connection:
-        sent = request(chat_body("The sea?", stream=stream, padding="x" * size))
+        sent = http_request(chat_body("The sea?", stream=stream, padding="x" * size))
         connection.write(sent[:-100_000])
-        await eventually(lambda: router.application._site.requests == 1)
+        await eventually(lambda: router.application._runtime.active_requests == 1)
         connection.write(sent[-100_000:])
         await engines.chat.stats(in_flight=1)
     await engines.chat.stats(in_flight=0)
@@ -165,46 +167,46 @@ async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
 
 async def test_what_follows_a_large_body_in_the_same_read_is_answered(router: RouterServer) -> None:
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", padding="x" * 100_000)), VERSION[:-5])
-        assert (await connection.answer()).status == 200
-        connection.write(VERSION[-5:])
-        assert (await connection.answer()).status == 200
+        connection.write(http_request(chat_body("The sea?", padding="x" * 100_000)), VERSION_REQUEST[:-5])
+        assert (await connection.read_response()).status == 200
+        connection.write(VERSION_REQUEST[-5:])
+        assert (await connection.read_response()).status == 200
 
 
 async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_wait(router: RouterServer) -> None:
-    upgrade = request(None, b"connection: Upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
-    sent = 3 * MAX_WAITING // len(upgrade)
+    upgrade = http_request(None, b"connection: Upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
+    sent = 3 * MAX_PIPELINED_BYTES // len(upgrade)
     async with connect(router.port) as connection:
         connection.write(upgrade * sent)
-        answered = await connection.end()
+        answered = await connection.read_to_end()
     count = answered.count(b"HTTP/1.1 200 OK")
     assert 100 < count < sent
     assert answered.count(b"HTTP/1.1 ") == count
     assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
 
 
-async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: Engines) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 100})
+async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: EngineSet) -> None:
+    await engines.chat.set_faults({"fault": "tps", "rate": 100})
     async with connect(router.port) as connection:
         # Both at once, so that the nonsense is there before the answer is over.
-        connection.write(request(chat_body("The sea?", stream=True, max_tokens=20)), b"nonsense\r\n\r\n")
-        answer = await connection.answer()
+        connection.write(http_request(chat_body("The sea?", stream=True, max_tokens=20)), b"nonsense\r\n\r\n")
+        answer = await connection.read_response()
         assert answer.status == 200
         assert answer.body.endswith(b"data: [DONE]\n\n")
-        assert await connection.end() == b""
+        assert await connection.read_to_end() == b""
 
 
 async def test_what_waits_in_a_pipeline_has_a_bound_and_what_was_taken_is_answered(
-    router: RouterServer, engines: Engines
+    router: RouterServer, engines: EngineSet
 ) -> None:
-    await engines.chat.faults({"fault": "tps", "rate": 60})
+    await engines.chat.set_faults({"fault": "tps", "rate": 60})
     async with connect(router.port) as connection:
-        connection.write(request(chat_body("The sea?", max_tokens=20)))
+        connection.write(http_request(chat_body("The sea?", max_tokens=20)))
         await engines.chat.stats(in_flight=1)
-        sent = 2 * MAX_WAITING // len(VERSION)
+        sent = 2 * MAX_PIPELINED_BYTES // len(VERSION_REQUEST)
         for _ in range(sent):
-            connection.write(VERSION)
-        answered = await connection.end()
+            connection.write(VERSION_REQUEST)
+        answered = await connection.read_to_end()
     count = answered.count(b"HTTP/1.1 200 OK")
     assert 100 < count < sent
     assert answered.count(b"connection: close") == 1

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.net.redis.deadline import MORE
+from router.net.redis.deadline import MAX_EXTRA_TIME
 from router.net.redis.pipeline import RedisDownError
 from router.shared.redis import open_line, open_link
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, RouterServer, configuration
+from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.slow_proxy import SlowProxy
 from tests.support.waiting import eventually
@@ -43,7 +43,7 @@ async def test_eight_large_look_ups_at_once_over_a_slow_network_are_hits(
 ) -> None:
     prompts = [f"Number {number}?" for number in range(8)]
     engines = {"one": ("llama", "any", engine.url)}
-    writer = await make_router(configuration(redis_server.url, engines))
+    writer = await make_router(router_config(redis_server.url, engines))
     for prompt in prompts:
         assert (await writer.chat(prompt)).headers["x-cache"] == "MISS"
 
@@ -51,8 +51,8 @@ async def test_eight_large_look_ups_at_once_over_a_slow_network_are_hits(
         return len(await redis.keys("rh:1:default:*")) == len(prompts)
 
     await eventually(all_are_stored)
-    async with SlowProxy(redis_server, rate=RATE) as proxy:
-        text = configuration(proxy.url, engines, cache="local = 0").replace('"2500ms"', DEFAULT_TIMEOUT)
+    async with SlowProxy(redis_server, bytes_per_second=RATE) as proxy:
+        text = router_config(proxy.url, engines, cache="local = 0").replace('"2500ms"', DEFAULT_TIMEOUT)
         async with RouterServer(text) as reader:
             answers = await asyncio.gather(*map(reader.chat, prompts))
         assert [answer.headers["x-cache"] for answer in answers] == ["HIT"] * len(prompts)
@@ -61,29 +61,29 @@ async def test_eight_large_look_ups_at_once_over_a_slow_network_are_hits(
 async def test_a_redis_that_answers_a_byte_at_a_time_is_down_after_a_second(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
-    async with SlowProxy(own_redis, rate=RATE) as proxy:
+    async with SlowProxy(own_redis, bytes_per_second=RATE) as proxy:
         line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
-        await line.ask(("SET", "k", "x" * 1000))
-        proxy.piece, proxy.rate = 1, 50
+        await line.execute(("SET", "k", "x" * 1000))
+        proxy.chunk_size, proxy.bytes_per_second = 1, 50
         began = clock()
         with pytest.raises(RedisDownError):
-            await line.ask(("GET", "k"))
-        assert 0.05 + MORE - 0.1 < clock() - began < 0.05 + MORE + 1
+            await line.execute(("GET", "k"))
+        assert 0.05 + MAX_EXTRA_TIME - 0.1 < clock() - began < 0.05 + MAX_EXTRA_TIME + 1
         with pytest.raises(RedisDownError):
-            line.ask(("GET", "k"))
+            line.execute(("GET", "k"))
         await line.aclose()
 
 
 async def test_a_redis_that_falls_silent_in_a_reply_is_down_after_the_timeout(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
-    async with SlowProxy(own_redis, rate=RATE, piece=1000, silent_after=100_000) as proxy:
+    async with SlowProxy(own_redis, bytes_per_second=RATE, chunk_size=1000, stall_after=100_000) as proxy:
         line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
-        await line.ask(("SET", "k", "x" * 200_000))
+        await line.execute(("SET", "k", "x" * 200_000))
         began = clock()
         with pytest.raises(RedisDownError):
-            await line.ask(("GET", "k"))
-        assert 0.045 < clock() - began < MORE
+            await line.execute(("GET", "k"))
+        assert 0.045 < clock() - began < MAX_EXTRA_TIME
         await line.aclose()

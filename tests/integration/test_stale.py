@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, Engines, MakeRouter, RouterServer, configuration
+from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.sse_answers import DONE, said
-from tests.support.time_travel import A_DAY, aged
+from tests.support.sse_answers import DONE_FRAME, chat_text
+from tests.support.time_travel import DAY, backdate_entry
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,11 +33,11 @@ async def asked(router: RouterServer, wish: str | None = None, **fields: Any) ->
     return await router.chat(PROMPT, headers={} if wish is None else {"cache-control": wish}, **fields)
 
 
-async def all_engines_are_down(engines: Engines, fault: dict[str, Any] = FAULTS[0]) -> None:
-    await asyncio.gather(*(engine.faults(fault) for engine in engines))
+async def all_engines_are_down(engines: EngineSet, fault: dict[str, Any] = FAULTS[0]) -> None:
+    await asyncio.gather(*(engine.set_faults(fault) for engine in engines))
 
 
-async def received(engines: Engines) -> int:
+async def received(engines: EngineSet) -> int:
     """How many generations were begun for llama."""
     return sum([int((await engine.stats())["received"]) for engine in (engines.chat, engines.code)])
 
@@ -52,7 +52,7 @@ async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: A
     """An answer that is stored, and beyond its time by so many seconds."""
     answer = await asked(router, **fields)
     assert answer.headers["x-cache"] == "MISS"
-    await aged(redis, answer.headers["x-cache-key"], A_DAY + seconds)
+    await backdate_entry(redis, answer.headers["x-cache-key"], DAY + seconds)
     return answer
 
 
@@ -64,23 +64,23 @@ async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: A
 async def test_while_no_engine_answers_an_answer_beyond_its_time_is_given(
     redis_server: RedisServer,
     make_router: MakeRouter,
-    engines: Engines,
+    engines: EngineSet,
     redis: Any,
     fault: dict[str, Any],
     stream: bool,
 ) -> None:
     impatient = '[timeouts]\nfirst_token = "300ms"\nmin_tokens_per_second = 1e6'
-    router = await make_router(configuration(redis_server.url, engines.table(), rest=impatient))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=impatient))
     first = await outlived(router, redis, 10)
     await all_engines_are_down(engines, fault)
     answer = await asked(router, stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "STALE")
-    assert said(answer) == said(first)
-    assert answer.content.endswith(DONE) is stream
+    assert chat_text(answer) == chat_text(first)
+    assert answer.content.endswith(DONE_FRAME) is stream
     assert answer.headers["x-cache-key"] == first.headers["x-cache-key"]
     assert answer.headers["x-engine"] == first.headers["x-engine"]
     assert "x-cache-reason" not in answer.headers
-    assert A_DAY + 10 <= int(answer.headers["age"]) <= A_DAY + 20
+    assert DAY + 10 <= int(answer.headers["age"]) <= DAY + 20
     status, hit, ttl = answer.headers["cache-status"].split("; ")
     assert (status, hit) == ("roundhouse", "hit")
     assert -20 <= int(ttl.removeprefix("ttl=")) <= -10
@@ -88,7 +88,7 @@ async def test_while_no_engine_answers_an_answer_beyond_its_time_is_given(
 
 
 async def test_from_its_first_moment_beyond_its_time_no_time_is_left_to_it(
-    router: RouterServer, engines: Engines, redis: Any
+    router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     await outlived(router, redis, 0)
     await all_engines_are_down(engines)
@@ -96,7 +96,7 @@ async def test_from_its_first_moment_beyond_its_time_no_time_is_left_to_it(
 
 
 async def test_an_answer_in_its_time_is_a_hit_whatever_becomes_of_the_engines(
-    router: RouterServer, engines: Engines
+    router: RouterServer, engines: EngineSet
 ) -> None:
     await asked(router)
     await all_engines_are_down(engines)
@@ -104,19 +104,19 @@ async def test_an_answer_in_its_time_is_a_hit_whatever_becomes_of_the_engines(
 
 
 async def test_whoever_asks_at_the_same_time_gets_the_old_answer(
-    router: RouterServer, engines: Engines, old: httpx.Response
+    router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     for engine in engines:
-        await engine.faults({"fault": "ttft", "ms": 100}, {"fault": "error", "after": 0})
+        await engine.set_faults({"fault": "ttft", "ms": 100}, {"fault": "error", "after": 0})
     answers = await asyncio.gather(*(asked(router, stream=True) for _ in range(10)))
     assert [(answer.status_code, answer.headers["x-cache"]) for answer in answers] == [(200, "STALE")] * 10
-    assert {said(answer) for answer in answers} == {said(old)}
+    assert {chat_text(answer) for answer in answers} == {chat_text(old)}
 
 
 async def test_the_copy_in_the_process_has_it_too(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), cache='ttl = "1s"'))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), cache='ttl = "1s"'))
     await asked(router)
 
     async def is_held() -> bool:
@@ -124,7 +124,7 @@ async def test_the_copy_in_the_process_has_it_too(
 
     await eventually(is_held)
     await all_engines_are_down(engines)
-    stale = await eventually(lambda: given_as(router, "STALE"), within=5)
+    stale = await eventually(lambda: given_as(router, "STALE"), timeout=5)
     assert stale.headers["cache-status"].endswith("; detail=local")
 
 
@@ -137,7 +137,7 @@ async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
     redis_server: RedisServer, make_router: MakeRouter, redis: Any
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
-        router = await make_router(configuration(redis_server.url, {"one": ("llama", "any", doomed.url)}))
+        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", doomed.url)}))
         await outlived(router, redis, 10)
         await doomed.kill()
         for _ in range(2):
@@ -158,7 +158,7 @@ async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_with_engines_up_it_is_a_miss_and_is_replaced(
-    router: RouterServer, engines: Engines, old: httpx.Response, stream: bool
+    router: RouterServer, engines: EngineSet, old: httpx.Response, stream: bool
 ) -> None:
     answer = await asked(router, stream=stream)
     assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("MISS", "expired")
@@ -171,19 +171,19 @@ async def test_with_engines_up_it_is_a_miss_and_is_replaced(
 
 
 async def test_all_who_ask_for_what_has_expired_share_one_generation(
-    config: str, make_router: MakeRouter, router: RouterServer, engines: Engines, old: httpx.Response
+    config: str, make_router: MakeRouter, router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     other = await make_router(config)
-    await engines.chat.faults({"fault": "tps", "rate": 100})
+    await engines.chat.set_faults({"fault": "tps", "rate": 100})
     before = await received(engines)
     answers = await asyncio.gather(*(asked(each, stream=True) for each in [router, other] * 5))
     assert await received(engines) == before + 1
     assert sorted(answer.headers["x-cache"] for answer in answers) == ["COALESCED"] * 9 + ["MISS"]
-    assert len({said(answer) for answer in answers}) == 1
+    assert len({chat_text(answer) for answer in answers}) == 1
 
 
 async def test_what_is_beyond_the_configured_time_is_not_given(
-    router: RouterServer, engines: Engines, redis: Any
+    router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     await outlived(router, redis, AN_HOUR + 1)
     await all_engines_are_down(engines)
@@ -192,21 +192,21 @@ async def test_what_is_beyond_the_configured_time_is_not_given(
 
 
 async def test_a_configuration_without_stale_answers_keeps_and_gives_none(
-    redis_server: RedisServer, make_router: MakeRouter, engines: Engines, redis: Any
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), cache="stale_if_error = 0"))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), cache="stale_if_error = 0"))
     key = (await asked(router)).headers["x-cache-key"]
-    await aged(redis, key, A_DAY + 1)
-    assert await redis.ttl(key) <= A_DAY
+    await backdate_entry(redis, key, DAY + 1)
+    assert await redis.ttl(key) <= DAY
     await all_engines_are_down(engines)
     assert (await asked(router)).status_code == 502
 
 
 async def test_an_answer_whose_life_a_client_has_shortened_is_never_stale(
-    router: RouterServer, engines: Engines, redis: Any
+    router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     key = (await router.chat(PROMPT, headers={"x-cache-ttl": "100"})).headers["x-cache-key"]
-    await aged(redis, key, 101)
+    await backdate_entry(redis, key, 101)
     assert await redis.ttl(key) <= 100
     await all_engines_are_down(engines)
     assert (await asked(router)).status_code == 502
@@ -214,15 +214,15 @@ async def test_an_answer_whose_life_a_client_has_shortened_is_never_stale(
 
 @pytest.mark.parametrize("code", [400, 413, 422])
 async def test_an_error_of_the_clients_own_is_told(
-    router: RouterServer, engines: Engines, old: httpx.Response, code: int
+    router: RouterServer, engines: EngineSet, old: httpx.Response, code: int
 ) -> None:
     await all_engines_are_down(engines, {"fault": "status", "code": code})
     assert (await asked(router)).status_code == code
 
 
-@pytest.mark.parametrize("wish", ["no-store", "no-cache", f"max-age={A_DAY}"])
+@pytest.mark.parametrize("wish", ["no-store", "no-cache", f"max-age={DAY}"])
 async def test_a_client_that_wants_none_gets_the_error(
-    router: RouterServer, engines: Engines, old: httpx.Response, wish: str
+    router: RouterServer, engines: EngineSet, old: httpx.Response, wish: str
 ) -> None:
     await all_engines_are_down(engines)
     answer = await asked(router, wish)
@@ -231,14 +231,14 @@ async def test_a_client_that_wants_none_gets_the_error(
 
 
 async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_old_one(
-    router: RouterServer, engines: Engines, old: httpx.Response
+    router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     for engine in engines:
-        await engine.faults({"fault": "tps", "rate": 50}, {"fault": "error", "after": 3})
+        await engine.set_faults({"fault": "tps", "rate": 50}, {"fault": "error", "after": 3})
     answer = await asked(router, stream=True)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
     assert b'"error"' in answer.content
-    assert DONE not in answer.content
+    assert DONE_FRAME not in answer.content
 
 
 # -- clients that take it ---------------------------------------------------------------------------------------------
@@ -247,26 +247,26 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_o
 @pytest.mark.parametrize(
     ("wish", "age", "given"),
     [
-        ("max-stale=100", A_DAY + 10, "STALE"),
-        ("max-stale", A_DAY + 10, "STALE"),
-        ("max-stale=5", A_DAY + 10, "MISS"),
-        ("max-stale=0", A_DAY + 10, "MISS"),
-        ("max-stale=soon", A_DAY + 10, "MISS"),
+        ("max-stale=100", DAY + 10, "STALE"),
+        ("max-stale", DAY + 10, "STALE"),
+        ("max-stale=5", DAY + 10, "MISS"),
+        ("max-stale=0", DAY + 10, "MISS"),
+        ("max-stale=soon", DAY + 10, "MISS"),
         ("max-stale=100", 10, "HIT"),
         ("max-age=50", 100, "MISS"),
         ("max-age=50, max-stale=100", 100, "HIT"),
         ("max-age=50, max-stale=20", 100, "MISS"),
-        ("max-stale, max-age=50", A_DAY + 10, "STALE"),
-        ("max-age=1000000, max-stale=100", A_DAY + 10, "STALE"),
-        ("only-if-cached, max-stale=100", A_DAY + 10, "STALE"),
+        ("max-stale, max-age=50", DAY + 10, "STALE"),
+        ("max-age=1000000, max-stale=100", DAY + 10, "STALE"),
+        ("only-if-cached, max-stale=100", DAY + 10, "STALE"),
     ],
 )
 async def test_a_client_says_how_stale_an_answer_it_takes(
-    router: RouterServer, engines: Engines, redis: Any, wish: str, age: float, given: str
+    router: RouterServer, engines: EngineSet, redis: Any, wish: str, age: float, given: str
 ) -> None:
     """RFC 9111, section 5.2.1."""
     key = (await asked(router)).headers["x-cache-key"]
-    await aged(redis, key, age)
+    await backdate_entry(redis, key, age)
     before = await received(engines)
     answer = await asked(router, wish)
     assert answer.headers["x-cache"] == given

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import Served, http_client
-from tests.support.router_server import Engines, chat_body, configuration
+from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_server import EngineSet, chat_body, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -24,13 +24,13 @@ WORKERS = pytest.mark.parametrize("workers", [1, 2])
 
 
 @pytest.fixture
-def serve(tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines) -> Iterator[Any]:
-    started: list[Served] = []
+def serve(tmp_path: Path, redis: Any, redis_server: RedisServer, engines: EngineSet) -> Iterator[Any]:
+    started: list[RouterProcess] = []
 
-    async def start(router: str) -> Served:
-        started.append(Served(tmp_path, configuration(redis_server.url, engines.table(), router=router)))
+    async def start(router: str) -> RouterProcess:
+        started.append(RouterProcess(tmp_path, router_config(redis_server.url, engines.as_config(), router=router)))
         started[-1].start()
-        await started[-1].ready()
+        await started[-1].wait_until_ready()
         return started[-1]
 
     yield start
@@ -38,7 +38,7 @@ def serve(tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engine
         served.kill()
 
 
-async def code(served: Served) -> int:
+async def code(served: RouterProcess) -> int:
     return await asyncio.to_thread(served.process.wait, 20)
 
 
@@ -46,7 +46,7 @@ def streaming(http: httpx.AsyncClient) -> Any:
     return http.stream("POST", "/v1/chat/completions", json=chat_body("The sea?", stream=True))
 
 
-async def refused(served: Served) -> bool:
+async def refused(served: RouterProcess) -> bool:
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     except ConnectionRefusedError:
@@ -81,10 +81,10 @@ async def test_sigterm_makes_the_router_not_ready_and_what_comes_meanwhile_is_an
 @WORKERS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_stream_under_way_ends_well_and_then_the_router_with_0(
-    serve: Any, engines: Engines, workers: int, number: signal.Signals
+    serve: Any, engines: EngineSet, workers: int, number: signal.Signals
 ) -> None:
     served = await serve(f'drain = "0s"\nworkers = {workers}')
-    await engines.chat.faults({"fault": "tps", "rate": 40})
+    await engines.chat.set_faults({"fault": "tps", "rate": 40})
     async with http_client(served.url) as http, streaming(http) as answer:
         served.process.send_signal(number)
         await eventually(lambda: refused(served))
@@ -94,10 +94,10 @@ async def test_a_stream_under_way_ends_well_and_then_the_router_with_0(
 
 @WORKERS
 async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
-    serve: Any, engines: Engines, workers: int
+    serve: Any, engines: EngineSet, workers: int
 ) -> None:
     served = await serve(f'drain = "0s"\ngrace = "500ms"\nworkers = {workers}')
-    await engines.chat.faults({"fault": "stall", "after": 2})
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
     async with http_client(served.url) as http, streaming(http) as answer:
         waiting = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("The moon?")))
         await engines.chat.stats(in_flight=2)
@@ -115,9 +115,9 @@ async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
 
 
 @WORKERS
-async def test_a_second_ctrl_c_does_not_wait(serve: Any, engines: Engines, workers: int) -> None:
+async def test_a_second_ctrl_c_does_not_wait(serve: Any, engines: EngineSet, workers: int) -> None:
     served = await serve(f"workers = {workers}")
-    await engines.chat.faults({"fault": "stall", "after": 2})
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
     async with http_client(served.url) as http, streaming(http):
         served.send(signal.SIGINT)
         await eventually(lambda: refused(served))
@@ -145,21 +145,21 @@ async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
 
 
 async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
-    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: EngineSet
 ) -> None:
-    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router="workers = 2"))
+    served = RouterProcess(tmp_path, router_config(redis_server.url, engines.as_config(), router="workers = 2"))
     served.start(argv=[sys.executable, "-c", _IMPATIENT, str(served.config)])
     try:
-        await served.ready()
-        before = await eventually(lambda: len(found := served.workers()) == 2 and found)
-        served.send(signal.SIGSTOP)
+        await served.wait_until_ready()
+        before = await eventually(lambda: len(found := served.worker_pids()) == 2 and found)
+        served.send_signal(signal.SIGSTOP)
         await asyncio.sleep(4)  # longer than a worker may be silent: there is no event to wait for
-        served.send(signal.SIGCONT)
-        await served.ready()
+        served.send_signal(signal.SIGCONT)
+        await served.wait_until_ready()
         frozen = max(before)
         os.kill(frozen, signal.SIGSTOP)
-        await eventually(lambda: len(now := served.workers()) == 2 and frozen not in now)
-        assert before - {frozen} < served.workers()
+        await eventually(lambda: len(now := served.worker_pids()) == 2 and frozen not in now)
+        assert before - {frozen} < served.worker_pids()
         assert served.log.read_text().count("and is killed") == 1
     finally:
         served.kill()
@@ -170,13 +170,13 @@ import os, sys, tempfile
 from pathlib import Path
 from router.serve import MULTIPROCESS, listen
 from router.settings import load
-from router.supervisor import Workers
+from router.supervisor import Supervisor
 
 if __name__ == "__main__":
     settings = load(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory() as shared:
         os.environ[MULTIPROCESS] = shared
-        raise SystemExit(Workers(settings, Path(sys.argv[1]), listen(settings), shared, silence=3.0).run())
+        raise SystemExit(Supervisor(settings, Path(sys.argv[1]), listen(settings), shared, heartbeat_timeout=3.0).run())
 """
 
 
@@ -216,14 +216,16 @@ def _runs(pid: int) -> bool:
 
 @WORKERS
 async def test_a_router_whose_terminal_is_closed_ends(
-    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engines, workers: int
+    tmp_path: Path, redis: Any, redis_server: RedisServer, engines: EngineSet, workers: int
 ) -> None:
-    served = Served(tmp_path, configuration(redis_server.url, engines.table(), router=f"workers = {workers}"))
+    served = RouterProcess(
+        tmp_path, router_config(redis_server.url, engines.as_config(), router=f"workers = {workers}")
+    )
     ours, theirs = pty.openpty()
     try:
         served.start(theirs)
         os.close(theirs)
-        await served.ready()
+        await served.wait_until_ready()
         os.close(ours)
         served.process.send_signal(signal.SIGHUP)
         assert await code(served) == 0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from router.api.auth import hash_key
-from tests.support.purge_log import other_keys
+from tests.support.purge_log import keys_except_log
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, chat_body, configuration
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,8 +28,8 @@ keys = ["{hash_key(BETA.encode())}"]
 
 
 @pytest.fixture
-def by_key(redis_server: RedisServer, engines: Engines) -> str:
-    return configuration(redis_server.url, engines.table(), rest=f'[auth]\nmode = "keys"\n{TENANTS}')
+def by_key(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, engines.as_config(), rest=f'[auth]\nmode = "keys"\n{TENANTS}')
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def test_two_tenants_with_the_same_body_have_two_entries_and_two_generations(
-    make_router: MakeRouter, by_key: str, engines: Engines, redis: Any
+    make_router: MakeRouter, by_key: str, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(by_key)
     before = (await engines.chat.stats())["received"]
@@ -54,7 +54,7 @@ async def test_two_tenants_with_the_same_body_have_two_entries_and_two_generatio
     assert (await engines.chat.stats())["received"] == before + 2
 
     async def both() -> bool:
-        return await other_keys(redis) == set(keys)
+        return await keys_except_log(redis) == set(keys)
 
     await eventually(both)
 
@@ -68,7 +68,7 @@ async def test_two_tenants_with_the_same_body_have_two_entries_and_two_generatio
     ],
 )  # fmt: skip
 async def test_without_a_known_key_nothing_is_looked_up(
-    make_router: MakeRouter, by_key: str, engines: Engines, redis: Any, headers: dict[str, str]
+    make_router: MakeRouter, by_key: str, engines: EngineSet, redis: Any, headers: dict[str, str]
 ) -> None:
     router = await make_router(by_key)
     await router.chat("The sea?", headers=bearer(ACME))
@@ -133,13 +133,13 @@ async def test_where_nobody_is_asked_everybody_is_the_default_tenant(router: Rou
 
 
 async def test_no_key_is_ever_written_anywhere(
-    make_router: MakeRouter, by_key: str, engines: Engines, redis: Any, caplog: pytest.LogCaptureFixture
+    make_router: MakeRouter, by_key: str, engines: EngineSet, redis: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = await make_router(by_key)
     with caplog.at_level(logging.DEBUG):
         answers = [await router.chat("The sea?", headers=bearer(key)) for key in (ACME, "sk-unknown-secret", ACME)]
     assert [answer.status_code for answer in answers] == [200, 401, 200]
-    stored = [await redis.hgetall(key) for key in await other_keys(redis)]
+    stored = [await redis.hgetall(key) for key in await keys_except_log(redis)]
     seen = [caplog.text, str(stored), str(await redis.keys("*")), str([(a.text, a.headers) for a in answers])]
     seen += [(await router.http.get(page)).text for page in ("/metrics", "/healthz")]
     seen += [str(await engine.stats()) for engine in engines]
@@ -215,11 +215,11 @@ async def test_a_tenant_can_store_more_than_the_others(make_router: MakeRouter, 
 
 
 async def test_a_tenants_flight_is_joined_by_nobody_else(
-    make_router: MakeRouter, by_key: str, engines: Engines
+    make_router: MakeRouter, by_key: str, engines: EngineSet
 ) -> None:
     """Neither in the same process nor in another one; and nobody learns of it by its end."""
     routers = [await make_router(by_key), await make_router(by_key)]
-    await engines.chat.faults({"fault": "tps", "rate": 50})
+    await engines.chat.set_faults({"fault": "tps", "rate": 50})
     before = (await engines.chat.stats())["received"]
     asked = [(router, key) for router in routers for key in (ACME, BETA)]
     answers = await asyncio.gather(

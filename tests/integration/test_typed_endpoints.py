@@ -8,13 +8,22 @@ import pytest
 
 from router.core.endpoints.stream_encoding import decode_stream
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import Engines, MakeRouter, RouterServer, ScriptedRouter, configuration
-from tests.support.typed_answers import MESSAGES, RESPONSES, TYPED, ask, body_of, said, text_of, typed_events
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, router_config
+from tests.support.typed_answers import (
+    MESSAGES,
+    RESPONSES,
+    TYPED_PATHS,
+    post_typed,
+    typed_body,
+    typed_delta_text,
+    typed_events,
+    typed_text,
+)
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PATHS = pytest.mark.parametrize("path", TYPED, ids=["responses", "messages"])
+PATHS = pytest.mark.parametrize("path", TYPED_PATHS, ids=["responses", "messages"])
 FIRST, LAST = (
     {RESPONSES: "response.created", MESSAGES: "message_start"},
     {
@@ -32,15 +41,18 @@ IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
-    router: RouterServer, engines: Engines, path: str, first: bool, second: bool
+    router: RouterServer, engines: EngineSet, path: str, first: bool, second: bool
 ) -> None:
     before = (await engines.chat.stats())["received"]
-    await engines.chat.faults({"fault": "say", "text": TEXT})
-    miss, hit = await ask(router, path, "Say it", stream=first), await ask(router, path, "Say it", stream=second)
+    await engines.chat.set_faults({"fault": "say", "text": TEXT})
+    miss, hit = (
+        await post_typed(router, path, "Say it", stream=first),
+        await post_typed(router, path, "Say it", stream=second),
+    )
     assert (miss.status_code, hit.status_code) == (200, 200)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
     assert miss.headers["x-cache-key"] == hit.headers["x-cache-key"]
-    assert said(miss) == said(hit) == TEXT
+    assert typed_text(miss) == typed_text(hit) == TEXT
     if first == second:
         assert miss.content == hit.content
     if second:
@@ -54,11 +66,11 @@ async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
 async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
     scripted: ScriptedRouter, router: RouterServer, path: str
 ) -> None:
-    real = (await ask(router, path, "The sea?", stream=True)).content
+    real = (await post_typed(router, path, "The sea?", stream=True)).content
     sent = b": a comment\n\n" + real.replace(b'"type"', b' "type"', 1)
     halves = [sent[:700], sent[700:701], sent[701:]]
     other, _ = await scripted(*halves)
-    answers = [await ask(other, path, "Something else", stream=True) for _ in range(2)]
+    answers = [await post_typed(other, path, "Something else", stream=True) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
     assert [answer.content for answer in answers] == [sent, sent]
 
@@ -66,14 +78,14 @@ async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
 @PATHS
 async def test_an_engine_is_asked_as_the_client_asked_but_for_the_model(scripted: ScriptedRouter, path: str) -> None:
     router, engine = await scripted(b"data: {}\n\n")
-    await ask(router, path, "Hi", stream=True, frobnicate=1)
+    await post_typed(router, path, "Hi", stream=True, frobnicate=1)
     asked = json.loads(engine.bodies[0])
-    assert asked == {**body_of(path, "Hi", stream=True, frobnicate=1), "model": asked["model"]}
+    assert asked == {**typed_body(path, "Hi", stream=True, frobnicate=1), "model": asked["model"]}
 
 
 @PATHS
 async def test_the_tokens_are_counted_and_the_entry_can_be_read(router: RouterServer, redis: Any, path: str) -> None:
-    answer = await ask(router, path, "The sea?", stream=True)
+    answer = await post_typed(router, path, "The sea?", stream=True)
     entry: dict[str, str] = await eventually(lambda: redis.hgetall(answer.headers["x-cache-key"]))
     last = typed_events(answer.content)[-1 if path == RESPONSES else -2]
     usage = (last.get("response") or last)["usage"]
@@ -90,7 +102,7 @@ async def test_the_tokens_are_counted_and_the_entry_can_be_read(router: RouterSe
 
 @PATHS
 async def test_a_prompt_for_code_goes_to_the_engine_for_code(router: RouterServer, path: str) -> None:
-    answer = await ask(router, path, "Write a Python function that merges two sorted lists.")
+    answer = await post_typed(router, path, "Write a Python function that merges two sorted lists.")
     assert (answer.headers["x-task"], answer.headers["x-engine"]) == ("code", "llama-code")
 
 
@@ -98,10 +110,10 @@ async def test_a_prompt_for_code_goes_to_the_engine_for_code(router: RouterServe
 async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
     router: RouterServer, redis: Any, path: str
 ) -> None:
-    async with router.http.stream("POST", path, json=body_of(path, "The sea?", stream=True)) as answer:
+    async with router.http.stream("POST", path, json=typed_body(path, "The sea?", stream=True)) as answer:
         stream = answer.aiter_raw()
         await read_until(stream, lambda got: LAST[path].encode() in got)
-    assert (await ask(router, path, "The sea?")).headers["x-cache"] == "HIT"
+    assert (await post_typed(router, path, "The sea?")).headers["x-cache"] == "HIT"
 
 
 # Many who ask the same
@@ -110,15 +122,15 @@ async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
 @PATHS
 @pytest.mark.parametrize("first", [False, True], ids=["json-first", "stream-first"])
 async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_two_routers(
-    make_router: MakeRouter, config: str, engines: Engines, path: str, first: bool
+    make_router: MakeRouter, config: str, engines: EngineSet, path: str, first: bool
 ) -> None:
     routers = [await make_router(config), await make_router(config)]
     before = (await engines.chat.stats())["started"]
-    await engines.chat.faults({"fault": "ttft", "ms": 300})
-    asking = (ask(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
+    await engines.chat.set_faults({"fault": "ttft", "ms": 300})
+    asking = (post_typed(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
     answers = await asyncio.gather(*asking)
     assert {answer.status_code for answer in answers} == {200}
-    assert len({said(answer) for answer in answers}) == 1
+    assert len({typed_text(answer) for answer in answers}) == 1
     assert [answer.headers["x-cache"] for answer in answers].count("MISS") == 1
     streams = {answer.content for answer in answers if answer.headers["content-type"] != "application/json"}
     assert len(streams) == 1
@@ -126,10 +138,10 @@ async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_tw
     assert (await engines.chat.stats())["started"] == before + 1
 
 
-async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterServer, engines: Engines) -> None:
+async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterServer, engines: EngineSet) -> None:
     before = (await engines.chat.stats())["started"]
-    await engines.chat.faults({"fault": "ttft", "ms": 100})
-    asking = (ask(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
+    await engines.chat.set_faults({"fault": "ttft", "ms": 100})
+    asking = (post_typed(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
     answers = await asyncio.gather(*asking)
     assert [answer.headers["x-cache"] for answer in answers] == ["BYPASS"] * 3
     assert (await engines.chat.stats())["started"] == before + 3
@@ -152,15 +164,15 @@ async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterS
     ids=lambda fault: "-".join(map(str, fault.values())),
 )
 async def test_an_engine_that_fails_before_its_first_token_is_replaced_unseen(
-    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, path: str, fault: dict[str, Any]
+    make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), rest=IMPATIENT))
-    await engines.chat.faults(fault)
-    answer = await ask(router, path, "The sea?", stream=True)
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
+    await engines.chat.set_faults(fault)
+    answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.headers["x-engine"] == "llama-code"
     kinds = [event["type"] for event in typed_events(answer.content)]
     assert (kinds.count(FIRST[path]), kinds[-1]) == (1, LAST[path])
-    assert (await ask(router, path, "The sea?")).headers["x-cache"] == "HIT"
+    assert (await post_typed(router, path, "The sea?")).headers["x-cache"] == "HIT"
 
 
 @PATHS
@@ -176,30 +188,30 @@ async def test_an_engine_that_fails_before_its_first_token_is_replaced_unseen(
     ids=lambda fault: "-".join(map(str, fault.values())),
 )
 async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_kept(
-    make_router: MakeRouter, redis_server: RedisServer, engines: Engines, redis: Any, path: str, fault: dict[str, Any]
+    make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, redis: Any, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(configuration(redis_server.url, engines.table(), rest=IMPATIENT))
-    await engines.chat.faults(fault, SLOWLY)
-    answer = await ask(router, path, "The sea?", stream=True)
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
+    await engines.chat.set_faults(fault, SLOWLY)
+    answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.status_code == 200
     events = typed_events(answer.content)
-    assert text_of(events)
+    assert typed_delta_text(events)
     assert [event["type"] for event in events].count("error") == 1
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["type"] == "upstream_error"
     assert "broke off" in events[-1]["error"]["message"]
     assert LAST[path].encode() not in answer.content
-    await engines.chat.clear()
-    assert (await ask(router, path, "The sea?", stream=True)).headers["x-cache"] == "MISS"
+    await engines.chat.clear_faults()
+    assert (await post_typed(router, path, "The sea?", stream=True)).headers["x-cache"] == "MISS"
 
 
 @PATHS
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_does_not_say_how_it_ended_is_not_kept(
-    router: RouterServer, engines: Engines, path: str, stream: bool
+    router: RouterServer, engines: EngineSet, path: str, stream: bool
 ) -> None:
-    await engines.chat.faults({"fault": "no_finish"})
-    answers = [await ask(router, path, "The sea?", stream=stream) for _ in range(2)]
+    await engines.chat.set_faults({"fault": "no_finish"})
+    answers = [await post_typed(router, path, "The sea?", stream=stream) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "MISS"]
     assert all(answer.status_code == 200 for answer in answers)
 
@@ -208,28 +220,28 @@ async def test_an_answer_that_does_not_say_how_it_ended_is_not_kept(
 async def test_an_answer_that_came_to_its_limit_of_tokens_is_kept(router: RouterServer, path: str) -> None:
     limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 5}
     for stream in (True, False):
-        answers = [await ask(router, path, f"The sea? {stream}", stream=stream, **limit) for _ in range(2)]
+        answers = [await post_typed(router, path, f"The sea? {stream}", stream=stream, **limit) for _ in range(2)]
         assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
         assert answers[0].content == answers[1].content
 
 
 @PATHS
 async def test_an_error_of_the_engine_without_a_stream_goes_to_the_next_engine(
-    router: RouterServer, engines: Engines, path: str
+    router: RouterServer, engines: EngineSet, path: str
 ) -> None:
-    await engines.chat.faults({"fault": "error", "after": 3})
-    answer = await ask(router, path, "The sea?")
+    await engines.chat.set_faults({"fault": "error", "after": 3})
+    answer = await post_typed(router, path, "The sea?")
     assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
 
 
 @PATHS
 async def test_an_error_is_openais_whoever_made_it(router: RouterServer, path: str) -> None:
     refused = [
-        await ask(router, path, "x", model="gpt-9"),
+        await post_typed(router, path, "x", model="gpt-9"),
         await router.post(path, b"{"),
         await router.post(path, {"model": "llama"}),
-        await ask(router, path, "far too long " * 5000),
-        await ask(router, path, "far too long " * 5000, stream=True),
+        await post_typed(router, path, "far too long " * 5000),
+        await post_typed(router, path, "far too long " * 5000, stream=True),
     ]
     assert [answer.status_code for answer in refused] == [404, 400, 400, 400, 400]
     for answer in refused:
@@ -240,10 +252,10 @@ async def test_an_error_is_openais_whoever_made_it(router: RouterServer, path: s
 
 
 @PATHS
-async def test_a_client_that_leaves_frees_the_engine(router: RouterServer, engines: Engines, path: str) -> None:
-    await engines.chat.faults({"fault": "stall", "after": 3})
+async def test_a_client_that_leaves_frees_the_engine(router: RouterServer, engines: EngineSet, path: str) -> None:
+    await engines.chat.set_faults({"fault": "stall", "after": 3})
     before = await engines.chat.stats()
-    async with router.http.stream("POST", path, json=body_of(path, "The sea?", stream=True)) as answer:
+    async with router.http.stream("POST", path, json=typed_body(path, "The sea?", stream=True)) as answer:
         stream = answer.aiter_raw()
         async with asyncio.timeout(10):
             await anext(stream)

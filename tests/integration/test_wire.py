@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.router_server import LLAMA, LLAMA_ALIAS, MISTRAL, Engines, RouterServer, ScriptedRouter, chat_body
+from tests.support.router_server import LLAMA, LLAMA_ALIAS, MISTRAL, EngineSet, RouterServer, ScriptedRouter, chat_body
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk, events, said, text_of
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_delta_text, chat_frame, chat_text, parse_events
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -34,20 +34,24 @@ async def last_body(engine: SimulatedEngine) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_code_prompt_goes_to_the_engine_for_code(router: RouterServer, engines: Engines, stream: bool) -> None:
+async def test_a_code_prompt_goes_to_the_engine_for_code(
+    router: RouterServer, engines: EngineSet, stream: bool
+) -> None:
     answer = await router.chat(CODE, stream=stream)
     assert (answer.headers["x-task"], answer.headers["x-engine"]) == ("code", "llama-code")
     assert (await last_body(engines.code))["messages"] == chat_body(CODE)["messages"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_prompt_goes_to_the_engine_for_chat(router: RouterServer, engines: Engines, stream: bool) -> None:
+async def test_a_chat_prompt_goes_to_the_engine_for_chat(
+    router: RouterServer, engines: EngineSet, stream: bool
+) -> None:
     answer = await router.chat(CHAT, stream=stream)
     assert (answer.headers["x-task"], answer.headers["x-engine"]) == ("chat", "llama-chat")
     assert (await last_body(engines.chat))["messages"] == chat_body(CHAT)["messages"]
 
 
-async def test_a_named_model_goes_to_its_engine_whatever_the_task(router: RouterServer, engines: Engines) -> None:
+async def test_a_named_model_goes_to_its_engine_whatever_the_task(router: RouterServer, engines: EngineSet) -> None:
     for prompt, task in ((CODE, "code"), (CHAT, "chat")):
         answer = await router.chat(prompt, model="mistral")
         assert (answer.headers["x-task"], answer.headers["x-engine"]) == (task, "mistral")
@@ -73,13 +77,13 @@ async def test_completions_are_routed_and_streamed_too(router: RouterServer) -> 
         streamed = await router.post("/v1/completions", {**body, "stream": True})
         assert whole.headers["x-engine"] == engine
         assert (whole.headers["x-cache"], streamed.headers["x-cache"]) == ("MISS", "HIT")
-        assert said(whole) == said(streamed) != ""
+        assert chat_text(whole) == chat_text(streamed) != ""
 
 
 # -- to the engine ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: RouterServer, engines: Engines) -> None:
+async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: RouterServer, engines: EngineSet) -> None:
     sent = rb'{"temperature": 1e0, "vendor": {"b": [1.50, "\u00e9\/"], "a":null} ,"model":"llama",'
     sent += rb'"seed": 12345678901234567890,"messages": [{"role":"user", "content": "Hi, \ud83d\ude00"}], "x": 1.0}'
     await router.post("/v1/chat/completions", sent)
@@ -91,20 +95,22 @@ async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: Ro
 
 
 async def test_a_stream_asks_the_engine_for_usage_and_changes_nothing_else(
-    router: RouterServer, engines: Engines
+    router: RouterServer, engines: EngineSet
 ) -> None:
     await router.chat(CHAT, stream=True, unknown=[1])
     expected = chat_body(CHAT, stream=True, unknown=[1], model=LLAMA, stream_options={"include_usage": True})
     assert await last_body(engines.chat) == expected
 
 
-async def test_other_stream_options_of_the_client_reach_the_engine(router: RouterServer, engines: Engines) -> None:
+async def test_other_stream_options_of_the_client_reach_the_engine(router: RouterServer, engines: EngineSet) -> None:
     await router.chat(CHAT, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": False})
     options = (await last_body(engines.chat))["stream_options"]
     assert options == {"continuous_usage_stats": True, "include_usage": True}
 
 
-async def test_neither_the_clients_key_nor_its_cookies_reach_an_engine(router: RouterServer, engines: Engines) -> None:
+async def test_neither_the_clients_key_nor_its_cookies_reach_an_engine(
+    router: RouterServer, engines: EngineSet
+) -> None:
     secrets = {"authorization": "Bearer top-secret", "cookie": "top-secret", "x-api-key": "top-secret"}
     answer = await router.chat(CHAT, headers={**secrets, "x-request-id": "id-1", "x-tenant-id": "top-secret"})
     assert answer.status_code == 200
@@ -146,7 +152,7 @@ async def test_an_engine_gets_an_id_of_ours_for_every_attempt_and_the_client_its
 
 
 async def test_a_log_line_has_the_id_at_the_engine_where_it_is_another(
-    router: RouterServer, engines: Engines, caplog: pytest.LogCaptureFixture
+    router: RouterServer, engines: EngineSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "roundhouse.access"):
         await router.chat(CHAT, headers={"x-request-id": "mine"})
@@ -165,7 +171,7 @@ async def test_an_id_in_a_body_may_be_no_address(router: RouterServer, path: str
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
 
 
-async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, engines: Engines) -> None:
+async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, engines: EngineSet) -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await router.chat(CHAT, headers={"traceparent": trace})
     assert (await last_request(engines.chat))["headers"]["traceparent"] == trace
@@ -188,7 +194,7 @@ def _undated(answer: bytes) -> bytes:
     return re.sub(rb'"created": ?[0-9]+', b'"created":0', answer)
 
 
-async def test_the_bytes_of_a_json_answer_are_the_engines(router: RouterServer, engines: Engines) -> None:
+async def test_the_bytes_of_a_json_answer_are_the_engines(router: RouterServer, engines: EngineSet) -> None:
     answer = await router.chat(CHAT, logprobs=True, top_logprobs=2)
     expected = await ask_engine(engines.chat, chat_body(CHAT, model=LLAMA, logprobs=True, top_logprobs=2))
     assert _undated(answer.content) == expected
@@ -196,13 +202,13 @@ async def test_the_bytes_of_a_json_answer_are_the_engines(router: RouterServer, 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 4096])
 async def test_the_bytes_of_a_stream_are_the_engines_wherever_they_were_cut(
-    router: RouterServer, engines: Engines, size: int
+    router: RouterServer, engines: EngineSet, size: int
 ) -> None:
     prompt = f"{CHAT} [[sim:chunks bytes={size}]]"
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     answer = await router.chat(prompt, **options)
     assert _undated(answer.content) == await ask_engine(engines.chat, chat_body(prompt, model=LLAMA, **options))
-    assert answer.content.endswith(DONE)
+    assert answer.content.endswith(DONE_FRAME)
 
 
 async def test_the_usage_event_comes_only_to_those_who_ask_on_hits_as_on_misses(router: RouterServer) -> None:
@@ -211,11 +217,11 @@ async def test_the_usage_event_comes_only_to_those_who_ask_on_hits_as_on_misses(
         for asked in (first, not first):
             options: dict[str, Any] = {"stream_options": {"include_usage": True}} if asked else {}
             answer = await router.chat(prompt, stream=True, **options)
-            told = [event for event in events(answer.content) if event.get("usage")]
+            told = [event for event in parse_events(answer.content) if event.get("usage")]
             assert len(told) == asked
             assert answer.headers["x-cache"] == ("MISS" if asked is first else "HIT")
             if told:
-                assert events(answer.content)[-1] == told[0]
+                assert parse_events(answer.content)[-1] == told[0]
                 assert told[0]["choices"] == []
                 usages.append(told[0]["usage"])
     assert len(usages) == 2
@@ -227,22 +233,27 @@ async def test_usage_in_every_event_is_passed_on_to_those_who_ask(router: Router
     for cache in ("MISS", "HIT"):
         answer = await router.chat(CHAT, stream=True, stream_options=options)
         assert answer.headers["x-cache"] == cache
-        assert all(event["usage"]["prompt_tokens"] for event in events(answer.content))
+        assert all(event["usage"]["prompt_tokens"] for event in parse_events(answer.content))
 
 
-async def test_the_first_token_is_not_held_back(router: RouterServer, engines: Engines) -> None:
+async def test_the_first_token_is_not_held_back(router: RouterServer, engines: EngineSet) -> None:
     before = (await engines.chat.stats())["aborted"]
     body = chat_body(f"{CHAT} [[sim:stall after=1]]", stream=True)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         stream = answer.aiter_bytes()
         got = await read_until(stream, lambda got: b'"content":"' in got.replace(b'"content":""', b""))
-        assert text_of(events(got))
+        assert chat_delta_text(parse_events(got))
         assert (await engines.chat.stats())["aborted"] == before, "we have a token while the engine stalls"
     await engines.chat.stats(aborted=before + 1, in_flight=0)
 
 
 async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any) -> None:
-    pieces = [ROLE, *(chunk(content=f"{n} ") for n in range(3)), b": ping\n\n", chunk(content="", finish="stop")]
+    pieces = [
+        ROLE_FRAME,
+        *(chat_frame(content=f"{n} ") for n in range(3)),
+        b": ping\n\n",
+        chat_frame(content="", finish="stop"),
+    ]
     router, engine = await scripted(*pieces, hold=True)
     async with router.http.stream("POST", "/v1/chat/completions", json=chat_body(CHAT, stream=True)) as answer:
         stream = answer.aiter_bytes()
@@ -252,11 +263,11 @@ async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any
 
 
 async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> None:
-    whole, half = chunk(content="a"), chunk(content="b")[:-10]
-    router, _ = await scripted(ROLE, whole, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
+    whole, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
+    router, _ = await scripted(ROLE_FRAME, whole, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
     answer = await router.chat(CHAT, stream=True)
     got = answer.content
-    assert got.startswith(ROLE + whole + b'data: {"error"')
+    assert got.startswith(ROLE_FRAME + whole + b'data: {"error"')
 
 
 # -- the headers ------------------------------------------------------------------------------------------------------

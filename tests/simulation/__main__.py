@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.simulation import clock
 
-_EVERY = 25  # seeds between two garbage collections
+_COLLECT_EVERY = 25  # seeds between two garbage collections
 
 
 def main() -> int:
@@ -49,13 +49,13 @@ def main() -> int:
         counts.update(report.counts)
         if report.wrong:
             bad += 1
-            _tell(options.json, {"seed": report.seed, "wrong": report.wrong})
+            _print_result(options.json, {"seed": report.seed, "wrong": report.wrong})
             if options.one:
                 return 1
-        if number % _EVERY == 0:
+        if number % _COLLECT_EVERY == 0:
             gc.collect()
     if not options.digests:
-        _tell(options.json, {"seeds": options.seeds, "bad": bad, "counts": counts})
+        _print_result(options.json, {"seeds": options.seeds, "bad": bad, "counts": counts})
     return 1 if bad else 0
 
 
@@ -106,16 +106,16 @@ def _in_parallel(options: argparse.Namespace) -> int:
             seeds += one["seeds"]
     wrong = sorted((one for one in found if "seed" in one), key=lambda one: int(one["seed"]))
     for one in wrong:
-        _tell(options.json, one)
+        _print_result(options.json, one)
     if wrong and not options.json:
         argv = [sys.executable, "-m", "tests.simulation", "--seed", str(wrong[0]["seed"]), *same]
         sys.stdout.flush()
         subprocess.run(argv, check=False)
-    _tell(options.json, {"seeds": seeds, "bad": len(wrong), "counts": counts})
+    _print_result(options.json, {"seeds": seeds, "bad": len(wrong), "counts": counts})
     return 1 if wrong else 0
 
 
-def _tell(as_json: bool, what: dict[str, Any]) -> None:
+def _print_result(as_json: bool, what: dict[str, Any]) -> None:
     if as_json:
         sys.stdout.write(json.dumps(what) + "\n")
     elif "seed" in what:

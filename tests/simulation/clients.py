@@ -9,61 +9,71 @@ import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from router.net.server.client_connection import CLIENT
-from tests.simulation.history import Asked
-from tests.simulation.loop import Loop
+from router.net.server.client_connection import CLIENT_EXTENSION
+from tests.simulation.history import RequestRecord
+from tests.simulation.loop import VirtualLoop
 
 PATH = "/v1/chat/completions"
 
 Message = MutableMapping[str, Any]
 
 
-class Request:
+class SimulatedRequest:
     """One request. `over` is called once, when it has ended. See Cycle for the order of what happens."""
 
     def __init__(
-        self, loop: Loop, asked: Asked, body: bytes, *, headers: list[tuple[bytes, bytes]], pause: float,
-        over: Callable[["Request"], None],
-    ) -> None:  # fmt: skip
+        self,
+        loop: VirtualLoop,
+        record: RequestRecord,
+        body: bytes,
+        *,
+        headers: list[tuple[bytes, bytes]],
+        pause: float,
+        on_ended: Callable[["SimulatedRequest"], None],
+    ) -> None:
         """`pause`: seconds after each part of the answer in which the client takes no more."""
-        self.asked = asked
-        self.left = False
+        self.record = record
+        self.cancelled_by_disconnect = False
         self._loop = loop
         self._body: bytes | None = body
-        self._headers = [(b"x-tenant-id", asked.tenant.encode()), *headers]
+        self._headers = [(b"x-tenant-id", record.tenant.encode()), *headers]
         self._pause = pause
         self._full_until = 0.0
-        self._over = over
+        self._on_ended = on_ended
         self._task: asyncio.Task[None] | None = None
-        self._watched = False
-        self._disconnected = False
+        self._cancel_enabled = False
+        self._client_left = False
         self._complete = False
         self._begun = False
-        self._gone: asyncio.Event | None = None
+        self._left_event: asyncio.Event | None = None
 
     def scope(self) -> Message:
         return {
-            "type": "http", "method": "POST", "path": PATH, "headers": self._headers, "extensions": {CLIENT: self},
-        }  # fmt: skip
+            "type": "http",
+            "method": "POST",
+            "path": PATH,
+            "headers": self._headers,
+            "extensions": {CLIENT_EXTENSION: self},
+        }
 
     # -- ASGI ---------------------------------------------------------------------------------------------------------
 
     async def receive(self) -> Message:
         body, self._body = self._body, None
-        if body is not None and not self._disconnected:
+        if body is not None and not self._client_left:
             return {"type": "http.request", "body": body, "more_body": False}
-        if not self._disconnected:
-            self._gone = asyncio.Event()
-            await self._gone.wait()
+        if not self._client_left:
+            self._left_event = asyncio.Event()
+            await self._left_event.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        while self._is_full and not self._disconnected:  # noqa: ASYNC110 - time is virtual
+        while self._is_full and not self._client_left:  # noqa: ASYNC110 - time is virtual
             await asyncio.sleep(self._full_until - self._loop.time())
-        if self._disconnected:
+        if self._client_left:
             return
         if message["type"] == "http.response.start":
-            self.begin(message["status"], b"", None)
+            self.start_response(message["status"], b"", None)
             return
         self._begun = True
         self._write(message.get("body", b""))
@@ -77,71 +87,71 @@ class Request:
 
     def _write(self, data: bytes) -> None:
         if data:
-            self.asked.body.append(data)
+            self.record.body.append(data)
             if self._pause:
                 self._full_until = self._loop.time() + self._pause
 
     def _end(self) -> None:
-        asked = self.asked
+        asked = self.record
         if asked.status == 504 and b'"code":"not_cached"' in b"".join(asked.body):
             asked.end("complete")
         elif asked.status >= 500 or (asked.status == 200 and asked.stream and b"data: [DONE]" not in asked.body[-1]):
             asked.end("failed")
         else:
             asked.end("complete")
-        self._over(self)
+        self._on_ended(self)
 
     # -- router.net.server.client_connection.Client --------------------------------------------------------------------
 
-    def watch(self) -> None:
-        self._watched = True
-        if self._disconnected and not self._complete and self._task is not None:
-            self.left = True
+    def cancel_on_disconnect(self) -> None:
+        self._cancel_enabled = True
+        if self._client_left and not self._complete and self._task is not None:
+            self.cancelled_by_disconnect = True
             self._task.cancel()
 
-    def stop(self) -> None:
-        self._watched = False
+    def ignore_disconnect(self) -> None:
+        self._cancel_enabled = False
 
-    def begin(self, status: int, lines: bytes, length: int | None) -> None:
-        self.asked.status = status
-        for line in lines.lower().split(b"\r\n"):
+    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
+        self.record.status = status
+        for line in header_bytes.lower().split(b"\r\n"):
             name, _, value = line.partition(b": ")
             if name == b"x-cache":
-                self.asked.cache = value.decode().upper()
+                self.record.cache = value.decode().upper()
 
-    def take(self, data: bytes) -> bool:
-        if self._is_full or self._disconnected or self._complete or not self._begun:
+    def try_send(self, data: bytes) -> bool:
+        if self._is_full or self._client_left or self._complete or not self._begun:
             return False
         self._write(data)
         return True
 
     # -- what the server does -----------------------------------------------------------------------------------------
 
-    def works(self, task: "asyncio.Task[None]") -> None:
+    def on_task_started(self, task: "asyncio.Task[None]") -> None:
         self._task = task
-        if self._watched:
-            self.watch()
+        if self._cancel_enabled:
+            self.cancel_on_disconnect()
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_app_done(self, error: BaseException | None) -> None:
         if error is not None:
             self._loop.call_exception_handler(
-                {"message": f"the application failed on {self.asked}", "exception": error}
+                {"message": f"the application failed on {self.record}", "exception": error}
             )
-        elif not self._complete and not self._disconnected:
-            self._loop.call_exception_handler({"message": f"no answer to {self.asked}"})
+        elif not self._complete and not self._client_left:
+            self._loop.call_exception_handler({"message": f"no answer to {self.record}"})
         self._task = None
 
-    def leave(self) -> None:
+    def on_disconnect(self) -> None:
         """The client closes its connection."""
-        if self._disconnected or self._complete:
+        if self._client_left or self._complete:
             return
-        self._disconnected = True
-        self.asked.end("left")
-        if self._gone is not None:
-            self._gone.set()
-        if self._watched:
-            self.watch()
-        self._over(self)
+        self._client_left = True
+        self.record.end("left")
+        if self._left_event is not None:
+            self._left_event.set()
+        if self._cancel_enabled:
+            self.cancel_on_disconnect()
+        self._on_ended(self)
 
     @property
     def active(self) -> bool:

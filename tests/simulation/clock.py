@@ -15,7 +15,7 @@ EPOCH: Final = 1_750_000_000.0
 """What a wall clock without an offset shows when the virtual time is 0."""
 
 
-class Clock:
+class VirtualClock:
     """The virtual time, in seconds, and by how much the wall clock of the process that runs now is off."""
 
     __slots__ = ("now", "offset")
@@ -25,10 +25,10 @@ class Clock:
         self.offset = 0.0
 
 
-CLOCK: Final = Clock()
+CLOCK: Final = VirtualClock()
 
 
-def wall() -> float:
+def wall_time() -> float:
     return EPOCH + CLOCK.now + CLOCK.offset
 
 
@@ -50,7 +50,7 @@ def _nanoseconds(clock: Callable[[], float]) -> Callable[[], int]:
 
 def install() -> None:
     """Replaces what tells the time and what is random. Only for an interpreter that does nothing else."""
-    for name, clock in (("time", wall), ("monotonic", monotonic), ("perf_counter", monotonic)):
+    for name, clock in (("time", wall_time), ("monotonic", monotonic), ("perf_counter", monotonic)):
         setattr(time, name, clock)
         setattr(time, f"{name}_ns", _nanoseconds(clock))
     replaced: list[tuple[Any, str, Any]] = [

@@ -12,27 +12,27 @@ from random import Random
 from typing import Any, Final
 
 from tests.simulation.clock import CLOCK
-from tests.simulation.history import Generation
-from tests.simulation.loop import Loop, Process
-from tests.simulation.network import End
+from tests.simulation.history import SimulatedGeneration
+from tests.simulation.loop import SimulatedProcess, VirtualLoop
+from tests.simulation.network import WireEnd
 
 _LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _QUESTION: Final = re.compile(rb"question (\d+)")
 _METRICS: Final = b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 
 
-class Script:
+class GenerationScript:
     """How a generation goes: seconds before each token, and whether the engine breaks off before its end."""
 
-    __slots__ = ("breaks", "waits")
+    __slots__ = ("aborts", "waits")
 
-    def __init__(self, random: Random, *, pauses: bool, breaks: bool) -> None:
+    def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
         pace = random.choice((0.001, 0.02, 0.1, 0.3))
         self.waits = [pace * (0.5 + random.random()) for _ in range(count)]
         if pauses and random.random() < 0.3:
             self.waits[random.randrange(count)] += random.choice((0.7, 2.5, 3.5))
-        self.breaks = breaks and random.random() < 0.2
+        self.aborts = aborts and random.random() < 0.2
 
 
 class EngineModel:
@@ -40,33 +40,33 @@ class EngineModel:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: VirtualLoop,
         name: str,
-        script: Callable[[], Script],
-        begun: Callable[[int, str, str, int, bool], Generation],
+        script: Callable[[], GenerationScript],
+        on_generation: Callable[[int, str, str, int, bool], SimulatedGeneration],
     ) -> None:
         self.loop = loop
-        self.process = Process(name)
+        self.process = SimulatedProcess(name)
         self.script = script
-        self.begun = begun
+        self.on_generation = on_generation
 
-    def accept(self) -> "_Connection":
-        return _Connection(self)
+    def accept(self) -> "_EngineConnection":
+        return _EngineConnection(self)
 
 
-class _Connection(asyncio.Protocol):
+class _EngineConnection(asyncio.Protocol):
     def __init__(self, engine: EngineModel) -> None:
         self._engine = engine
-        self._in = b""
+        self._buffer = b""
         self._transport: Any = None
         self._client = ""
-        self._generation: Generation | None = None
+        self._generation: SimulatedGeneration | None = None
         self._waits: list[float] = []
-        self._script: Script | None = None
+        self._script: GenerationScript | None = None
         self._streams = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, End)
+        assert isinstance(transport, WireEnd)
         self._transport = transport
         self._client = transport.wire.ends[0].process.name
 
@@ -76,15 +76,15 @@ class _Connection(asyncio.Protocol):
             self._generation = None
 
     def data_received(self, data: bytes) -> None:
-        self._in += data
-        head, end, rest = self._in.partition(b"\r\n\r\n")
+        self._buffer += data
+        head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if not end:
             return
         found = _LENGTH.search(head)
         length = int(found[1]) if found is not None else 0
         if len(rest) < length:
             return
-        self._in = rest[length:]
+        self._buffer = rest[length:]
         if head.startswith(b"POST"):
             self._generate(json.loads(rest[:length]), rest)
         else:
@@ -99,7 +99,7 @@ class _Connection(asyncio.Protocol):
         assert found is not None
         self._script = script = engine.script()
         self._streams = bool(body.get("stream"))
-        self._generation = generation = engine.begun(
+        self._generation = generation = engine.on_generation(
             int(found[1]), self._client, engine.process.name, len(script.waits), self._streams
         )
         self._waits = list(script.waits)
@@ -118,17 +118,19 @@ class _Connection(asyncio.Protocol):
         else:
             self._finish()
 
-    def _token(self, generation: Generation) -> None:
+    def _token(self, generation: SimulatedGeneration) -> None:
         if self._generation is not generation or self._script is None:
             return
-        if self._script.breaks and generation.said >= generation.tokens // 2:
+        if self._script.aborts and generation.tokens_sent >= generation.tokens // 2:
             generation.end("broken")
             self._generation = None
             self._transport.abort()
             return
         if self._streams:
-            self._transport.write(_chunk(_event(generation, {"content": token(generation.number, generation.said)})))
-        generation.said += 1
+            self._transport.write(
+                _chunk(_event(generation, {"content": token(generation.number, generation.tokens_sent)}))
+            )
+        generation.tokens_sent += 1
         self._next()
 
     def _finish(self) -> None:
@@ -156,7 +158,7 @@ def token(generation: int, at: int) -> str:
 
 
 def _event(
-    generation: Generation,
+    generation: SimulatedGeneration,
     delta: dict[str, str] | None,
     *,
     finish: str | None = None,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.clock import CLOCK
 from tests.simulation.history import FOREVER
 from tests.simulation.network import CLIENT, SERVER, Wire
-from tests.simulation.routers import Router
+from tests.simulation.routers import SimulatedRouter
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _LONG: Final = 1000.0  # seconds; longer than any history
 
-Strike = Callable[["World", Random], None]
+ApplyFault = Callable[["World", Random], None]
 
 
 def _wires(world: "World") -> list[Wire]:
@@ -22,8 +22,8 @@ def _wires(world: "World") -> list[Wire]:
     return [wire for wire in world.network.wires.values() if wire.ends[SERVER].process is world.redis.process]
 
 
-def _router(world: "World", random: Random) -> Router | None:
-    alive = [router for router in world.routers if router.ready and router.process.runs]
+def _router(world: "World", random: Random) -> SimulatedRouter | None:
+    alive = [router for router in world.routers if router.ready and router.process.is_running]
     return random.choice(alive) if alive else None
 
 
@@ -32,7 +32,7 @@ def _stall(world: "World", seconds: float, *, breaks: bool) -> None:
     process = world.redis.process
     if process.frozen:
         return
-    world.note("stall", "redis", seconds, breaks=breaks, leases=len(world.routers))
+    world.record_fault("stall", "redis", seconds, breaks=breaks, leases=len(world.routers))
     world.loop.freeze(process)
     world.after(seconds, world.loop.thaw, process)
 
@@ -51,22 +51,22 @@ def cut(world: "World", random: Random) -> None:
     if wires:
         wire = random.choice(wires)
         _cut(world, wire, random)
-        world.note("cut", repr(wire), 0.6, breaks=False, leases=1)
+        world.record_fault("cut", repr(wire), 0.6, breaks=False, leases=1)
 
 
 def _cut(world: "World", wire: Wire, random: Random) -> None:
     for side in (CLIENT, SERVER):
         if random.random() < 0.5:
             wire.lose(side)
-    wire.cut((_soon(random), _soon(random)))
+    wire.cut((_notice_delay(random), _notice_delay(random)))
     world.trace(f"{wire} is cut")
 
 
-def _soon(random: Random) -> float:
+def _notice_delay(random: Random) -> float:
     return random.choice((0.0, 0.002, 0.3)) * random.random()
 
 
-def lost(world: "World", random: Random) -> None:
+def lose_commands_or_reply(world: "World", random: Random) -> None:
     """The next commands of a connection are lost with it, or are applied and the reply is lost with it."""
     wires = [wire for wire in _wires(world) if wire.fault is None]
     if not wires:
@@ -74,9 +74,9 @@ def lost(world: "World", random: Random) -> None:
     wire, applied = random.choice(wires), random.random() < 0.7
 
     def fault(wire: Wire, data: bytes) -> bool:
-        world.note("lost reply" if applied else "lost command", repr(wire), 0.6, breaks=False, leases=1)
+        world.record_fault("lost reply" if applied else "lost command", repr(wire), 0.6, breaks=False, leases=1)
         if applied:
-            wire.put(CLIENT, data)
+            wire.transmit(CLIENT, data)
             wire.hold(SERVER, CLOCK.now + _LONG)
         world.after(0.01 + 0.05 * random.random(), _cut, world, wire, random)
         return False
@@ -93,7 +93,9 @@ def hold(world: "World", random: Random) -> None:
     seconds = random.choice((0.06, 0.2, 1.0, 3.0)) * random.random()
 
     def fault(wire: Wire, data: bytes) -> bool:
-        world.note("held commands" if side == CLIENT else "held replies", repr(wire), seconds, breaks=False, leases=1)
+        world.record_fault(
+            "held commands" if side == CLIENT else "held replies", repr(wire), seconds, breaks=False, leases=1
+        )
         wire.hold(side, CLOCK.now + seconds)
         return True
 
@@ -107,20 +109,20 @@ def silence(world: "World", random: Random) -> None:
         wire, seconds = random.choice(wires), 0.05 + 1.5 * random.random()
         for side in random.choice(((CLIENT,), (SERVER,), (CLIENT, SERVER))):
             wire.hold(side, CLOCK.now + seconds)
-        world.note("silence", repr(wire), seconds, breaks=False, leases=1)
+        world.record_fault("silence", repr(wire), seconds, breaks=False, leases=1)
 
 
 def slow(world: "World", random: Random) -> None:
     """Everything takes longer for a while."""
     seconds, network = 0.5 + random.random(), world.network
     network.slow = random.choice((5.0, 15.0))
-    world.note("slowness", "network", seconds, breaks=False, leases=len(world.routers))
+    world.record_fault("slowness", "network", seconds, breaks=False, leases=len(world.routers))
     world.after(seconds, setattr, network, "slow", 1.0)
 
 
-def _freeze(world: "World", router: Router | None, seconds: float, *, breaks: bool) -> None:
+def _freeze(world: "World", router: SimulatedRouter | None, seconds: float, *, breaks: bool) -> None:
     if router is not None:
-        world.note("freeze", router.name, seconds, breaks=breaks, leases=1)
+        world.record_fault("freeze", router.name, seconds, breaks=breaks, leases=1)
         world.loop.freeze(router.process)
         world.after(seconds, world.loop.thaw, router.process)
 
@@ -138,13 +140,13 @@ def offset(world: "World", random: Random) -> None:
     router = _router(world, random)
     if router is not None:
         router.process.offset = random.choice((-1, 1)) * random.choice((0.3, 5.0, 600.0))
-        world.note("clock offset", f"{router.name} {router.process.offset:g}", 0.0, breaks=False, leases=0)
+        world.record_fault("clock offset", f"{router.name} {router.process.offset:g}", 0.0, breaks=False, leases=0)
 
 
 def reload(world: "World", random: Random) -> None:
     router = _router(world, random)
     if router is not None:
-        world.note("reload", router.name, 0.2, breaks=False, leases=0)
+        world.record_fault("reload", router.name, 0.2, breaks=False, leases=0)
         router.reload()
 
 
@@ -153,10 +155,10 @@ def clock_back(world: "World", random: Random) -> None:
     seconds = 0.2 + 3 * random.random()
     world.redis.offset -= seconds
     # What has a time to live there lives for so much longer, the claim of a process that is gone among them.
-    world.note("clock back", "redis", seconds, breaks=False, leases=0)
+    world.record_fault("clock back", "redis", seconds, breaks=False, leases=0)
 
 
-def deaf(world: "World", random: Random) -> None:
+def lose_listener(world: "World", random: Random) -> None:
     """A router's listening connection is lost, and it gets no other for a while; its other connection stays."""
     router, seconds = _router(world, random), 0.5 + 3.5 * random.random()
     if router is not None:
@@ -166,26 +168,26 @@ def deaf(world: "World", random: Random) -> None:
                 _cut(world, wire, random)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
         # With a fault that takes the other connection too, this router cannot reach Redis.
-        world.note("deafness", router.name, seconds, breaks=len(world.plan.kinds) > 1, leases=2)
+        world.record_fault("deafness", router.name, seconds, breaks=len(world.plan.kinds) > 1, leases=2)
 
 
 def partition(world: "World", random: Random) -> None:
     """A router cannot reach Redis, and nobody tells it."""
     router, seconds = _router(world, random), 0.6 + 3 * random.random()
     if router is not None:
-        for wire in world.network.of(router.process):
+        for wire in world.network.wires_of(router.process):
             if wire.ends[SERVER].process is world.redis.process:
                 wire.hold(CLIENT, CLOCK.now + seconds)
                 wire.hold(SERVER, CLOCK.now + seconds)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
-        world.note("partition", router.name, seconds, breaks=True, leases=2)
+        world.record_fault("partition", router.name, seconds, breaks=True, leases=2)
 
 
 def kill(world: "World", random: Random) -> None:
     """A router is killed, and a fresh one takes its place."""
     router = _router(world, random)
     if router is not None:
-        world.note("kill", router.name, 0.0, breaks=True, leases=1)
+        world.record_fault("kill", router.name, 0.0, breaks=True, leases=1)
         world.kill(router)
         world.after(0.1 + random.random(), world.start_router, router.name.partition(".")[0])
 
@@ -195,9 +197,9 @@ def empty(world: "World", random: Random) -> None:
     if random.random() < 0.5:
         world.redis.offset -= 3 * random.random()
     world.redis.data.clear()
-    world.redis.tell_changes()
+    world.redis.send_invalidations()
     world.entries_changed()
-    world.note("emptying", "redis", 0.5, breaks=True, leases=2 * len(world.routers))
+    world.record_fault("emptying", "redis", 0.5, breaks=True, leases=2 * len(world.routers))
 
 
 def failover(world: "World", random: Random) -> None:
@@ -205,7 +207,7 @@ def failover(world: "World", random: Random) -> None:
     back = random.random()
     world.fail_over(CLOCK.now - back)
     world.redis.offset += random.choice((-0.5, 0.0, 0.5))
-    world.note("failover", f"redis, back by {back:.3f}", 1.0, breaks=True, leases=2 * len(world.routers))
+    world.record_fault("failover", f"redis, back by {back:.3f}", 1.0, breaks=True, leases=2 * len(world.routers))
     for wire in _wires(world):
         _cut(world, wire, random)
 
@@ -215,7 +217,7 @@ def read_only(world: "World", random: Random) -> None:
     seconds = 0.2 + 2 * random.random()
     world.redis.read_only = True
     world.after(seconds, setattr, world.redis, "read_only", False)
-    world.note("read-only", "redis", seconds, breaks=True, leases=2 * len(world.routers))
+    world.record_fault("read-only", "redis", seconds, breaks=True, leases=2 * len(world.routers))
 
 
 def engine(world: "World", random: Random) -> None:
@@ -226,12 +228,27 @@ def engine(world: "World", random: Random) -> None:
     if seconds and not found.process.frozen:
         world.loop.freeze(found.process)
         world.after(seconds, world.loop.thaw, found.process)
-    world.note("engine", found.process.name, FOREVER, breaks=True, leases=4)
+    world.record_fault("engine", found.process.name, FOREVER, breaks=True, leases=4)
 
 
-FAULTS: Final[dict[str, Strike]] = {
-    "stall": stall, "cut": cut, "lost": lost, "hold": hold, "silence": silence, "slow": slow, "freeze": freeze,
-    "offset": offset, "reload": reload, "clock-back": clock_back, "deaf": deaf,
-    "long-stall": long_stall, "partition": partition, "long-freeze": long_freeze, "kill": kill, "empty": empty,
-    "failover": failover, "read-only": read_only, "engine": engine,
-}  # fmt: skip
+FAULTS: Final[dict[str, ApplyFault]] = {
+    "stall": stall,
+    "cut": cut,
+    "lost": lose_commands_or_reply,
+    "hold": hold,
+    "silence": silence,
+    "slow": slow,
+    "freeze": freeze,
+    "offset": offset,
+    "reload": reload,
+    "clock-back": clock_back,
+    "deaf": lose_listener,
+    "long-stall": long_stall,
+    "partition": partition,
+    "long-freeze": long_freeze,
+    "kill": kill,
+    "empty": empty,
+    "failover": failover,
+    "read-only": read_only,
+    "engine": engine,
+}

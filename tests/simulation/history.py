@@ -10,10 +10,21 @@ Ending = Literal["", "complete", "failed", "left", "killed"]
 """Of a request: not yet; all of it came; it came to an error; the client left; its router was killed."""
 
 
-class Generation:
+class SimulatedGeneration:
     """One generation at an engine. `router`: whose request it was; `said`: tokens that it has sent so far."""
 
-    __slots__ = ("begun", "ended", "engine", "how", "number", "question", "router", "said", "streams", "tokens")
+    __slots__ = (
+        "begun",
+        "ended",
+        "engine",
+        "number",
+        "outcome",
+        "question",
+        "router",
+        "streams",
+        "tokens",
+        "tokens_sent",
+    )
 
     def __init__(self, number: int, question: int, router: str, engine: str, tokens: int, streams: bool) -> None:
         self.number = number
@@ -24,18 +35,18 @@ class Generation:
         self.streams = streams
         self.begun = CLOCK.now
         self.ended = FOREVER
-        self.how = ""
-        self.said = 0
+        self.outcome = ""
+        self.tokens_sent = 0
 
-    def end(self, how: str) -> None:
-        if not self.how:
-            self.how, self.ended = how, CLOCK.now
+    def end(self, outcome: str) -> None:
+        if not self.outcome:
+            self.outcome, self.ended = outcome, CLOCK.now
 
     def __repr__(self) -> str:
-        return f"generation {self.number} of question {self.question} at {self.router}, {self.begun:.3f}-{self.ended:.3f} {self.how}"  # noqa: E501
+        return f"generation {self.number} of question {self.question} at {self.router}, {self.begun:.3f}-{self.ended:.3f} {self.outcome}"  # noqa: E501
 
 
-class Asked:
+class RequestRecord:
     """One request of a client."""
 
     __slots__ = (
@@ -67,10 +78,10 @@ class Asked:
         )
 
 
-class Purge:
+class SimulatedPurge:
     """One purge; `returned` stays FOREVER where it failed. `tenant`, `question`: None is any."""
 
-    __slots__ = ("begun", "kept", "number", "question", "returned", "tenant")
+    __slots__ = ("begun", "number", "question", "recorded", "returned", "tenant")
 
     def __init__(self, number: int, tenant: str | None, question: int | None) -> None:
         self.number = number
@@ -78,7 +89,7 @@ class Purge:
         self.question = question
         self.begun = CLOCK.now
         self.returned = FOREVER
-        self.kept = True
+        self.recorded = True
         """Whether Redis still has its record."""
 
     def covers(self, tenant: str, question: int) -> bool:
@@ -88,7 +99,7 @@ class Purge:
         return f"purge {self.number} of {self.tenant}/{self.question}, {self.begun:.3f}-{self.returned:.3f}"
 
 
-class Fault:
+class FaultRecord:
     """One fault. `breaks`: whether requests may fail for it; `leases`: how many claims may be lost for it."""
 
     __slots__ = ("begun", "breaks", "ended", "kind", "leases", "target")
@@ -113,8 +124,8 @@ class History:
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
-        self.generations: list[Generation] = []
-        self.asked: list[Asked] = []
-        self.purges: list[Purge] = []
-        self.faults: list[Fault] = []
+        self.generations: list[SimulatedGeneration] = []
+        self.requests: list[RequestRecord] = []
+        self.purges: list[SimulatedPurge] = []
+        self.faults: list[FaultRecord] = []
         self.entries: dict[tuple[str, int], list[tuple[float, int]]] = {}

@@ -6,16 +6,16 @@ from typing import Final
 
 import msgspec
 
-from tests.simulation.history import FOREVER, Asked, Fault, History
+from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord
 
 LEASE: Final = 2.0
 """Seconds; see router.shared.inflight_leases."""
 
-DELTA: Final = 1.0
+PURGE_DELAY: Final = 1.0
 """Seconds. A purge is known everywhere, and the local copy is right, within this: that is what the local copy promises
 (0.8 s of silence and what it takes to notice), and more than a round trip."""
 
-ENDING_DELTA: Final = 2.0
+ENDING_DELAY: Final = 2.0
 """Seconds beyond a lease that a request may take to end: reading the stream again each 0.5 s, Redis that is asked again
 each 0.5 s, and the connections of a restarted process."""
 
@@ -25,7 +25,7 @@ OVERLAP: Final = 0.1
 _TOKEN: Final = re.compile(r"g(\d+)\.(\d+) ")
 
 
-class Said(msgspec.Struct):
+class ReceivedAnswer(msgspec.Struct):
     """What a client got: tokens as (generation, position), whether it was told that this is all, and of an error."""
 
     tokens: list[tuple[int, int]]
@@ -34,18 +34,18 @@ class Said(msgspec.Struct):
     other: str = ""
 
 
-def read(asked: Asked) -> Said:
+def parse_answer(request: RequestRecord) -> ReceivedAnswer:
     """What a client's bytes say."""
-    body = b"".join(asked.body)
-    if not asked.stream or asked.status != 200:
+    body = b"".join(request.body)
+    if not request.stream or request.status != 200:
         try:
             page = json.loads(body) if body else {}
         except ValueError:
-            return Said([], other=repr(body))
+            return ReceivedAnswer([], other=repr(body))
         if "error" in page:
-            return Said([], error=True)
+            return ReceivedAnswer([], error=True)
         choices = page.get("choices", [])
-        return _said("".join(choice["message"]["content"] for choice in choices), done=bool(choices))
+        return _parse_tokens("".join(choice["message"]["content"] for choice in choices), done=bool(choices))
     text, done, error = "", False, False
     for event in body.decode().split("\n\n"):
         data = event.removeprefix("data: ")
@@ -55,19 +55,19 @@ def read(asked: Asked) -> Said:
             page = json.loads(data)
             error = error or "error" in page
             text += "".join(choice["delta"].get("content", "") for choice in page.get("choices", ()))
-    said = _said(text, done=done)
+    said = _parse_tokens(text, done=done)
     said.error = error
     return said
 
 
-def _said(text: str, *, done: bool) -> Said:
+def _parse_tokens(text: str, *, done: bool) -> ReceivedAnswer:
     found = [(int(generation), int(at)) for generation, at in _TOKEN.findall(text)]
-    return Said(found, done=done, other=_TOKEN.sub("", text))
+    return ReceivedAnswer(found, done=done, other=_TOKEN.sub("", text))
 
 
 def check(history: History) -> list[str]:
     """All that is wrong, a line each."""
-    said = {asked.number: read(asked) for asked in history.asked}
+    said = {asked.number: parse_answer(asked) for asked in history.requests}
     return [
         *one_generation(history, said),
         *no_purged_answer(history, said),
@@ -78,13 +78,13 @@ def check(history: History) -> list[str]:
     ]
 
 
-def one_generation(history: History, said: dict[int, Said]) -> list[str]:
+def one_generation(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:
     """1. A client's bytes are a prefix of exactly one generation for its key; with `[DONE]`, all of it."""
     generations = {generation.number: generation for generation in history.generations}
     tenants: dict[int, str] = {}
     wrong = []
-    for asked in history.asked:
-        got = said[asked.number]
+    for asked in history.requests:
+        got = answers[asked.number]
         if got.other:
             wrong.append(f"1: {asked} got what no engine said: {got.other!r}")
         if not got.tokens:
@@ -104,16 +104,16 @@ def one_generation(history: History, said: dict[int, Said]) -> list[str]:
     return wrong
 
 
-def no_purged_answer(history: History, said: dict[int, Said]) -> list[str]:
+def no_purged_answer(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:
     """2. No request begun after a purge returned, and a moment, gets an older generation that it covers."""
     generations = {generation.number: generation for generation in history.generations}
     wrong = []
-    for asked in history.asked:
-        for number in sorted({number for number, _ in said[asked.number].tokens}):
+    for asked in history.requests:
+        for number in sorted({number for number, _ in answers[asked.number].tokens}):
             for purge in history.purges:
                 if (
-                    purge.kept
-                    and purge.returned + DELTA < asked.begun
+                    purge.recorded
+                    and purge.returned + PURGE_DELAY < asked.begun
                     and generations[number].begun < purge.begun
                     and purge.covers(asked.tenant, asked.question)
                 ):
@@ -125,14 +125,14 @@ def no_purged_answer(history: History, said: dict[int, Said]) -> list[str]:
 def all_end(history: History) -> list[str]:
     """3a. Every request ends within a lease and a moment of the last fault or of its engine's end."""
     wrong = []
-    for asked in history.asked:
+    for asked in history.requests:
         last = max(
             [asked.begun]
             + [min(g.ended, asked.ended) for g in history.generations
                if g.question == asked.question and g.begun <= asked.ended and g.ended >= asked.begun]
             + [min(f.ended, asked.ended) for f in history.faults if f.begun <= asked.ended and f.ended >= asked.begun]
         )  # fmt: skip
-        if asked.ended - last > LEASE + ENDING_DELTA:
+        if asked.ended - last > LEASE + ENDING_DELAY:
             wrong.append(f"3: {asked} waited for {asked.ended - last:.1f} s although nothing went on")
     return wrong
 
@@ -140,15 +140,15 @@ def all_end(history: History) -> list[str]:
 def no_failure_without_a_fault(history: History) -> list[str]:
     """3b. A request fails only where its engine or a router failed, or Redis was away for long."""
     wrong = []
-    for asked in history.asked:
-        if asked.ending == "failed" and not any(f.breaks and _about(f, asked) for f in history.faults):
+    for asked in history.requests:
+        if asked.ending == "failed" and not any(f.breaks and _overlaps(f, asked) for f in history.faults):
             text = b"".join(asked.body)[-200:]
             wrong.append(f"3: {asked} failed although engine and leader lived: {text!r}")
     return wrong
 
 
-def _about(fault: Fault, asked: Asked) -> bool:
-    return fault.begun <= asked.ended and fault.ended >= asked.begun - LEASE - DELTA
+def _overlaps(fault: FaultRecord, request: RequestRecord) -> bool:
+    return fault.begun <= request.ended and fault.ended >= request.begun - LEASE - PURGE_DELAY
 
 
 def few_generations_at_once(history: History) -> list[str]:
@@ -166,7 +166,7 @@ def few_generations_at_once(history: History) -> list[str]:
         ]
         if not others:
             continue
-        since = min(old.begun for old in others) - LEASE - DELTA
+        since = min(old.begun for old in others) - LEASE - PURGE_DELAY
         until = new.begun
         lost = sum(f.leases for f in history.faults if f.begun <= until and f.ended >= since)
         # A process that learns of a purge late gives up what it has begun in the meantime, each of them once.
@@ -182,20 +182,20 @@ def few_generations_at_once(history: History) -> list[str]:
 
 def _tenants(history: History) -> dict[int, str]:
     """Whose each generation was, as far as anybody got of it."""
-    return {number: asked.tenant for asked in history.asked for number, _ in read(asked).tokens[:1]}
+    return {number: asked.tenant for asked in history.requests for number, _ in parse_answer(asked).tokens[:1]}
 
 
-def hits_were_in_redis(history: History, said: dict[int, Said]) -> list[str]:
+def hits_were_in_redis(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:
     """5. What is given as stored is what Redis had within the last second, or has had since."""
     wrong = []
-    for asked in history.asked:
-        tokens = said[asked.number].tokens
+    for asked in history.requests:
+        tokens = answers[asked.number].tokens
         if asked.cache != "HIT" or not tokens:
             continue
         number = tokens[0][0]
         states = history.entries.get((asked.tenant, asked.question), [])
         if not any(
-            of == number and begun <= asked.ended and ended >= asked.begun - DELTA
+            of == number and begun <= asked.ended and ended >= asked.begun - PURGE_DELAY
             for (begun, of), ended in zip(states, [*[at for at, _ in states[1:]], FOREVER], strict=True)
         ):
             wrong.append(f"5: {asked} got generation {number}, which Redis had not had for a second: {states}")

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from tests.simulation.clock import CLOCK
 
-_MOST_AT_ONCE: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
+_MAX_CALLBACKS_PER_INSTANT: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
 
 
-class Process:
+class SimulatedProcess:
     """One simulated process: a router, Redis, an engine, or the world around them.
 
     - `tick`: seconds; what is due comes at the next multiple of it. 0 is: at once.
@@ -45,14 +45,14 @@ class Process:
         self._expired: list[Handle] = []
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return not (self.frozen or self.dead)
 
-    def keep(self, handle: "Handle") -> None:
+    def defer(self, handle: "Handle") -> None:
         """Keeps a callback for when the process runs again."""
         (self._expired if handle.due is not None else self._received).append(handle)
 
-    def kept(self, timers_first: bool) -> "list[Handle]":
+    def take_deferred(self, timers_first: bool) -> "list[Handle]":
         """What was kept: asyncio takes messages first, uvloop timers."""
         self._expired.sort(key=lambda handle: handle.due or 0.0)
         first, then = (self._expired, self._received) if timers_first else (self._received, self._expired)
@@ -69,7 +69,7 @@ class Handle(asyncio.TimerHandle):
     __slots__ = ("due", "process")
 
     def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], process: Process, due: float | None,
+        self, callback: Callable[..., object], args: tuple[Any, ...], process: SimulatedProcess, due: float | None,
         context: contextvars.Context | None,
     ) -> None:  # fmt: skip
         # The base class' constructor does more than is needed for so many of them.
@@ -99,7 +99,7 @@ class Handle(asyncio.TimerHandle):
 class Task(asyncio.Task[Any]):
     """A task whose place in a set does not depend on its address."""
 
-    def __init__(self, coro: Any, *, loop: "Loop", **options: Any) -> None:
+    def __init__(self, coro: Any, *, loop: "VirtualLoop", **options: Any) -> None:
         loop.tasks += 1
         self._serial = loop.tasks
         super().__init__(coro, loop=loop, **options)
@@ -108,13 +108,13 @@ class Task(asyncio.Task[Any]):
         return self._serial
 
 
-class Loop(asyncio.AbstractEventLoop):
+class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs simulated processes. `random` decides the order of what comes at the same instant."""
 
     def __init__(self, random: Random, network: Any = None) -> None:
         self.random = random
         self.network = network
-        self.world = Process("world")
+        self.world = SimulatedProcess("world")
         self.process = self.world
         self.defects: list[str] = []
         self.tasks = 0
@@ -187,12 +187,12 @@ class Loop(asyncio.AbstractEventLoop):
 
     # -- what the simulation asks of it -------------------------------------------------------------------------------
 
-    def deliver(self, process: Process, when: float, callback: Callable[..., object], *args: Any) -> None:
+    def deliver(self, process: SimulatedProcess, when: float, callback: Callable[..., object], *args: Any) -> None:
         """Calls back in a process at an instant, as when a message comes in."""
         handle = Handle(callback, args, process, None, None)
         self._push(when, handle)
 
-    def spawn(self, process: Process, coro: Coroutine[Any, Any, Any]) -> Task:
+    def spawn(self, process: SimulatedProcess, coro: Coroutine[Any, Any, Any]) -> Task:
         """A task of a process."""
         before, self.process = self.process, process
         try:
@@ -200,13 +200,13 @@ class Loop(asyncio.AbstractEventLoop):
         finally:
             self.process = before
 
-    def freeze(self, process: Process) -> None:
+    def freeze(self, process: SimulatedProcess) -> None:
         process.frozen = True
 
-    def thaw(self, process: Process) -> None:
+    def thaw(self, process: SimulatedProcess) -> None:
         if process.frozen:
             process.frozen = False
-            self._ready.extend(process.kept(self.random.random() < 0.5))
+            self._ready.extend(process.take_deferred(self.random.random() < 0.5))
 
     def run(self, until: float) -> None:
         """Runs until that instant."""
@@ -220,7 +220,7 @@ class Loop(asyncio.AbstractEventLoop):
                     if not handle._cancelled:
                         self._run(handle)
                     count += 1
-                    if count > _MOST_AT_ONCE:
+                    if count > _MAX_CALLBACKS_PER_INSTANT:
                         self.defects.append(f"{handle.process} never waits: {handle!r}")
                         ready.clear()
                 if not heap or heap[0][0] > until:
@@ -244,7 +244,7 @@ class Loop(asyncio.AbstractEventLoop):
         if process.dead:
             return
         if process.frozen:
-            process.keep(handle)
+            process.defer(handle)
             return
         self.process = process
         CLOCK.offset = process.offset
@@ -261,5 +261,5 @@ class Loop(asyncio.AbstractEventLoop):
         heapq.heappush(self._heap, (when, self.random.random(), self._number, handle))
 
 
-def new_loop(random: Random, network: Any = None) -> Loop:
-    return Loop(random, network)  # type: ignore[abstract]  # what is missing is never asked for here
+def new_loop(random: Random, network: Any = None) -> VirtualLoop:
+    return VirtualLoop(random, network)  # type: ignore[abstract]  # what is missing is never asked for here

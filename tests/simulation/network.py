@@ -13,29 +13,29 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from tests.simulation.clock import CLOCK
-from tests.simulation.loop import Loop, Process
+from tests.simulation.loop import SimulatedProcess, VirtualLoop
 
-Place = tuple[str, int] | str
+Address = tuple[str, int] | str
 CLIENT: Final = 0
 SERVER: Final = 1
 
 
-class Server(Protocol):
+class SimulatedServer(Protocol):
     """Accepts connections: gives a protocol for each."""
 
-    process: Process
+    process: SimulatedProcess
 
     def accept(self) -> asyncio.BaseProtocol: ...
 
 
-class Network:
+class SimulatedNetwork:
     """All servers, and the wires to them. `trace` is told what happens to the wires."""
 
-    def __init__(self, loop: Loop, random: Random, trace: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(self, loop: VirtualLoop, random: Random, trace: Callable[[str], object] = lambda _: None) -> None:
         self.loop = loop
         self.random = random
         self.trace = trace
-        self.servers: dict[Place, Server] = {}
+        self.servers: dict[Address, SimulatedServer] = {}
         self.wires: dict[int, Wire] = {}
         self.slow = 1.0
         """By how much delays are longer than usual."""
@@ -49,7 +49,7 @@ class Network:
         usual = 0.0002 + 0.0006 * draw if draw < 0.97 else 0.001 + 0.02 * self.random.random()
         return usual * self.slow
 
-    async def connect(self, factory: Callable[[], Any], place: Place) -> tuple[Any, Any]:
+    async def connect(self, factory: Callable[[], Any], place: Address) -> tuple[Any, Any]:
         """Raises ConnectionRefusedError where nobody listens."""
         loop = self.loop
         process = loop.process
@@ -85,14 +85,14 @@ class Network:
             raise
         return near, protocol
 
-    def of(self, process: Process) -> "list[Wire]":
+    def wires_of(self, process: SimulatedProcess) -> "list[Wire]":
         """The wires that end in a process."""
         return [wire for wire in self.wires.values() if any(end.process is process for end in wire.ends)]
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: SimulatedProcess) -> None:
         """The process is no more: what it has written may still come, and then the other side is told."""
         process.dead = True
-        for wire in self.of(process):
+        for wire in self.wires_of(process):
             gone = wire.ends[CLIENT] if wire.ends[CLIENT].process is process else wire.ends[SERVER]
             gone.lost = True
             wire.close_from(gone.side, reset=self.random.random() < 0.5)
@@ -106,10 +106,12 @@ def _resolve(future: "asyncio.Future[None]") -> None:
 class Wire:
     """One connection. `hold` keeps what is written in a direction until an instant; `cut` ends it."""
 
-    def __init__(self, network: Network, number: int, client: Process, server: Process) -> None:
+    def __init__(
+        self, network: SimulatedNetwork, number: int, client: SimulatedProcess, server: SimulatedProcess
+    ) -> None:
         self.network = network
         self.number = number
-        self.ends = (End(self, CLIENT, client), End(self, SERVER, server))
+        self.ends = (WireEnd(self, CLIENT, client), WireEnd(self, SERVER, server))
         self.is_cut = False
         self.fault: Callable[[Wire, bytes], bool] | None = None
         """Called with the next that the client writes; whether this is to be sent in the usual way."""
@@ -128,9 +130,9 @@ class Wire:
             fault, self.fault = self.fault, None
             if not fault(self, data):
                 return
-        self.put(side, data)
+        self.transmit(side, data)
 
-    def put(self, side: int, data: bytes | None) -> None:
+    def transmit(self, side: int, data: bytes | None) -> None:
         """The same without a fault; None is the end of the stream."""
         network = self.network
         when = max(CLOCK.now + network.delay(), self._held[side], self._last[side])
@@ -144,7 +146,7 @@ class Wire:
             data = on_way.popleft()
             end = self.ends[1 - side]
             if data is None:
-                end.ended()
+                end.peer_closed()
             else:
                 end.receive(data)
 
@@ -162,7 +164,7 @@ class Wire:
             return
         if reset:
             self.lose(side)
-        self.put(side, None)
+        self.transmit(side, None)
 
     def cut(self, notice: tuple[float, float]) -> None:
         """Nothing passes any more; each side is told after so many seconds."""
@@ -170,17 +172,17 @@ class Wire:
             return
         self.is_cut = True
         for end, after in zip(self.ends, notice, strict=True):
-            self.network.loop.deliver(end.process, CLOCK.now + after, end.break_)
+            self.network.loop.deliver(end.process, CLOCK.now + after, end.wire_cut)
 
-    def forget(self) -> None:
+    def remove_if_closed(self) -> None:
         if all(end.lost for end in self.ends):
             self.network.wires.pop(self.number, None)
 
 
-class End(asyncio.Transport):
+class WireEnd(asyncio.Transport):
     """One end of a wire, as a transport."""
 
-    def __init__(self, wire: Wire, side: int, process: Process) -> None:
+    def __init__(self, wire: Wire, side: int, process: SimulatedProcess) -> None:
         super().__init__()
         self.wire = wire
         self.side = side
@@ -211,35 +213,35 @@ class End(asyncio.Transport):
         else:
             self._protocol.data_received(data)
 
-    def ended(self) -> None:
+    def peer_closed(self) -> None:
         """The other side has closed."""
         if self.lost:
             return
         if self._protocol is None:
-            self._early.append(self.ended)
+            self._early.append(self.peer_closed)
         elif self._paused is not None:
             self._paused.append(None)
         elif not self._closing:
             self._protocol.eof_received()
             self._closing = True
-            self._lose(None)
+            self._close(None)
 
-    def break_(self) -> None:
+    def wire_cut(self) -> None:
         """The wire is cut."""
         if self._protocol is None:
-            self._early.append(self.break_)
+            self._early.append(self.wire_cut)
         elif not self.lost:
             self._closing = True
-            self._lose(ConnectionResetError("the connection was cut"))
+            self._close(ConnectionResetError("the connection was cut"))
 
-    def _lose(self, error: Exception | None) -> None:
+    def _close(self, error: Exception | None) -> None:
         if not self.lost:
             self.lost = True
-            self.wire.network.loop.call_soon(self._told, error)
+            self.wire.network.loop.call_soon(self._connection_lost, error)
 
-    def _told(self, error: Exception | None) -> None:
+    def _connection_lost(self, error: Exception | None) -> None:
         self._protocol.connection_lost(error)
-        self.wire.forget()
+        self.wire.remove_if_closed()
 
     # -- what protocols ask of a transport ----------------------------------------------------------------------------
 
@@ -254,13 +256,13 @@ class End(asyncio.Transport):
         if not self._closing:
             self._closing = True
             self.wire.close_from(self.side, reset=False)
-            self._lose(None)
+            self._close(None)
 
     def abort(self) -> None:
         if not self._closing:
             self._closing = True
             self.wire.close_from(self.side, reset=self.wire.network.random.random() < 0.2)
-            self._lose(None)
+            self._close(None)
 
     def is_closing(self) -> bool:
         return self._closing
@@ -276,7 +278,7 @@ class End(asyncio.Transport):
         waiting, self._paused = self._paused, None
         for data in waiting or ():
             if data is None:
-                self.ended()
+                self.peer_closed()
             else:
                 self.receive(data)
 

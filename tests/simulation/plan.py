@@ -14,7 +14,7 @@ MILD: Final = ("stall", "cut", "lost", "hold", "silence", "slow", "freeze", "off
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ScenarioPlan(msgspec.Struct, frozen=True):
     """`seconds` of activity; `kinds` of faults, and how many `faults` of them in all; see the names of the others."""
 
     seconds: float
@@ -32,7 +32,7 @@ class Plan(msgspec.Struct, frozen=True):
     ticks: bool
 
 
-def plan(random: Random, chosen: Sequence[str] = ()) -> Plan:
+def draw_plan(random: Random, chosen: Sequence[str] = ()) -> ScenarioPlan:
     """Draws a plan; `chosen`: the kinds of its faults, where they are not to be drawn."""
     kinds: list[str] = []
     if random.random() < 0.85:
@@ -40,7 +40,7 @@ def plan(random: Random, chosen: Sequence[str] = ()) -> Plan:
     if random.random() < 0.4:
         kinds += random.sample(HARD, random.randint(1, 2))
     kinds = [*chosen] or kinds
-    return Plan(
+    return ScenarioPlan(
         seconds=random.choice((4.0, 6.0, 9.0)),
         routers=random.choice((2, 2, 3)),
         engines=random.choice((1, 1, 2)),

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import redis.exceptions
 
-from router.net.redis.errors import LinkError
-from router.net.redis.standalone import ServerLink
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.standalone import StandaloneBackend
 
 _TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE
 
@@ -14,8 +14,8 @@ _TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE
 class OperatorClient:
     """Raises redis-py's errors."""
 
-    def __init__(self, link: ServerLink) -> None:
-        self._link = link
+    def __init__(self, backend: StandaloneBackend) -> None:
+        self._backend = backend
 
     async def execute_command(self, *words: Any, **_: Any) -> Any:
         (reply,) = await self._execute([words])
@@ -25,8 +25,8 @@ class OperatorClient:
 
     async def _execute(self, commands: list[Any]) -> list[Any]:
         try:
-            return await self._link.execute(commands, _TIMEOUT)
-        except LinkError as error:
+            return await self._backend.execute(commands, _TIMEOUT)
+        except RedisBackendError as error:
             raise redis.exceptions.ConnectionError(str(error)) from error
 
     def pipeline(self, *, transaction: bool = False) -> "_Pipeline":
@@ -56,10 +56,10 @@ class _Pipeline:
     async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
         commands, self._commands = self._commands, []
         replies = await self._client._execute(commands) if commands else []
-        return [_as_redis_py_has_it(*pair) for pair in zip(commands, replies, strict=True)]
+        return [_to_redis_py(*pair) for pair in zip(commands, replies, strict=True)]
 
 
-def _as_redis_py_has_it(command: Any, reply: Any) -> Any:
+def _to_redis_py(command: Any, reply: Any) -> Any:
     if command[0] != "INFO" or not isinstance(reply, bytes):
         return reply
     pairs = [line.split(":") for line in reply.decode().splitlines() if ":" in line]

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.simulation.redis_data import Data
+from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_scripts import run_script
-from tests.simulation.redis_values import RedisError, SortedSet, Stream, check_id, write_id
+from tests.simulation.redis_values import RedisError, RedisStream, SortedSet, check_id, write_id
 
-Words = list[bytes]
+Arguments = list[bytes]
 _SYNTAX: Final = "ERR syntax error"
 _NO_INTEGER: Final = "ERR value is not an integer or out of range"
 
@@ -31,16 +31,16 @@ def _integer(word: bytes) -> int:
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
-def _exists(data: Data, words: Words) -> int:
+def _exists(data: RedisData, words: Arguments) -> int:
     return sum(data.find(key) is not None for key in words)
 
 
-def _del(data: Data, words: Words) -> int:
+def _del(data: RedisData, words: Arguments) -> int:
     return sum(data.remove(key) for key in words)
 
 
-def _expire_in(unit: int) -> Callable[[Data, Words], int]:
-    def expire(data: Data, words: Words) -> int:
+def _expire_in(unit: int) -> Callable[[RedisData, Arguments], int]:
+    def expire(data: RedisData, words: Arguments) -> int:
         if data.find(words[0]) is None:
             return 0
         data.expire_at(words[0], data.clock() + unit * _integer(words[1]))
@@ -49,8 +49,8 @@ def _expire_in(unit: int) -> Callable[[Data, Words], int]:
     return expire
 
 
-def _left_in(unit: int) -> Callable[[Data, Words], int]:
-    def left(data: Data, words: Words) -> int:
+def _left_in(unit: int) -> Callable[[RedisData, Arguments], int]:
+    def left(data: RedisData, words: Arguments) -> int:
         if data.find(words[0]) is None:
             return -2
         until = data.expires(words[0])
@@ -59,19 +59,19 @@ def _left_in(unit: int) -> Callable[[Data, Words], int]:
     return left
 
 
-def _persist(data: Data, words: Words) -> int:
+def _persist(data: RedisData, words: Arguments) -> int:
     if data.find(words[0]) is None or data.expires(words[0]) is None:
         return 0
     data.expire_at(words[0], None)
     return 1
 
 
-def _type(data: Data, words: Words) -> Status:
-    names = {dict: "hash", SortedSet: "zset", Stream: "stream", type(None): "none"}
+def _type(data: RedisData, words: Arguments) -> Status:
+    names = {dict: "hash", SortedSet: "zset", RedisStream: "stream", type(None): "none"}
     return Status(names.get(type(data.find(words[0])), "string"))
 
 
-def _scan(data: Data, words: Words) -> list[Any]:
+def _scan(data: RedisData, words: Arguments) -> list[Any]:
     """The cursor is how many keys of the sorted list were looked at; good enough for data that does not grow."""
     options = {words[at].upper(): words[at + 1] for at in range(1, len(words), 2)}
     at, count = _integer(words[0]), _integer(options.get(b"COUNT", b"10"))
@@ -84,11 +84,11 @@ def _scan(data: Data, words: Words) -> list[Any]:
 # -- strings ----------------------------------------------------------------------------------------------------------
 
 
-def _get(data: Data, words: Words) -> bytes | None:
+def _get(data: RedisData, words: Arguments) -> bytes | None:
     return data.get(words[0], bytes)
 
 
-def _set(data: Data, words: Words) -> Any:
+def _set(data: RedisData, words: Arguments) -> Any:
     key, value, *options = words
     names = [option.upper() for option in options]
     expiry, give, before = None, b"GET" in names, None
@@ -108,7 +108,7 @@ def _set(data: Data, words: Words) -> Any:
     return before if give else OK
 
 
-def _incr(data: Data, words: Words) -> int:
+def _incr(data: RedisData, words: Arguments) -> int:
     number = _integer(data.get(words[0], bytes) or b"0") + 1
     data.put(words[0], b"%d" % number, keep_expiry=True)
     return number
@@ -117,29 +117,29 @@ def _incr(data: Data, words: Words) -> int:
 # -- hashes -----------------------------------------------------------------------------------------------------------
 
 
-def _hash(data: Data, key: bytes) -> dict[bytes, bytes]:
+def _hash(data: RedisData, key: bytes) -> dict[bytes, bytes]:
     return data.get(key, dict) or {}
 
 
-def _hset(data: Data, words: Words) -> int:
+def _hset(data: RedisData, words: Arguments) -> int:
     if len(words) % 2 == 0:
         raise RedisError("ERR wrong number of arguments for 'hset' command")
-    found = data.make(words[0], dict)
+    found = data.get_or_create(words[0], dict)
     before = len(found)
     found.update(zip(words[1::2], words[2::2], strict=True))
     return len(found) - before
 
 
-def _hsetnx(data: Data, words: Words) -> int:
+def _hsetnx(data: RedisData, words: Arguments) -> int:
     if words[1] in _hash(data, words[0]):
         return 0
     return _hset(data, words)
 
 
-def _hdel(data: Data, words: Words) -> int:
+def _hdel(data: RedisData, words: Arguments) -> int:
     gone = [name for name in words[1:] if name in _hash(data, words[0])]
     if gone:
-        found = data.make(words[0], dict)
+        found = data.get_or_create(words[0], dict)
         for name in gone:
             found.pop(name, None)
         if not found:
@@ -150,16 +150,16 @@ def _hdel(data: Data, words: Words) -> int:
 # -- sorted sets ------------------------------------------------------------------------------------------------------
 
 
-def _zincrby(data: Data, words: Words) -> float:
-    found = data.make(words[0], SortedSet)
+def _zincrby(data: RedisData, words: Arguments) -> float:
+    found = data.get_or_create(words[0], SortedSet)
     found[words[2]] = score = found.get(words[2], 0.0) + float(words[1])
     return score
 
 
-def _zremove(data: Data, key: bytes, members: list[bytes]) -> int:
+def _zremove(data: RedisData, key: bytes, members: list[bytes]) -> int:
     gone = [member for member in members if member in (data.get(key, SortedSet) or ())]
     if gone:
-        found = data.make(key, SortedSet)
+        found = data.get_or_create(key, SortedSet)
         for member in gone:
             found.pop(member, None)
         if not found:
@@ -167,7 +167,7 @@ def _zremove(data: Data, key: bytes, members: list[bytes]) -> int:
     return len(gone)
 
 
-def _zremrangebyrank(data: Data, words: Words) -> int:
+def _zremrangebyrank(data: RedisData, words: Arguments) -> int:
     ranked = (data.get(words[0], SortedSet) or SortedSet()).ranked()
     first, last = (at + len(ranked) if at < 0 else at for at in map(_integer, words[1:3]))
     return _zremove(data, words[0], ranked[max(0, first) : last + 1] if last >= 0 else [])
@@ -176,7 +176,7 @@ def _zremrangebyrank(data: Data, words: Words) -> int:
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
-def _xadd(data: Data, words: Words) -> bytes | None:
+def _xadd(data: RedisData, words: Arguments) -> bytes | None:
     key, rest = words[0], words[1:]
     trim, about, make = None, False, True
     while rest[0].upper() in (b"NOMKSTREAM", b"MAXLEN", b"MINID"):
@@ -190,44 +190,46 @@ def _xadd(data: Data, words: Words) -> bytes | None:
     if len(rest) < 3 or len(rest) % 2 == 0:
         raise RedisError("ERR wrong number of arguments for 'xadd' command")
     check_id(rest[0])
-    found = data.get(key, Stream)
+    found = data.get(key, RedisStream)
     if found is None and not make:
         return None
-    id_ = (found.copy() if found is not None else Stream()).add(rest[0], [], data.clock())  # before anything is made
-    stream = data.make(key, Stream)
+    id_ = (found.copy() if found is not None else RedisStream()).add(
+        rest[0], [], data.clock()
+    )  # before anything is made
+    stream = data.get_or_create(key, RedisStream)
     stream.add(write_id(id_), rest[1:], data.clock())
     if trim is not None:
         stream.trim(*trim, about=about)
     return write_id(id_)
 
 
-def _range(data: Data, words: Words, *, reverse: bool) -> list[Any]:
+def _range(data: RedisData, words: Arguments, *, reverse: bool) -> list[Any]:
     if len(words) not in (3, 5):
         raise RedisError(_SYNTAX)
     count = _integer(words[4]) if len(words) == 5 else None
     start, end = (words[2], words[1]) if reverse else (words[1], words[2])
-    Stream().range(start, end, count)  # Redis reads the ids before it looks at the key
-    found = data.get(words[0], Stream)
-    return (found or Stream()).range(start, end, count, reverse=reverse)
+    RedisStream().range(start, end, count)  # Redis reads the ids before it looks at the key
+    found = data.get(words[0], RedisStream)
+    return (found or RedisStream()).range(start, end, count, reverse=reverse)
 
 
-def _xinfo(data: Data, words: Words) -> dict[bytes, Any]:
+def _xinfo(data: RedisData, words: Arguments) -> dict[bytes, Any]:
     if words[0].upper() != b"STREAM" or len(words) != 2:
         raise RedisError("ERR the model of Redis knows XINFO STREAM alone")
-    found = data.get(words[1], Stream)
+    found = data.get(words[1], RedisStream)
     if found is None:
         raise RedisError("ERR no such key")
     return {b"length": len(found.records), b"last-generated-id": write_id(found.last)}
 
 
-def _time(data: Data, _: Words) -> list[bytes]:
+def _time(data: RedisData, _: Arguments) -> list[bytes]:
     now = data.clock()
     return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
 
 
-Run = Callable[[Data, Words], Any]
+CommandFunction = Callable[[RedisData, Arguments], Any]
 
-READS: Final[dict[bytes, Run]] = {
+READS: Final[dict[bytes, CommandFunction]] = {
     b"EXISTS": _exists,
     b"GET": _get,
     b"HGET": lambda data, words: _hash(data, words[0]).get(words[1]),
@@ -242,14 +244,14 @@ READS: Final[dict[bytes, Run]] = {
     b"TTL": _left_in(1000),
     b"TYPE": _type,
     b"XINFO": _xinfo,
-    b"XLEN": lambda data, words: len((data.get(words[0], Stream) or Stream()).records),
+    b"XLEN": lambda data, words: len((data.get(words[0], RedisStream) or RedisStream()).records),
     b"XRANGE": lambda data, words: _range(data, words, reverse=False),
     b"XREVRANGE": lambda data, words: _range(data, words, reverse=True),
     b"ZCARD": lambda data, words: len(data.get(words[0], SortedSet) or ()),
     b"ZSCORE": lambda data, words: (data.get(words[0], SortedSet) or SortedSet()).get(words[1]),
 }
 
-WRITES: Final[dict[bytes, Run]] = {
+WRITES: Final[dict[bytes, CommandFunction]] = {
     b"DEL": _del,
     b"EVAL": run_script,
     b"EXPIRE": _expire_in(1000),
@@ -267,5 +269,5 @@ WRITES: Final[dict[bytes, Run]] = {
     b"ZREMRANGEBYRANK": _zremrangebyrank,
 }
 
-FEWEST: Final = {b"HMGET": 2, b"HGET": 2, b"SET": 2, b"HSET": 3, b"XADD": 4, b"EVAL": 2, b"ZREM": 2, b"TIME": 0}
+MIN_ARGUMENTS: Final = {b"HMGET": 2, b"HGET": 2, b"SET": 2, b"HSET": 3, b"XADD": 4, b"EVAL": 2, b"ZREM": 2, b"TIME": 0}
 """Words that a command has at least; of the others, one."""

@@ -4,15 +4,15 @@ import fnmatch
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tests.simulation.redis_values import RedisError, SortedSet, Stream
+from tests.simulation.redis_values import RedisError, RedisStream, SortedSet
 
-Value = bytes | dict[bytes, bytes] | SortedSet | Stream
-T = TypeVar("T", bytes, dict[bytes, bytes], SortedSet, Stream)
+Value = bytes | dict[bytes, bytes] | SortedSet | RedisStream
+T = TypeVar("T", bytes, dict[bytes, bytes], SortedSet, RedisStream)
 
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
-class Data:
+class RedisData:
     """Keys and values. `clock` gives milliseconds; `changed` is told of each key that changes, None of all of them.
 
     - A key that has expired is gone for whoever asks, and `changed` is told of that when somebody asks.
@@ -26,7 +26,7 @@ class Data:
         self._expires: dict[bytes, int] = {}
         self.journal: list[tuple[float, bytes, Value | None, int | None]] | None = None
         self.instant: Callable[[], float] = lambda: 0.0
-        self.touched: dict[bytes, None] = {}
+        self.changed_keys: dict[bytes, None] = {}
         """Keys that have changed, for whoever empties this."""
 
     def __len__(self) -> int:
@@ -58,15 +58,15 @@ class Data:
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def note(self, key: bytes) -> None:
+    def before_change(self, key: bytes) -> None:
         """The value at this key is about to be changed in place."""
         if self.journal is not None:
             before = self._values.get(key)
-            copied: Any = before.copy() if isinstance(before, dict | Stream) else before
+            copied: Any = before.copy() if isinstance(before, dict | RedisStream) else before
             if isinstance(before, SortedSet):
                 copied = SortedSet(before)
             self.journal.append((self.instant(), key, copied, self._expires.get(key)))
-        self.touched[key] = None
+        self.changed_keys[key] = None
         self._changed(key)
 
     def peek(self, key: bytes) -> Value | None:
@@ -74,25 +74,25 @@ class Data:
         return self._values.get(key)
 
     def put(self, key: bytes, value: Value, *, keep_expiry: bool = False) -> None:
-        self.note(key)
+        self.before_change(key)
         self._values[key] = value
         if not keep_expiry:
             self._expires.pop(key, None)
 
-    def make(self, key: bytes, kind: type[T]) -> T:
+    def get_or_create(self, key: bytes, kind: type[T]) -> T:
         """The value at a key, which is about to be changed, and is made where there is none."""
         found = self.get(key, kind)
         if found is None:
             found = kind()
             self.put(key, found)
         else:
-            self.note(key)
+            self.before_change(key)
         return found
 
     def delete(self, key: bytes) -> None:
         """Also for what has expired."""
         if key in self._values:
-            self.note(key)
+            self.before_change(key)
             del self._values[key]
             self._expires.pop(key, None)
 
@@ -103,7 +103,7 @@ class Data:
         return there
 
     def expire_at(self, key: bytes, milliseconds: int | None) -> None:
-        self.note(key)
+        self.before_change(key)
         if milliseconds is None:
             self._expires.pop(key, None)
         elif milliseconds <= self.clock():
@@ -119,17 +119,17 @@ class Data:
 
     def clear(self) -> None:
         for key in list(self._values):
-            self.note(key)
+            self.before_change(key)
         self._values.clear()
         self._expires.clear()
         self._changed(None)
 
-    def lose_since(self, instant: float) -> None:
+    def roll_back_to(self, instant: float) -> None:
         """Goes back to what it held then; nobody is told."""
         assert self.journal is not None
         while self.journal and self.journal[-1][0] > instant:
             _, key, value, expires = self.journal.pop()
-            self.touched[key] = None
+            self.changed_keys[key] = None
             self._values.pop(key, None)
             self._expires.pop(key, None)
             if value is not None:

@@ -13,10 +13,10 @@ from typing import Any, Final
 import hiredis
 
 from tests.simulation.clock import CLOCK, EPOCH
-from tests.simulation.loop import Loop, Process
-from tests.simulation.network import End, Wire
-from tests.simulation.redis_commands import FEWEST, OK, READS, WRITES, Status
-from tests.simulation.redis_data import Data
+from tests.simulation.loop import SimulatedProcess, VirtualLoop
+from tests.simulation.network import Wire, WireEnd
+from tests.simulation.redis_commands import MIN_ARGUMENTS, OK, READS, WRITES, Status
+from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
 
 _INCOMPLETE: Final = object()
@@ -36,30 +36,30 @@ class RedisModel:
     """
 
     def __init__(
-        self, loop: Loop, random: Random, *,
-        observe: "Callable[[Connection, list[bytes]], object]" = lambda _, __: None,
+        self, loop: VirtualLoop, random: Random, *,
+        observe: "Callable[[ModelConnection, list[bytes]], object]" = lambda _, __: None,
     ) -> None:  # fmt: skip
-        self.process = Process("redis")
-        self.data = Data(self._milliseconds, self._changed)
+        self.process = SimulatedProcess("redis")
+        self.data = RedisData(self._milliseconds, self._changed)
         self.data.instant = lambda: CLOCK.now
         self.read_only = False
         self.replicas = 0
         self.offset = 0.0
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, ModelConnection] = {}
         self.loop = loop
         self.random = random
         self.observe = observe
-        self.after: Callable[[], object] = lambda: None
+        self.on_commands_applied: Callable[[], object] = lambda: None
         self.modified: dict[bytes, None] = {}
         self._number = 0
-        self._channels: dict[bytes, dict[int, Connection]] = {}
+        self._channels: dict[bytes, dict[int, ModelConnection]] = {}
 
     def _milliseconds(self) -> int:
         return int((EPOCH + CLOCK.now + self.offset) * 1000)
 
-    def accept(self) -> "Connection":
+    def accept(self) -> "ModelConnection":
         self._number += 1
-        return Connection(self, self._number)
+        return ModelConnection(self, self._number)
 
     def start(self) -> None:
         """From now on, what has expired goes by and by."""
@@ -67,8 +67,8 @@ class RedisModel:
 
     def _expire(self) -> None:
         self.data.expire_some(lambda _: self.random.random() < 0.5)
-        self.after()
-        self.tell_changes()
+        self.on_commands_applied()
+        self.send_invalidations()
         self.start()
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ class RedisModel:
         self.modified.clear()
         for connection in self.connections.values():
             if connection.prefixes:
-                connection.say(Push([b"invalidate", None]))
+                connection.send_push(Push([b"invalidate", None]))
 
-    def tell_changes(self) -> None:
+    def send_invalidations(self) -> None:
         """Tells of the changes since the last time, in one message for each prefix."""
         if not self.modified:
             return
@@ -92,24 +92,24 @@ class RedisModel:
             for prefix in connection.prefixes:
                 keys = [key for key in modified if key.startswith(prefix)]
                 if keys:
-                    connection.say(Push([b"invalidate", keys]))
+                    connection.send_push(Push([b"invalidate", keys]))
 
     def publish(self, channel: bytes, payload: bytes) -> int:
         receivers = list(self._channels.get(channel, {}).values())
         for receiver in receivers:
-            receiver.say(Push([b"message", channel, payload]))
+            receiver.send_push(Push([b"message", channel, payload]))
         return len(receivers)
 
-    def subscribe(self, channel: bytes, connection: "Connection") -> None:
+    def subscribe(self, channel: bytes, connection: "ModelConnection") -> None:
         self._channels.setdefault(channel, {})[connection.number] = connection
 
-    def gone(self, connection: "Connection") -> None:
+    def disconnected(self, connection: "ModelConnection") -> None:
         self.connections.pop(connection.number, None)
         for receivers in self._channels.values():
             receivers.pop(connection.number, None)
 
 
-class Connection(asyncio.Protocol):
+class ModelConnection(asyncio.Protocol):
     """One client of the server."""
 
     def __init__(self, server: RedisModel, number: int) -> None:
@@ -124,20 +124,20 @@ class Connection(asyncio.Protocol):
 
     @property
     def wire(self) -> Wire | None:
-        return self._transport.wire if isinstance(self._transport, End) else None
+        return self._transport.wire if isinstance(self._transport, WireEnd) else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self.server.connections[self.number] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.server.gone(self)
+        self.server.disconnected(self)
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        self._go_on()
+        self._process_commands()
 
-    def _go_on(self) -> None:
+    def _process_commands(self) -> None:
         if self._blocked:
             return
         server = self.server
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
                 reply = self._apply(words)
             except RedisError as error:
                 reply = error
-            server.after()
+            server.on_commands_applied()
             if reply is _BLOCKED:
                 break
             self._out.append(encode(reply))
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
                 server.loop.call_soon(self._unblock)
                 break
         self._flush()
-        server.tell_changes()
+        server.send_invalidations()
 
     def _flush(self) -> None:
         if self._out:
@@ -168,9 +168,9 @@ class Connection(asyncio.Protocol):
 
     def _unblock(self) -> None:
         self._blocked = False
-        self._go_on()
+        self._process_commands()
 
-    def say(self, push: Push) -> None:
+    def send_push(self, push: Push) -> None:
         self._out.append(encode(push))
         self._flush()
 
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
         if run is None and (run := WRITES.get(name)) is not None and self.server.read_only:
             raise RedisError("READONLY You can't write against a read only replica.")
         if run is not None:
-            if len(rest) < FEWEST.get(name, 1):
+            if len(rest) < MIN_ARGUMENTS.get(name, 1):
                 raise RedisError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
             return run(self.server.data, rest)
         own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
@@ -223,7 +223,7 @@ class Connection(asyncio.Protocol):
             self.channels[channel] = None
             self.server.subscribe(channel, self)
             self._out.append(encode(Push([b"subscribe", channel, len(self.channels)])))
-        return _NOTHING
+        return _NO_REPLY
 
     def _publish(self, rest: list[bytes]) -> int:
         return self.server.publish(rest[0], rest[1])
@@ -248,10 +248,10 @@ class Connection(asyncio.Protocol):
         if self.server.replicas >= wanted:
             return self.server.replicas
         self._blocked = True
-        self.server.loop.call_later(timeout / 1000, self._waited)
+        self.server.loop.call_later(timeout / 1000, self._on_wait_done)
         return _BLOCKED
 
-    def _waited(self) -> None:
+    def _on_wait_done(self) -> None:
         self._out.append(encode(self.server.replicas))
         self._unblock()
 
@@ -272,11 +272,11 @@ def _no_overlap(added: list[bytes], known: list[bytes]) -> None:
                 )
 
 
-class _Nothing:
+class _NoReply:
     """No reply beside what was said already."""
 
 
-_NOTHING: Final = _Nothing()
+_NO_REPLY: Final = _NoReply()
 
 
 def encode(reply: Any) -> bytes:
@@ -307,4 +307,4 @@ def _encode(reply: Any) -> Iterator[bytes]:
         for part in reply:
             yield from _encode(part)
     else:
-        assert isinstance(reply, _Nothing), reply
+        assert isinstance(reply, _NoReply), reply

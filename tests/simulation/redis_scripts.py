@@ -7,31 +7,31 @@ run each against the real server.
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.core.quota.rate_limit import Ledger, Quota, Step
+from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import inflight_leases as flights
 from router.shared import rate_limits as limits
 from router.shared import scripts
 from router.store import entry_store as store
-from tests.simulation.redis_data import Data
+from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
 
-Script = Callable[[Data, bytes, list[bytes]], Any]
+ScriptFunction = Callable[[RedisData, bytes, list[bytes]], Any]
 _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}
 
 
 class LedgerText(bytes):
     """What a tenant uses, where Redis has JSON."""
 
-    ledger: Ledger
+    ledger: TenantUsage
 
 
-def _delete_if_same(data: Data, key: bytes, words: list[bytes]) -> int:
+def _delete_if_same(data: RedisData, key: bytes, words: list[bytes]) -> int:
     if data.get(key, bytes) != words[0]:
         return 0
     return int(data.remove(key))
 
 
-def _replace_if_same(data: Data, key: bytes, words: list[bytes]) -> Any:
+def _replace_if_same(data: RedisData, key: bytes, words: list[bytes]) -> Any:
     found = data.get(key, bytes)
     if found is not None and found != words[0]:
         return found
@@ -40,56 +40,66 @@ def _replace_if_same(data: Data, key: bytes, words: list[bytes]) -> Any:
     return 1
 
 
-def _renew(data: Data, key: bytes, words: list[bytes]) -> int:
+def _renew(data: RedisData, key: bytes, words: list[bytes]) -> int:
     if data.get(key, bytes) != words[0]:
         return 0
     data.expire_at(key, data.clock() + int(words[1]))
     return 1
 
 
-def _write(data: Data, key: bytes, words: list[bytes]) -> int:
+def _write(data: RedisData, key: bytes, words: list[bytes]) -> int:
     data.put(key, dict(zip(words[1::2], words[2::2], strict=True)))
     data.expire_at(key, data.clock() + int(words[0]))
     return 1
 
 
-def _delete_if_unchanged(data: Data, key: bytes, words: list[bytes]) -> int:
+def _delete_if_unchanged(data: RedisData, key: bytes, words: list[bytes]) -> int:
     there = data.get(key, dict) or {}
     if [there.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
         return 0
     return int(data.remove(key))
 
 
-def _limit(data: Data, key: bytes, words: list[bytes]) -> list[int]:
+def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     process, ask, done, working, spent, requests, tokens, concurrent, lease, now = words
     at = int(now) if now else data.clock()
     found = data.find(key)
     # A copy of the state, since what stands there may be needed again.
     text = LedgerText(b"ledger")
-    text.ledger = Ledger()
+    text.ledger = TenantUsage()
     if isinstance(found, LedgerText):
-        for name in Ledger.__slots__:
+        for name in TenantUsage.__slots__:
             value = getattr(found.ledger, name)
             setattr(text.ledger, name, value.copy() if isinstance(value, list | dict) else value)
-    step = Step(process=process.decode(), ask=ask == b"1", done=int(done), working=_optional(working), spent=int(spent))
+    step = UsageUpdate(
+        process=process.decode(),
+        acquire=ask == b"1",
+        released=int(done),
+        running=_optional(working),
+        tokens_used=int(spent),
+    )
     quota = Quota(
         requests_per_minute=_optional(requests), tokens_per_minute=_optional(tokens),
         concurrent_requests=_optional(concurrent),
     )  # fmt: skip
-    allowance = text.ledger.step(quota, step, at, int(lease))
+    allowance = text.ledger.apply(quota, step, at, int(lease))
     data.put(key, text)
-    data.expire_at(key, data.clock() + max(limits.LEASE, 60_000) + 1000 + allowance.tokens_reset)
+    data.expire_at(key, data.clock() + max(limits.RUNNING_LEASE_MS, 60_000) + 1000 + allowance.tokens_reset_ms)
     return [
-        _REFUSED[allowance.refused], allowance.wait, allowance.requests_left, allowance.requests_reset,
-        allowance.tokens_left, allowance.tokens_reset,
-    ]  # fmt: skip
+        _REFUSED[allowance.exceeded],
+        allowance.retry_after_ms,
+        allowance.requests_remaining,
+        allowance.requests_reset_ms,
+        allowance.tokens_remaining,
+        allowance.tokens_reset_ms,
+    ]
 
 
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
 
-def _text_in(packed: bytes) -> bytes:
+def _script_text(packed: bytes) -> bytes:
     """The text of the script in a packed EVAL."""
     head, _, rest = packed.partition(b"EVAL\r\n$")
     length, _, text = rest.partition(b"\r\n")
@@ -97,17 +107,17 @@ def _text_in(packed: bytes) -> bytes:
     return text[: int(length)].replace(b"%%", b"%")
 
 
-SCRIPTS: Final[dict[bytes, Script]] = {
+SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     scripts.DELETE_IF_SAME.encode(): _delete_if_same,
     scripts.REPLACE_IF_SAME.encode(): _replace_if_same,
-    _text_in(flights._RENEW): _renew,
-    store._WRITE.encode(): _write,
-    store._DELETE_IF_UNCHANGED.encode(): _delete_if_unchanged,
-    limits.SCRIPT.encode(): _limit,
+    _script_text(flights._RENEW): _renew,
+    store._WRITE_SCRIPT.encode(): _write,
+    store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
+    limits.UPDATE_SCRIPT.encode(): _limit,
 }
 
 
-def run_script(data: Data, words: list[bytes]) -> Any:
+def run_script(data: RedisData, words: list[bytes]) -> Any:
     """EVAL: the text, 1, the key, and the arguments."""
     script = SCRIPTS.get(words[0])
     if script is None:

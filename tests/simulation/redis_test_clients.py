@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 import hiredis
 
-from router.net.redis.commands import pack
+from router.net.redis.commands import encode_command
 from tests.simulation.clock import CLOCK
-from tests.simulation.loop import Loop, new_loop
+from tests.simulation.loop import VirtualLoop, new_loop
 from tests.simulation.redis_model import RedisModel
 
 _INCOMPLETE: Final = object()
@@ -18,15 +18,15 @@ _HELLO: Final = ("HELLO", 3)
 Command = tuple[Any, ...]
 
 
-class Speaker(Protocol):
+class RedisTestClient(Protocol):
     """A connection in RESP3. `pushes`: what came unasked, in order."""
 
     pushes: list[Any]
 
-    def say(self, *commands: Command) -> list[Any]:
+    def send_commands(self, *commands: Command) -> list[Any]:
         """Sends commands at once; a reply for each, errors as their text."""
 
-    def listen(self) -> None:
+    def read_pushes(self) -> None:
         """Takes what has come unasked."""
 
     def subscribe(self, channel: str) -> None: ...
@@ -55,10 +55,10 @@ class _Replies:
 
 def _subscription(channel: str) -> bytes:
     """A subscription, which is answered by a push, and behind it what has a reply."""
-    return pack(("SUBSCRIBE", channel)) + pack(("PING",))
+    return encode_command(("SUBSCRIBE", channel)) + encode_command(("PING",))
 
 
-class RealSpeaker:
+class RealRedisClient:
     """A connection to a redis-server's Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -67,10 +67,10 @@ class RealSpeaker:
         self._socket.connect(path)
         self._replies = _Replies()
         self.pushes = self._replies.pushes
-        self.say(_HELLO)
+        self.send_commands(_HELLO)
 
-    def say(self, *commands: Command) -> list[Any]:
-        return self._send(b"".join(map(pack, commands)), len(commands))
+    def send_commands(self, *commands: Command) -> list[Any]:
+        return self._send(b"".join(map(encode_command, commands)), len(commands))
 
     def _send(self, data: bytes, wanted: int) -> list[Any]:
         self._socket.sendall(data)
@@ -81,27 +81,27 @@ class RealSpeaker:
     def subscribe(self, channel: str) -> None:
         self._send(_subscription(channel), 1)
 
-    def listen(self) -> None:
+    def read_pushes(self) -> None:
         """What was said to others before this is told before the answer to it."""
-        self.say(("PING",))
+        self.send_commands(("PING",))
 
     def close(self) -> None:
         self._socket.close()
 
 
-class ModelSpeaker:
+class ModelRedisClient:
     """A connection to the model."""
 
-    def __init__(self, loop: Loop, server: RedisModel) -> None:
+    def __init__(self, loop: VirtualLoop, server: RedisModel) -> None:
         self._loop = loop
         self._replies = _Replies()
         self.pushes = self._replies.pushes
         self._connection = server.accept()
         self._connection.connection_made(_Transport(self._replies))
-        self.say(_HELLO)
+        self.send_commands(_HELLO)
 
-    def say(self, *commands: Command) -> list[Any]:
-        return self._send(b"".join(map(pack, commands)))
+    def send_commands(self, *commands: Command) -> list[Any]:
+        return self._send(b"".join(map(encode_command, commands)))
 
     def _send(self, data: bytes) -> list[Any]:
         self._connection.data_received(data)
@@ -111,8 +111,8 @@ class ModelSpeaker:
     def subscribe(self, channel: str) -> None:
         self._send(_subscription(channel))
 
-    def listen(self) -> None:
-        self.say(("PING",))
+    def read_pushes(self) -> None:
+        self.send_commands(("PING",))
 
     def close(self) -> None:
         self._connection.connection_lost(None)
@@ -127,17 +127,17 @@ class _Transport(asyncio.Transport):
         self._replies.feed(data)
 
 
-class Both:
+class ClientFactory:
     """Gives connections to one server: the real one at a path, or a model."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._loop = new_loop(Random(1))
         self._model = RedisModel(self._loop, Random(1))
-        self._open: list[RealSpeaker | ModelSpeaker] = []
+        self._open: list[RealRedisClient | ModelRedisClient] = []
 
-    def speaker(self) -> RealSpeaker | ModelSpeaker:
-        new = RealSpeaker(self._path) if self._path is not None else ModelSpeaker(self._loop, self._model)
+    def connect(self) -> RealRedisClient | ModelRedisClient:
+        new = RealRedisClient(self._path) if self._path is not None else ModelRedisClient(self._loop, self._model)
         self._open.append(new)
         return new
 

@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-Id = tuple[int, int]
+StreamId = tuple[int, int]
 """Of a stream's record: milliseconds and a number."""
 
-LAST: Final = (1 << 64) - 1
-_NODE: Final = 100  # records of a stream's node (stream-node-max-entries): `~` trims whole nodes
+MAX_SEQUENCE_NUMBER: Final = (1 << 64) - 1
+_NODE_SIZE: Final = 100  # records of a stream's node (stream-node-max-entries): `~` trims whole nodes
 
 
 class RedisError(Exception):
@@ -20,21 +20,21 @@ class SortedSet(dict[bytes, float]):
         return sorted(self, key=lambda member: (self[member], member))
 
 
-class Stream:
+class RedisStream:
     """Records in the order of their ids. `last`: the last id that was given, though its record may be gone."""
 
     __slots__ = ("last", "records")
 
     def __init__(self) -> None:
-        self.last: Id = (0, 0)
-        self.records: list[tuple[Id, list[bytes]]] = []
+        self.last: StreamId = (0, 0)
+        self.records: list[tuple[StreamId, list[bytes]]] = []
 
-    def copy(self) -> "Stream":
-        copied = Stream()
+    def copy(self) -> "RedisStream":
+        copied = RedisStream()
         copied.last, copied.records = self.last, list(self.records)
         return copied
 
-    def add(self, wanted: bytes, fields: list[bytes], now: int) -> Id:
+    def add(self, wanted: bytes, fields: list[bytes], now: int) -> StreamId:
         """Adds a record; `now` in milliseconds."""
         id_ = self._next(wanted, now)
         if id_ <= self.last:
@@ -43,7 +43,7 @@ class Stream:
         self.records.append((id_, fields))
         return id_
 
-    def _next(self, wanted: bytes, now: int) -> Id:
+    def _next(self, wanted: bytes, now: int) -> StreamId:
         last, number = self.last
         if wanted == b"*":
             return (now, 0) if now > last else (last, number + 1)
@@ -61,24 +61,24 @@ class Stream:
             first = read_id(threshold, 0)
             gone = next((at for at, (id_, _) in enumerate(self.records) if id_ >= first), len(self.records))
         if about:
-            gone -= gone % _NODE
+            gone -= gone % _NODE_SIZE
         del self.records[:gone]
         return gone
 
     def range(self, start: bytes, end: bytes, count: int | None, *, reverse: bool = False) -> list[Any]:
         """The records between two ids, as replies have them."""
-        low, high = _bound(start, 0), _bound(end, LAST)
+        low, high = _bound(start, 0), _bound(end, MAX_SEQUENCE_NUMBER)
         if start.startswith(b"("):
-            low = (low[0], low[1] + 1) if low[1] < LAST else (low[0] + 1, 0)
+            low = (low[0], low[1] + 1) if low[1] < MAX_SEQUENCE_NUMBER else (low[0] + 1, 0)
         if end.startswith(b"("):
-            high = (high[0], high[1] - 1) if high[1] else (high[0] - 1, LAST)
+            high = (high[0], high[1] - 1) if high[1] else (high[0] - 1, MAX_SEQUENCE_NUMBER)
         found = [[write_id(id_), fields] for id_, fields in self.records if low <= id_ <= high]
         if reverse:
             found.reverse()
         return found if count is None else found[:count]
 
 
-def read_id(text: bytes, rest: int) -> Id:
+def read_id(text: bytes, rest: int) -> StreamId:
     """An id; `rest` is the number of one that has none."""
     milliseconds, dash, number = text.partition(b"-")
     return _number(milliseconds), _number(number) if dash else rest
@@ -90,15 +90,15 @@ def check_id(wanted: bytes) -> None:
         raise RedisError("ERR The ID specified in XADD must be greater than 0-0")
 
 
-def write_id(id_: Id) -> bytes:
+def write_id(id_: StreamId) -> bytes:
     return b"%d-%d" % id_
 
 
-def _bound(text: bytes, rest: int) -> Id:
+def _bound(text: bytes, rest: int) -> StreamId:
     if text == b"-":
         return (0, 0)
     if text == b"+":
-        return (LAST, LAST)
+        return (MAX_SEQUENCE_NUMBER, MAX_SEQUENCE_NUMBER)
     return read_id(text.removeprefix(b"("), rest)
 
 

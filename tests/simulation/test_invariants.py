@@ -6,7 +6,15 @@ import pytest
 
 from tests.simulation import invariants
 from tests.simulation.clock import CLOCK
-from tests.simulation.history import FOREVER, Asked, Ending, Fault, Generation, History, Purge
+from tests.simulation.history import (
+    FOREVER,
+    Ending,
+    FaultRecord,
+    History,
+    RequestRecord,
+    SimulatedGeneration,
+    SimulatedPurge,
+)
 from tests.simulation.invariants import check
 
 
@@ -17,8 +25,8 @@ def _at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def generation(history: History, question: int = 1, *, begun: float = 0.0, ended: float = 1.0, tokens: int = 3) -> int:
     CLOCK.now = begun
-    made = Generation(len(history.generations) + 1, question, "r1", "e1", tokens, True)
-    made.ended, made.how = ended, "whole"
+    made = SimulatedGeneration(len(history.generations) + 1, question, "r1", "e1", tokens, True)
+    made.ended, made.outcome = ended, "whole"
     history.generations.append(made)
     return made.number
 
@@ -26,9 +34,9 @@ def generation(history: History, question: int = 1, *, begun: float = 0.0, ended
 def asked(
     history: History, of: int, ats: list[int], *, begun: float = 0.0, ended: float = 1.0, done: bool = True,
     question: int = 1, tenant: str = "acme", cache: str = "MISS", stream: bool = True, ending: Ending = "complete",
-) -> Asked:  # fmt: skip
+) -> RequestRecord:  # fmt: skip
     CLOCK.now = begun
-    made = Asked(len(history.asked) + 1, tenant, question, "r1", stream)
+    made = RequestRecord(len(history.requests) + 1, tenant, question, "r1", stream)
     made.status, made.cache, made.ending, made.ended = 200, cache, ending, ended
     words = [f"g{of}.{at} " for at in ats]
     if stream:
@@ -38,13 +46,13 @@ def asked(
         ] * done
     else:
         made.body = [json.dumps({"choices": [{"message": {"content": "".join(words)}}]}).encode()]
-    history.asked.append(made)
+    history.requests.append(made)
     return made
 
 
-def purged(history: History, begun: float, returned: float, question: int | None = None) -> Purge:
+def purged(history: History, begun: float, returned: float, question: int | None = None) -> SimulatedPurge:
     CLOCK.now = begun
-    made = Purge(len(history.purges) + 1, None, question)
+    made = SimulatedPurge(len(history.purges) + 1, None, question)
     made.returned = returned
     history.purges.append(made)
     return made
@@ -52,7 +60,7 @@ def purged(history: History, begun: float, returned: float, question: int | None
 
 def failed(history: History, begun: float, ended: float, *, breaks: bool = True, leases: int = 1) -> None:
     CLOCK.now = begun
-    history.faults.append(Fault("kill", "r1", ended, breaks=breaks, leases=leases))
+    history.faults.append(FaultRecord("kill", "r1", ended, breaks=breaks, leases=leases))
 
 
 def number_of(wrong: list[str]) -> list[str]:
@@ -89,7 +97,7 @@ def test_the_answer_to_another_question_or_to_another_tenant_is_found(history: H
     one = generation(history)
     asked(history, one, [0, 1, 2], question=2)
     assert number_of(check(history)) == ["1"]
-    history.asked.clear()
+    history.requests.clear()
     asked(history, one, [0, 1, 2], tenant="acme")
     asked(history, one, [0, 1, 2], tenant="beta")
     assert number_of(check(history)) == ["1"]
@@ -104,11 +112,11 @@ def test_bytes_that_no_engine_said_are_found(history: History) -> None:
 def test_what_was_purged_before_a_request_began_is_found(history: History) -> None:
     one = generation(history, begun=0.0, ended=3.0)
     purge = purged(history, 0.5, 0.6)
-    asked(history, one, [0, 1, 2], begun=0.6 + invariants.DELTA + 0.1, ended=3.0, cache="COALESCED")
+    asked(history, one, [0, 1, 2], begun=0.6 + invariants.PURGE_DELAY + 0.1, ended=3.0, cache="COALESCED")
     assert number_of(check(history)) == ["2"]
-    purge.kept = False  # it was lost with the server that took it
+    purge.recorded = False  # it was lost with the server that took it
     assert check(history) == []
-    purge.kept, purge.question = True, 2  # it was about something else
+    purge.recorded, purge.question = True, 2  # it was about something else
     assert check(history) == []
 
 
@@ -123,7 +131,7 @@ def test_a_request_that_waits_for_nothing_is_found(history: History) -> None:
     one = generation(history, ended=1.0)
     got = asked(history, one, [0], ended=FOREVER, done=False, ending="")
     assert number_of(check(history)) == ["3"]
-    got.ended = 1.0 + invariants.LEASE + invariants.ENDING_DELTA - 0.1
+    got.ended = 1.0 + invariants.LEASE + invariants.ENDING_DELAY - 0.1
     assert check(history) == []
 
 
@@ -156,7 +164,7 @@ def test_generations_of_two_tenants_at_once_are_as_they_should_be(history: Histo
 def test_a_hit_that_redis_has_not_had_for_over_a_second_is_found(history: History) -> None:
     one = generation(history, ended=0.5)
     history.entries["acme", 1] = [(0.5, one), (1.0, 0)]
-    asked(history, one, [0, 1, 2], begun=1.0 + invariants.DELTA - 0.1, ended=2.0, cache="HIT")
+    asked(history, one, [0, 1, 2], begun=1.0 + invariants.PURGE_DELAY - 0.1, ended=2.0, cache="HIT")
     assert check(history) == []
-    asked(history, one, [0, 1, 2], begun=1.0 + invariants.DELTA + 0.1, ended=2.2, cache="HIT")
+    asked(history, one, [0, 1, 2], begun=1.0 + invariants.PURGE_DELAY + 0.1, ended=2.2, cache="HIT")
     assert number_of(check(history)) == ["5"]

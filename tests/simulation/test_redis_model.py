@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.redis_keys import PURGES
-from router.core.quota.rate_limit import Quota, Step
-from router.shared.rate_limits import command, read
+from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.core.quota.rate_limit import Quota, UsageUpdate
+from router.shared.rate_limits import decode_status, update_command
 from tests.simulation.redis_scripts import SCRIPTS
-from tests.simulation.redis_test_clients import Both, ModelSpeaker, RealSpeaker
+from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
 from tests.support.redis_process import RedisServer
 
 KEYS = ["rh:1:a", "rh:1:b", "rh:1:ab"]
@@ -32,9 +32,9 @@ def real() -> Iterator[str]:
 
 
 @pytest.fixture(params=["real", "model"])
-def both(request: pytest.FixtureRequest, real: str) -> Iterator[Both]:
-    found = Both(real if request.param == "real" else None)
-    found.speaker().say(("FLUSHALL",))
+def both(request: pytest.FixtureRequest, real: str) -> Iterator[ClientFactory]:
+    found = ClientFactory(real if request.param == "real" else None)
+    found.connect().send_commands(("FLUSHALL",))
     yield found
     found.close()
 
@@ -69,118 +69,124 @@ commands = st.one_of(
 @given(said=st.lists(commands, max_size=12))
 def test_whatever_is_said_the_replies_and_what_is_told_of_changes_are_the_same(said: list[Any], real: str) -> None:
     heard = []
-    for one in (Both(real), Both(None)):
-        speaker, listener = one.speaker(), one.speaker()
-        speaker.say(("FLUSHALL",))
-        listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:a", "PREFIX", "rh:1:b"))
+    for one in (ClientFactory(real), ClientFactory(None)):
+        speaker, listener = one.connect(), one.connect()
+        speaker.send_commands(("FLUSHALL",))
+        listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:a", "PREFIX", "rh:1:b"))
         replies = []
         for command_ in said:  # each alone, so that both servers tell of its changes at once
-            replies += speaker.say(command_)
-            listener.listen()
-        heard.append((replies, sorted(map(repr, listener.pushes)), speaker.say(*[("TYPE", key) for key in KEYS])))
+            replies += speaker.send_commands(command_)
+            listener.read_pushes()
+        heard.append(
+            (replies, sorted(map(repr, listener.pushes)), speaker.send_commands(*[("TYPE", key) for key in KEYS]))
+        )
         one.close()
     assert heard[0] == heard[1]
 
 
-def test_what_changes_within_one_batch_is_told_in_one_message(both: Both) -> None:
-    listener, speaker = both.speaker(), both.speaker()
-    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    speaker.say(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
-    listener.listen()
+def test_what_changes_within_one_batch_is_told_in_one_message(both: ClientFactory) -> None:
+    listener, speaker = both.connect(), both.connect()
+    listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    speaker.send_commands(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
+    listener.read_pushes()
     assert told(listener) == {b"rh:1:a", b"rh:1:b"}
 
 
-def told(listener: RealSpeaker | ModelSpeaker) -> set[bytes]:
+def told(listener: RealRedisClient | ModelRedisClient) -> set[bytes]:
     return {key for kind, keys in listener.pushes if kind == b"invalidate" for key in keys}
 
 
-def test_an_emptied_server_tells_that_everything_has_changed(both: Both) -> None:
-    listener, speaker = both.speaker(), both.speaker()
-    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    speaker.say(("SET", "rh:1:a", "1"), ("FLUSHALL",))
-    listener.listen()
+def test_an_emptied_server_tells_that_everything_has_changed(both: ClientFactory) -> None:
+    listener, speaker = both.connect(), both.connect()
+    listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    speaker.send_commands(("SET", "rh:1:a", "1"), ("FLUSHALL",))
+    listener.read_pushes()
     assert [b"invalidate", None] in listener.pushes
 
 
-def test_prefixes_of_which_one_begins_another_are_refused(both: Both) -> None:
-    (refused,) = both.speaker().say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:", "PREFIX", "rh:1:a"))
+def test_prefixes_of_which_one_begins_another_are_refused(both: ClientFactory) -> None:
+    (refused,) = both.connect().send_commands(
+        ("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:", "PREFIX", "rh:1:a")
+    )
     assert "overlaps with another provided prefix 'rh:1:a'" in refused
 
 
-def test_what_is_published_is_counted_and_comes_to_those_who_subscribed(both: Both) -> None:
-    listener, speaker = both.speaker(), both.speaker()
-    assert speaker.say(("PUBLISH", "c", "nobody")) == [0]
+def test_what_is_published_is_counted_and_comes_to_those_who_subscribed(both: ClientFactory) -> None:
+    listener, speaker = both.connect(), both.connect()
+    assert speaker.send_commands(("PUBLISH", "c", "nobody")) == [0]
     listener.subscribe("c")
-    assert speaker.say(("PUBLISH", "c", "one")) == [1]
-    listener.listen()
+    assert speaker.send_commands(("PUBLISH", "c", "one")) == [1]
+    listener.read_pushes()
     assert listener.pushes == [[b"subscribe", b"c", 1], [b"message", b"c", b"one"]]
 
 
-def test_what_has_expired_is_gone_and_told_of_once_somebody_looks(both: Both) -> None:
-    listener, speaker = both.speaker(), both.speaker()
-    listener.say(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    assert speaker.say(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
+def test_what_has_expired_is_gone_and_told_of_once_somebody_looks(both: ClientFactory) -> None:
+    listener, speaker = both.connect(), both.connect()
+    listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
+    assert speaker.send_commands(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
         b"OK",
         1,
         None,
     ]
-    listener.listen()
+    listener.read_pushes()
     assert told(listener) == {b"rh:1:a"}
 
 
-def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_has_it(both: Both) -> None:
-    speaker = both.speaker()
-    speaker.say(("SET", "a", "1", "PX", LONG), ("SET", "a", "2"), ("XADD", "s", "1-0", "f", "v"), ("EXPIRE", "s", LONG))
-    speaker.say(
+def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_has_it(both: ClientFactory) -> None:
+    speaker = both.connect()
+    speaker.send_commands(
+        ("SET", "a", "1", "PX", LONG), ("SET", "a", "2"), ("XADD", "s", "1-0", "f", "v"), ("EXPIRE", "s", LONG)
+    )
+    speaker.send_commands(
         ("XADD", "s", "2-0", "f", "v"), ("HSET", "h", "f", "v"), ("PEXPIRE", "h", LONG), ("HSET", "h", "f", "w")
     )
-    ttl_a, ttl_s, ttl_h = speaker.say(("PTTL", "a"), ("TTL", "s"), ("PTTL", "h"))
+    ttl_a, ttl_s, ttl_h = speaker.send_commands(("PTTL", "a"), ("TTL", "s"), ("PTTL", "h"))
     assert (ttl_a, ttl_s) == (-1, LONG)
     assert 0 < ttl_h <= LONG
 
 
-def test_an_id_that_redis_gives_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(both: Both) -> None:
-    speaker = both.speaker()
-    speaker.say(("XADD", "s", "9999999999999-5", "f", "v"))
-    assert speaker.say(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
-    speaker.say(("DEL", "s"))
-    (id_,) = speaker.say(("XADD", "s", "*", "f", "v"))
+def test_an_id_that_redis_gives_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(both: ClientFactory) -> None:
+    speaker = both.connect()
+    speaker.send_commands(("XADD", "s", "9999999999999-5", "f", "v"))
+    assert speaker.send_commands(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
+    speaker.send_commands(("DEL", "s"))
+    (id_,) = speaker.send_commands(("XADD", "s", "*", "f", "v"))
     assert id_ < b"9999999999999"
 
 
-def test_a_record_may_be_trimmed_in_the_command_that_adds_it(both: Both) -> None:
-    speaker = both.speaker()
+def test_a_record_may_be_trimmed_in_the_command_that_adds_it(both: ClientFactory) -> None:
+    speaker = both.connect()
     for number in range(1, 5):
-        speaker.say(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
-    assert speaker.say(("XRANGE", "s", "-", "+")) == [[[b"3-0", [b"f", b"3"]], [b"4-0", [b"f", b"4"]]]]
-    speaker.say(("XADD", "s", "MAXLEN", "~", 1, "5-0", "f", "v"))
-    assert speaker.say(("XLEN", "s")) == [3]
+        speaker.send_commands(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
+    assert speaker.send_commands(("XRANGE", "s", "-", "+")) == [[[b"3-0", [b"f", b"3"]], [b"4-0", [b"f", b"4"]]]]
+    speaker.send_commands(("XADD", "s", "MAXLEN", "~", 1, "5-0", "f", "v"))
+    assert speaker.send_commands(("XLEN", "s")) == [3]
 
 
-def test_a_scan_that_goes_on_to_its_end_finds_every_key(both: Both) -> None:
-    speaker = both.speaker()
-    speaker.say(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
+def test_a_scan_that_goes_on_to_its_end_finds_every_key(both: ClientFactory) -> None:
+    speaker = both.connect()
+    speaker.send_commands(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
     found, cursor = set(), b"0"
     while True:
-        ((cursor, keys),) = speaker.say(("SCAN", cursor, "MATCH", "rh:1:*", "COUNT", 7))
+        ((cursor, keys),) = speaker.send_commands(("SCAN", cursor, "MATCH", "rh:1:*", "COUNT", 7))
         found |= set(keys)
         if cursor == b"0":
             break
     assert found == {f"rh:1:{number}".encode() for number in range(30)}
 
 
-def test_waiting_for_a_replica_that_there_is_not_holds_up_this_connection_alone(both: Both) -> None:
-    first = both.speaker()
-    assert first.say(("WAIT", 0, 50)) == [0]
+def test_waiting_for_a_replica_that_there_is_not_holds_up_this_connection_alone(both: ClientFactory) -> None:
+    first = both.connect()
+    assert first.send_commands(("WAIT", 0, 50)) == [0]
 
 
-def test_the_server_says_what_it_is(both: Both) -> None:
-    role, ping = both.speaker().say(("ROLE",), ("PING",))
+def test_the_server_says_what_it_is(both: ClientFactory) -> None:
+    role, ping = both.connect().send_commands(("ROLE",), ("PING",))
     assert (role[0], ping) == (b"master", b"PONG")
 
 
-def test_a_command_that_there_is_not_is_an_error_that_names_it(both: Both) -> None:
-    (error,) = both.speaker().say(("FROBNICATE", "a"))
+def test_a_command_that_there_is_not_is_an_error_that_names_it(both: ClientFactory) -> None:
+    (error,) = both.connect().send_commands(("FROBNICATE", "a"))
     assert error.startswith("ERR unknown command")  # the quotes about the name changed between Redis 6.2 and 7.0
     assert "FROBNICATE" in error
 
@@ -193,59 +199,61 @@ def script(part: str) -> str:
     return found
 
 
-def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: Both) -> None:
-    speaker = both.speaker()
+def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: ClientFactory) -> None:
+    speaker = both.connect()
     delete, renew = script("== ARGV[1] then return redis.call('DEL'"), script("'PEXPIRE', KEYS[1], ARGV[2]")
-    speaker.say(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
-    assert speaker.say(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
-    renewed, left = speaker.say(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
+    speaker.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
+    assert speaker.send_commands(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
+    renewed, left = speaker.send_commands(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
     assert renewed == 1
     assert 0 < left <= LONG
-    assert speaker.say(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
-    (wrong,) = speaker.say(("EVAL", delete, 1, "h", "v"))
+    assert speaker.send_commands(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
+    (wrong,) = speaker.send_commands(("EVAL", delete, 1, "h", "v"))
     assert "WRONGTYPE" in wrong  # Redis 6.2 words an error within a script as one of the script
 
 
-def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: Both) -> None:
-    speaker, replace = both.speaker(), script("if held and held ~= ARGV[1]")
+def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: ClientFactory) -> None:
+    speaker, replace = both.connect(), script("if held and held ~= ARGV[1]")
     said = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
-    assert speaker.say(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
-    assert 0 < speaker.say(("PTTL", "a"))[0] <= LONG
+    assert speaker.send_commands(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
+    assert 0 < speaker.send_commands(("PTTL", "a"))[0] <= LONG
 
 
-def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: Both) -> None:
-    speaker, delete = both.speaker(), script("'created', 'checksum'")
-    speaker.say(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
+def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: ClientFactory) -> None:
+    speaker, delete = both.connect(), script("'created', 'checksum'")
+    speaker.send_commands(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
     said = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
-    assert speaker.say(*said, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
+    assert speaker.send_commands(*said, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
 
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
 steps = st.builds(
-    Step, process=st.sampled_from(["p", "q"]), ask=st.booleans(), done=st.integers(0, 2),
+    UsageUpdate, process=st.sampled_from(["p", "q"]), ask=st.booleans(), done=st.integers(0, 2),
     working=st.one_of(st.none(), st.integers(0, 2)), spent=st.integers(0, 500),
 )  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=st.lists(st.tuples(steps, st.integers(0, 20_000)), max_size=8))
-def test_the_limits_are_counted_the_same(taken: list[tuple[Step, int]], real: str) -> None:
+def test_the_limits_are_counted_the_same(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
     allowed = []
-    for one in (Both(real), Both(None)):
-        speaker, now = one.speaker(), int(time.time() * 1000) // 1000 * 1000
-        speaker.say(("FLUSHALL",))
+    for one in (ClientFactory(real), ClientFactory(None)):
+        speaker, now = one.connect(), int(time.time() * 1000) // 1000 * 1000
+        speaker.send_commands(("FLUSHALL",))
         given_ = []
         for step, later in taken:
             now += later
-            (reply,) = speaker.say(command("rh:1:limit:t", QUOTA, step, now))
-            found = read(reply)
-            given_.append((found.refused, found.requests_left, found.tokens_left))
+            (reply,) = speaker.send_commands(update_command("rh:1:limit:t", QUOTA, step, now))
+            found = decode_status(reply)
+            given_.append((found.exceeded, found.requests_remaining, found.tokens_remaining))
         allowed.append(given_)
         one.close()
     assert allowed[0] == allowed[1]
 
 
-def test_the_purge_log_takes_records_as_the_purge_adds_them(both: Both) -> None:
-    speaker = both.speaker()
-    (id_,) = speaker.say(("XADD", PURGES, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
-    assert speaker.say(("XRANGE", PURGES, "(0-0", "+", "COUNT", 1000)) == [[[id_, [b"scope", b'{"all":true}']]]]
+def test_the_purge_log_takes_records_as_the_purge_adds_them(both: ClientFactory) -> None:
+    speaker = both.connect()
+    (id_,) = speaker.send_commands(("XADD", PURGE_LOG_KEY, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
+    assert speaker.send_commands(("XRANGE", PURGE_LOG_KEY, "(0-0", "+", "COUNT", 1000)) == [
+        [[id_, [b"scope", b'{"all":true}']]]
+    ]

@@ -10,32 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.cache.entry_filter import Scope
-from router.net.redis.errors import LinkError
+from router.core.cache.entry_filter import EntryFilter
+from router.net.redis.errors import RedisBackendError
 from router.shared.redis import open_link
 from router.store.admin.purge import purge
 from tests.simulation import clock
-from tests.simulation.clients import Request
+from tests.simulation.clients import SimulatedRequest
 from tests.simulation.clock import CLOCK
-from tests.simulation.engine_model import EngineModel, Script
+from tests.simulation.engine_model import EngineModel, GenerationScript
 from tests.simulation.faults import FAULTS
-from tests.simulation.history import Asked, Fault, Generation, History
-from tests.simulation.history import Purge as Purged
+from tests.simulation.history import FaultRecord, History, RequestRecord, SimulatedGeneration
+from tests.simulation.history import SimulatedPurge as Purged
 from tests.simulation.invariants import check
-from tests.simulation.loop import Process, new_loop
+from tests.simulation.loop import SimulatedProcess, new_loop
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.network import Network
-from tests.simulation.plan import plan
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.plan import draw_plan
 from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
-from tests.simulation.routers import REDIS, TENANTS, Router, share_the_classifier
+from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
 
-_SETTLING: Final = 30.0  # seconds after the last fault in which everything has to come to rest
-_QUIET: Final = 6.0  # seconds without a request after which nothing may be left: two leases, and more
+_SETTLE_TIMEOUT: Final = 30.0  # seconds after the last fault in which everything has to come to rest
+_QUIET_PERIOD: Final = 6.0  # seconds without a request after which nothing may be left: two leases, and more
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
 
 
-class Report(msgspec.Struct):
+class SeedReport(msgspec.Struct):
     """`wrong`: what does not hold, a line each; `trace`: what happened, if it was asked for."""
 
     seed: int
@@ -49,16 +49,16 @@ class World:
         """`kinds` of faults in place of those that the seed draws."""
         clock.reset(seed)
         self.random = Random(seed)
-        self.plan = plan(self.random, kinds)
+        self.plan = draw_plan(self.random, kinds)
         self.traced = traced
         self.log: list[str] = []
         self.history = History(self.plan.routers)
         self.loop = new_loop(Random(self.random.random()))
-        self.network = Network(self.loop, Random(self.random.random()))
+        self.network = SimulatedNetwork(self.loop, Random(self.random.random()))
         self.loop.network = self.network
         self.redis = RedisModel(self.loop, Random(self.random.random()), observe=self._observe)
-        self.redis.after = self.entries_changed
-        self.network.servers[REDIS] = self.redis
+        self.redis.on_commands_applied = self.entries_changed
+        self.network.servers[REDIS_ADDRESS] = self.redis
         self.redis.start()
         if "failover" in self.plan.kinds:
             self.redis.data.journal = []
@@ -67,19 +67,19 @@ class World:
         self.engines = [
             EngineModel(
                 self.loop, f"e{number}",
-                lambda: Script(script, pauses=self.plan.pauses, breaks=self.engines_break), self._generation,
+                lambda: GenerationScript(script, pauses=self.plan.pauses, aborts=self.engines_break), self._generation,
             )
             for number in range(1, self.plan.engines + 1)
         ]  # fmt: skip
         for engine in self.engines:
             self.network.servers[engine.process.name, 8000] = engine
-        self.routers: list[Router] = []
-        self.gone: list[Router] = []
+        self.routers: list[SimulatedRouter] = []
+        self.killed: list[SimulatedRouter] = []
         self.active = True
         self._starts = 0
         self._keys: dict[bytes, tuple[str, int]] = {}
         self._states: dict[bytes, int] = {}
-        self._operator = Process("operator")
+        self._operator = SimulatedProcess("operator")
         for number in range(1, self.plan.routers + 1):
             self.start_router(f"r{number}")
 
@@ -89,9 +89,9 @@ class World:
         if self.traced:
             self.log.append(f"{CLOCK.now:9.4f} {text}")
 
-    def note(self, kind: str, target: str, seconds: float, *, breaks: bool, leases: int) -> None:
+    def record_fault(self, kind: str, target: str, seconds: float, *, breaks: bool, leases: int) -> None:
         """A fault has begun."""
-        fault = Fault(kind, target, CLOCK.now + seconds, breaks=breaks, leases=leases)
+        fault = FaultRecord(kind, target, CLOCK.now + seconds, breaks=breaks, leases=leases)
         self.history.faults.append(fault)
         self.trace(f"FAULT {fault!r}")
 
@@ -106,7 +106,7 @@ class World:
     def entries_changed(self) -> None:
         """Redis may hold other entries than before."""
         data = self.redis.data
-        touched, data.touched = data.touched, {}
+        touched, data.changed_keys = data.changed_keys, {}
         for key in touched:
             parts = key.split(b":")
             if len(parts) != 7 or parts[2] not in (b"acme", b"beta"):
@@ -122,8 +122,8 @@ class World:
                 self.history.entries.setdefault(self._keys[key], []).append((CLOCK.now, number))
                 self.trace(f"redis: the entry of {self._keys[key]} is generation {number}")
 
-    def _generation(self, question: int, router: str, engine: str, tokens: int, streams: bool) -> Generation:
-        made = Generation(len(self.history.generations) + 1, question, router, engine, tokens, streams)
+    def _generation(self, question: int, router: str, engine: str, tokens: int, streams: bool) -> SimulatedGeneration:
+        made = SimulatedGeneration(len(self.history.generations) + 1, question, router, engine, tokens, streams)
         self.history.generations.append(made)
         self.trace(f"engine: {made!r}")
         return made
@@ -131,47 +131,49 @@ class World:
     def start_router(self, name: str) -> None:
         self._starts += 1
         tick = self.random.choice((0.0, 0.002, 0.02)) if self.plan.ticks else 0.0
-        router = Router(
+        router = SimulatedRouter(
             self.loop, f"{name}.{self._starts}", Random(self.random.random()), engines=self.plan.engines, tick=tick
         )
         self.routers.append(router)
         router.start()
 
-    def kill(self, router: Router) -> None:
+    def kill(self, router: SimulatedRouter) -> None:
         self.routers.remove(router)
-        self.gone.append(router)
+        self.killed.append(router)
         self.network.kill(router.process)
         for request in list(router.requests.values()):
-            request.asked.end("killed")
+            request.record.end("killed")
 
     def fail_over(self, instant: float) -> None:
         data = self.redis.data
-        data.lose_since(instant)
+        data.roll_back_to(instant)
         for purged in self.history.purges:
-            purged.kept = purged.kept and purged.returned < instant
+            purged.recorded = purged.recorded and purged.returned < instant
         self.entries_changed()
 
     # -- people -------------------------------------------------------------------------------------------------------
 
-    def ask(self, tenant: str, question: int, router: Router, *, stream: bool, **headers: str) -> Request:
-        asked = Asked(len(self.history.asked) + 1, tenant, question, router.name, stream)
-        self.history.asked.append(asked)
+    def ask(
+        self, tenant: str, question: int, router: SimulatedRouter, *, stream: bool, **headers: str
+    ) -> SimulatedRequest:
+        asked = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
+        self.history.requests.append(asked)
         body = {"model": "llama", "messages": [{"role": "user", "content": f"question {question}"}], "stream": stream}
-        request = Request(
+        request = SimulatedRequest(
             self.loop, asked, json.dumps(body).encode(),
             headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
             pause=self.random.choice((0.05, 0.4)) if self.plan.slow_readers and self.random.random() < 0.3 else 0.0,
-            over=lambda request: self._over(router, request),
+            on_ended=lambda request: self._on_request_ended(router, request),
         )  # fmt: skip
-        router.ask(request, self.network.delay())
+        router.submit(request, self.network.delay())
         self.trace(f"client: {asked!r}")
         return request
 
-    def _over(self, router: Router, request: Request) -> None:
-        router.requests.pop(request.asked.number, None)
-        self.trace(f"client: {request.asked!r}")
+    def _on_request_ended(self, router: SimulatedRouter, request: SimulatedRequest) -> None:
+        router.requests.pop(request.record.number, None)
+        self.trace(f"client: {request.record!r}")
 
-    def _somebody_asks(self, question: int) -> None:
+    def _random_request(self, question: int) -> None:
         ready = [router for router in self.routers if router.ready]
         if not ready:
             return
@@ -180,34 +182,34 @@ class World:
         tenant = random.choice(TENANTS[: self.plan.tenants])
         request = self.ask(tenant, question, router, stream=random.random() < 0.6)
         if self.plan.leaves and random.random() < 0.3:
-            self.after(random.choice((0.01, 0.1, 1.0)) * random.random(), router.tell, request.leave)
+            self.after(random.choice((0.01, 0.1, 1.0)) * random.random(), router.call_in_process, request.on_disconnect)
             if random.random() < 0.5:
-                self.after(0.05 + random.random(), self._somebody_asks, question)
+                self.after(0.05 + random.random(), self._random_request, question)
 
-    def _somebody_purges(self, question: int) -> None:
+    def _random_purge(self, question: int) -> None:
         random = self.random
-        scope, tenant, about = Scope(all=True), None, None
+        scope, tenant, about = EntryFilter(all=True), None, None
         draw = random.random()
         if draw < 0.35:
             tenant = random.choice(TENANTS[: self.plan.tenants])
-            scope = Scope(tenant=tenant)
+            scope = EntryFilter(tenant=tenant)
         elif draw < 0.75:
             found = [(key, of) for key, of in self._keys.items() if of[1] == question]
             if found:
                 key, (tenant, about) = found[random.randrange(len(found))]
-                scope = Scope(key=key.decode())
+                scope = EntryFilter(key=key.decode())
         elif draw < 0.85:
-            scope = Scope(model="llama")
+            scope = EntryFilter(model="llama")
         purged = Purged(len(self.history.purges) + 1, tenant, about)
         self.history.purges.append(purged)
         self.loop.spawn(self._operator, self._purge(scope, purged))
 
-    async def _purge(self, scope: Scope, purged: Purged) -> None:
+    async def _purge(self, scope: EntryFilter, purged: Purged) -> None:
         self.trace(f"operator: {purged!r} begins")
-        link = open_link(f"redis://{REDIS[0]}:{REDIS[1]}", timeout=2.0)
+        link = open_link(f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}", timeout=2.0)
         try:
             await purge(OperatorClient(link), scope)  # type: ignore[arg-type, unused-ignore]
-        except LinkError as error:
+        except RedisBackendError as error:
             self.trace(f"operator: {purged!r} failed: {error}")
         else:
             purged.returned = CLOCK.now
@@ -224,9 +226,9 @@ class World:
             begin, question = 0.1 + random.random() * plan_.seconds, random.randint(1, plan_.questions)
             spread = random.choice((0.005, 0.05, 0.5, 2.0))
             for _ in range(random.choice((1, 2, 3, 6))):
-                self.after(begin + spread * random.random(), self._somebody_asks, question)
+                self.after(begin + spread * random.random(), self._random_request, question)
             if plan_.purges and random.random() < 0.6:
-                self.after(begin + spread * random.random(), self._somebody_purges, question)
+                self.after(begin + spread * random.random(), self._random_purge, question)
             if plan_.kinds and random.random() < 0.7:  # where something goes on, more can go wrong
                 kind = random.choice(plan_.kinds)
                 self.after(max(0.3, begin + spread * random.random()), FAULTS[kind], self, random)
@@ -240,16 +242,16 @@ class World:
         end = 0.1 + self.plan.seconds + 2.0
         self.loop.run(end)
         self._heal()
-        quiet, wanted = 0.0, _QUIET + max(0.0, -self.redis.offset)
-        while quiet < wanted and CLOCK.now < end + _SETTLING:
+        quiet, wanted = 0.0, _QUIET_PERIOD + max(0.0, -self.redis.offset)
+        while quiet < wanted and CLOCK.now < end + _SETTLE_TIMEOUT:
             self.loop.run(CLOCK.now + 0.5)
-            busy = any(not asked.ending for asked in self.history.asked) or any(
-                not generation.how for generation in self.history.generations
+            busy = any(not asked.ending for asked in self.history.requests) or any(
+                not generation.outcome for generation in self.history.generations
             )
             quiet = 0.0 if busy else quiet + 0.5
-        wrong = [line for router in self.routers for line in router.left_behind()]
+        wrong = [line for router in self.routers for line in router.leaks()]
         wrong += self._claims_left()
-        self._ask_for_all()
+        self._request_all_cached()
         self.loop.run(CLOCK.now + 1.0)
         for router in self.routers:
             router.stop()
@@ -261,7 +263,7 @@ class World:
             for task in router.process.tasks
             if not task.done()
         ]
-        for router in (*self.routers, *self.gone):
+        for router in (*self.routers, *self.killed):
             for task in router.process.tasks:
                 if task.done() and not task.cancelled() and task._log_traceback:
                     wrong.append(f"{router.name}: nobody looked at what a task failed of: {task.exception()!r}")
@@ -281,7 +283,7 @@ class World:
         data = self.redis.data
         return [f"6: Redis still has {key!r}" for key in data.keys("rh:1:claim:*") if data.find(key) is not None]
 
-    def _ask_for_all(self) -> None:
+    def _request_all_cached(self) -> None:
         """What is stored is asked for, everywhere, and nothing else."""
         for router in self.routers:
             for tenant in TENANTS[: self.plan.tenants]:
@@ -293,7 +295,7 @@ class World:
         self.loop.close()
 
 
-class _Errors(logging.Handler):
+class _LoggedErrors(logging.Handler):
     """A defect that somebody caught and logged is a defect."""
 
     def __init__(self, world: World) -> None:
@@ -306,10 +308,10 @@ class _Errors(logging.Handler):
         })  # fmt: skip
 
 
-def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> Report:
+def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> SeedReport:
     """One history, checked; see World."""
     world = World(seed, kinds, traced=traced)
-    handler = _Errors(world)
+    handler = _LoggedErrors(world)
     root = logging.getLogger()
     root.addHandler(handler)
     logging.disable(logging.WARNING)
@@ -321,22 +323,22 @@ def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> R
         world.close()
     history = world.history
     counts = {
-        "requests": len(history.asked), "generations": len(history.generations), "purges": len(history.purges),
+        "requests": len(history.requests), "generations": len(history.generations), "purges": len(history.purges),
         "faults": len(history.faults),
-        **{f"cache {asked.cache or 'none'}": 0 for asked in history.asked},
-        **{f"ended {asked.ending or 'never'}": 0 for asked in history.asked},
+        **{f"cache {asked.cache or 'none'}": 0 for asked in history.requests},
+        **{f"ended {asked.ending or 'never'}": 0 for asked in history.requests},
     }  # fmt: skip
-    for asked in history.asked:
+    for asked in history.requests:
         counts[f"cache {asked.cache or 'none'}"] += 1
         counts[f"ended {asked.ending or 'never'}"] += 1
-    report = Report(seed, wrong, counts, world.log)
+    report = SeedReport(seed, wrong, counts, world.log)
     del world
     return report
 
 
 def prepare(mutant: str | None = None) -> None:
     """Once for an interpreter, after `clock.install`."""
-    share_the_classifier()
+    share_classifier()
     if mutant is not None:
         MUTANTS[mutant]()
     gc.disable()

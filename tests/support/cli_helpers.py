@@ -7,42 +7,42 @@ import pty
 import sys
 from typing import Any, NamedTuple
 
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TEST_TIMEOUT
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command came to: its exit code, and what it wrote."""
 
     code: int
-    out: str
-    err: str
+    stdout: str
+    stderr: str
 
     def json(self) -> Any:
         """Standard output as one piece of JSON."""
-        return json.loads(self.out)
+        return json.loads(self.stdout)
 
-    def lines(self) -> list[Any]:
+    def json_lines(self) -> list[Any]:
         """Standard output as JSON, line by line."""
-        return [json.loads(line) for line in self.out.splitlines()]
+        return [json.loads(line) for line in self.stdout.splitlines()]
 
 
-async def roundhouse(*arguments: object, stdin: bytes = b"") -> Said:
+async def run_cli(*arguments: object, stdin: bytes = b"") -> CommandResult:
     """Runs the command, away from any terminal. Raises TimeoutError where it does not end."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *map(str, arguments), stdin=pipe, stdout=pipe, stderr=pipe
     )
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             out, err = await process.communicate(stdin)
     except BaseException:
         process.kill()
         raise
     assert process.returncode is not None
-    return Said(process.returncode, out.decode(), err.decode())
+    return CommandResult(process.returncode, out.decode(), err.decode())
 
 
-async def at_a_terminal(*arguments: object, asked: bytes = b"", typed: bytes = b"") -> Said:
+async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: bytes = b"") -> CommandResult:
     """Runs the command at a terminal at which something is typed once it was asked; `err` is what it shows."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
@@ -58,16 +58,16 @@ async def at_a_terminal(*arguments: object, asked: bytes = b"", typed: bytes = b
     def read() -> None:
         try:
             shown.append(os.read(ours, 65536))
-            if typed not in answered and asked in b"".join(shown):
-                answered.append(typed)
-                os.write(ours, typed)
+            if reply not in answered and prompt in b"".join(shown):
+                answered.append(reply)
+                os.write(ours, reply)
         except OSError:  # how Linux says that nobody holds the other end any more
             asyncio.get_running_loop().remove_reader(ours)
             over.set_result(None)
 
     asyncio.get_running_loop().add_reader(ours, read)
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             out, _ = await process.communicate()
             await over
     except BaseException:
@@ -77,4 +77,4 @@ async def at_a_terminal(*arguments: object, asked: bytes = b"", typed: bytes = b
         asyncio.get_running_loop().remove_reader(ours)
         os.close(ours)
     assert process.returncode is not None
-    return Said(process.returncode, out.decode(), b"".join(shown).decode())
+    return CommandResult(process.returncode, out.decode(), b"".join(shown).decode())

@@ -17,11 +17,11 @@ Mount = Annotated[str, Meta(pattern=r"^(\./)?[\w./-]+:/[\w./-]+(:ro)?$")]
 Command = Annotated[list[str], Meta(min_length=1)]
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StrictTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table without room for typing errors."""
 
 
-class HealthCheck(Strict, frozen=True):
+class HealthCheck(StrictTable, frozen=True):
     test: Annotated[list[str], Meta(min_length=2)]
     interval: Duration
     timeout: Duration
@@ -29,34 +29,34 @@ class HealthCheck(Strict, frozen=True):
     start_period: Duration
 
 
-class Condition(Strict, frozen=True):
+class Condition(StrictTable, frozen=True):
     condition: Literal["service_started", "service_healthy", "service_completed_successfully"]
 
 
-class Device(Strict, frozen=True):
+class Device(StrictTable, frozen=True):
     driver: Literal["nvidia"]
     device_ids: Annotated[list[str], Meta(min_length=1)]
     capabilities: list[Literal["gpu"]]
 
 
-class Reservations(Strict, frozen=True):
+class Reservations(StrictTable, frozen=True):
     devices: list[Device]
 
 
-class Resources(Strict, frozen=True):
+class Resources(StrictTable, frozen=True):
     reservations: Reservations
 
 
-class Deploy(Strict, frozen=True):
+class Deploy(StrictTable, frozen=True):
     resources: Resources
 
 
-class Logging(Strict, frozen=True):
+class Logging(StrictTable, frozen=True):
     driver: Literal["json-file"]
     options: dict[str, str]
 
 
-class Service(Strict, frozen=True):
+class Service(StrictTable, frozen=True):
     image: Annotated[str, Meta(pattern=r"^[a-z0-9./-]+:[\w.-]+$")]
     networks: Annotated[list[str], Meta(min_length=1)]
     healthcheck: HealthCheck
@@ -79,22 +79,22 @@ class Service(Strict, frozen=True):
     security_opt: list[Literal["no-new-privileges:true"]] = []
 
 
-class Network(Strict, frozen=True):
+class ComposeNetwork(StrictTable, frozen=True):
     internal: bool = False
 
 
-class Volume(Strict, frozen=True):
+class Volume(StrictTable, frozen=True):
     pass
 
 
-class Compose(Strict, frozen=True):
+class Compose(StrictTable, frozen=True):
     name: str
     services: dict[str, Service]
-    networks: dict[str, Network]
+    networks: dict[str, ComposeNetwork]
     volumes: dict[str, Volume]
 
 
-class _NoKeyTwice(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML in which no key is given twice in one map; what a merge (`<<`) brings may be overridden."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -112,7 +112,7 @@ class _NoKeyTwice(yaml.SafeLoader):
 
 def load_compose(text: str) -> Compose:
     """Reads a compose file. Raises msgspec.ValidationError and yaml.YAMLError."""
-    raw: dict[str, Any] = yaml.load(text, Loader=_NoKeyTwice)
+    raw: dict[str, Any] = yaml.load(text, Loader=_UniqueKeyLoader)
     # Extensions are for anchors; what they hold counts where it is merged in.
     return msgspec.convert({key: value for key, value in raw.items() if not key.startswith("x-")}, Compose)
 

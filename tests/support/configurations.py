@@ -8,14 +8,14 @@ from router.settings import ConfigurationError, Settings, parse
 
 MODEL: Final = '[[model]]\nname = "llama"\n'
 ENGINE: Final = '[[engine]]\nname = "one"\nmodel = "llama"\nurl = "http://127.0.0.1:8001"\n'
-LEAST: Final = MODEL + ENGINE
+MINIMAL: Final = MODEL + ENGINE
 """A configuration that is complete; tables can be put before it."""
 
 HASH: Final = "sha256:" + "0123456789abcdef" * 4
 OTHER_HASH: Final = "sha256:" + "f" * 64
 
 
-def read(text: str, **environment: str) -> Settings:
+def parse_config(text: str, **environment: str) -> Settings:
     return parse(text, environment)
 
 
@@ -29,7 +29,7 @@ def mistakes(text: str, **environment: str) -> tuple[str, ...]:
     return found
 
 
-def mistake(text: str, **environment: str) -> str:
+def config_error(text: str, **environment: str) -> str:
     """What is said of a configuration in which one thing is wrong."""
     (found,) = mistakes(text, **environment)
     return found

@@ -12,16 +12,16 @@ from typing import Any
 
 import uvloop
 
-from tests.support.raw_http import VERSION, RawAnswer, connect, request
-from tests.support.router_server import RouterServer, chat_body, configuration
+from tests.support.raw_http import VERSION_REQUEST, RawResponse, connect, http_request
+from tests.support.router_server import RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import ROLE, chunk
+from tests.support.sse_answers import ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
 LIMIT = 256
 
 
-def take_all() -> list[int]:
+def exhaust_descriptors() -> list[int]:
     """Opens descriptors until there are none left."""
     taken = []
     while True:
@@ -31,41 +31,41 @@ def take_all() -> list[int]:
             return taken
 
 
-def shown(answer: RawAnswer) -> dict[str, Any]:
+def error_summary(answer: RawResponse) -> dict[str, Any]:
     error = json.loads(answer.body)["error"]
     return {"status": answer.status, "retry_after": b"\r\nretry-after: " in answer.head, **error}
 
 
 async def main(redis_url: str) -> dict[str, Any]:
-    engine = ScriptedEngine(ROLE, chunk(content="a"), hold=True)
+    engine = ScriptedEngine(ROLE_FRAME, chat_frame(content="a"), hold=True)
     await engine.start()
     seen: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
         table = {"scripted": ("llama", "any", engine.url)}
-        router = await stack.enter_async_context(RouterServer(configuration(redis_url, table)))
+        router = await stack.enter_async_context(RouterServer(router_config(redis_url, table)))
         first, second, third = [await stack.enter_async_context(connect(router.port)) for _ in range(3)]
         for connection in (first, second, third):
-            connection.write(VERSION)
-            await connection.answer()
-        site = router.application._site
-        taken = take_all()
-        first.write(request(chat_body("one", stream=True)))  # takes the connection that the probe has left
+            connection.write(VERSION_REQUEST)
+            await connection.read_response()
+        site = router.application._runtime
+        taken = exhaust_descriptors()
+        first.write(http_request(chat_body("one", stream=True)))  # takes the connection that the probe has left
         await eventually(lambda: len(engine.bodies) == 1)
         failures = []
         for number in range(8):  # more than open a breaker
-            second.write(request(chat_body(f"other {number}", stream=bool(number % 2))))
-            failures.append(shown(await second.answer()))
+            second.write(http_request(chat_body(f"other {number}", stream=bool(number % 2))))
+            failures.append(error_summary(await second.read_response()))
         await site._probe.check()
         seen["failures"] = failures
         seen["up"] = [engine.up for engine in site.catalog.engines.values()]
         seen["breakers"] = [site.breakers.state(name).name for name in site.catalog.engines]
-        third.write(request(method=b"GET", path=b"/metrics"))
-        page = (await third.answer()).body.decode()
+        third.write(http_request(method=b"GET", path=b"/metrics"))
+        page = (await third.read_response()).body.decode()
         seen["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]
         seen["rejected"] = [line for line in page.splitlines() if line.startswith("llm_requests_rejected_total")]
         for descriptor in taken:
             os.close(descriptor)
-        third.write(request(chat_body("later", stream=True)))
+        third.write(http_request(chat_body("later", stream=True)))
         await eventually(lambda: len(engine.bodies) == 2)
         for connection in (first, second, third):
             connection.writer.close()

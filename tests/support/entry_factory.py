@@ -10,18 +10,20 @@ import hiredis
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.types import Entry
-from router.store.admin.purge_record import last_record
-from router.store.codec import to_words
+from router.store.admin.purge_record import last_record_id
+from router.store.codec import encode_entry
 
-NONE: Final = "0" * 16
+NO_HASH: Final = "0" * 16
 
 
-def key(number: int = 0, *, tenant: str = "acme", model: str = "llama", system: str = NONE, rag: str = NONE) -> str:
+def entry_key(
+    number: int = 0, *, tenant: str = "acme", model: str = "llama", system: str = NO_HASH, rag: str = NO_HASH
+) -> str:
     """The key of one of many entries."""
     return f"rh:1:{tenant}:{model}:{system}:{rag}:{number:032x}"
 
 
-def entry(**fields: Any) -> Entry:
+def make_entry(**fields: Any) -> Entry:
     """An entry that was written just now."""
     told: dict[str, Any] = {
         "digest": "d" * 64, "body": b'{"a": 1}', "stream": None, "model": "llama",
@@ -31,36 +33,38 @@ def entry(**fields: Any) -> Entry:
     return Entry(**told)
 
 
-def streamed(said: str = "The sea is wide.", *, lossless: bool = True, **fields: Any) -> Entry:
+def make_streamed_entry(text: str = "The sea is wide.", *, lossless: bool = True, **fields: Any) -> Entry:
     """An entry of a chat that came as a stream with an event for each word."""
-    words = re.findall(r"\S+\s*", said)
-    message = {"role": "assistant", "content": said}
-    body = json.dumps({"choices": [{"index": 0, "message": message}]} if lossless else {"text": said}).encode()
+    words = re.findall(r"\S+\s*", text)
+    message = {"role": "assistant", "content": text}
+    body = json.dumps({"choices": [{"index": 0, "message": message}]} if lossless else {"text": text}).encode()
     parts = StreamParts()
     for word in words:
         event = {"choices": [{"index": 0, "delta": {"content": word}}]}
-        parts.keep(b"data: %b\n\n" % json.dumps(event).encode())
+        parts.append(b"data: %b\n\n" % json.dumps(event).encode())
     stream = encode_stream(parts, body, b'data: {"usage": {}}\n\n', lossless=lossless)
-    return entry(body=body, stream=stream, completion_tokens=len(words), **fields)
+    return make_entry(body=body, stream=stream, completion_tokens=len(words), **fields)
 
 
-def fields_of(stored: Entry) -> dict[bytes, bytes]:
+def redis_fields(stored: Entry) -> dict[bytes, bytes]:
     """What a router writes of an entry, as Redis reads it."""
     reader = hiredis.Reader()
-    count, words = to_words(stored, stored.purges)
+    count, words = encode_entry(stored, stored.purges)
     reader.feed(b"".join([b"*%d\r\n" % count, *words]))
     read: list[bytes] = reader.gets()
     return dict(zip(read[::2], read[1::2], strict=True))
 
 
-def in_format_1(stored: Entry) -> dict[bytes, bytes]:
+def redis_fields_format_1(stored: Entry) -> dict[bytes, bytes]:
     """What the first routers wrote of a streamed answer: the events as they came, and no format."""
-    fields = {name: value for name, value in fields_of(stored).items() if name not in (b"body", b"stream", b"format")}
+    fields = {
+        name: value for name, value in redis_fields(stored).items() if name not in (b"body", b"stream", b"format")
+    }
     return {**fields, b"frames": b"data: {}\n\n", b"usage_frame": b'data: {"usage": {}}\n\n'}
 
 
-async def store(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
+async def store_entry(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
     """Stores an entry at a key, which Redis drops after so many seconds; gives the key. No known purge covers it."""
-    await redis.hset(at, mapping={**fields_of(stored or entry()), b"purges": await last_record(redis)})
+    await redis.hset(at, mapping={**redis_fields(stored or make_entry()), b"purges": await last_record_id(redis)})
     await redis.expire(at, expires)
     return at

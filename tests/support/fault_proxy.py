@@ -6,13 +6,13 @@ from typing import Final, Literal
 
 from tests.support.redis_process import RedisServer
 
-Kind = Literal["commands", "listening"]
+ConnectionKind = Literal["commands", "listening"]
 """A connection that takes look-ups and writes, or one that is told of changes."""
 
 _LISTENING: Final = b"TRACKING"
 
 
-class RedisProxy:
+class FaultProxy:
     """Passes bytes on in both directions, connection by connection.
 
     - `hold`: nothing passes, in either direction, on the connections of a kind (or of any), and new ones wait as well.
@@ -24,9 +24,9 @@ class RedisProxy:
         self._server = server
         self._listener: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
-        self._held: set[Kind] = set()
-        self._dropping: set[Kind] = set()
-        self._refused: set[Kind] = set()
+        self._held: set[ConnectionKind] = set()
+        self._dropping: set[ConnectionKind] = set()
+        self._refused: set[ConnectionKind] = set()
         self._changed = asyncio.Condition()
         self.port = 0
 
@@ -44,15 +44,15 @@ class RedisProxy:
         for pipe in list(self._pipes):
             pipe.cut()
 
-    async def hold(self, *kinds: Kind) -> None:
-        await self._change(lambda: self._held.update(kinds or ("commands", "listening")))
+    async def hold(self, *kinds: ConnectionKind) -> None:
+        await self._update(lambda: self._held.update(kinds or ("commands", "listening")))
 
-    async def drop_replies(self, *kinds: Kind) -> None:
-        await self._change(lambda: self._dropping.update(kinds))
+    async def drop_replies(self, *kinds: ConnectionKind) -> None:
+        await self._update(lambda: self._dropping.update(kinds))
 
-    async def refuse(self, *kinds: Kind) -> None:
+    async def refuse(self, *kinds: ConnectionKind) -> None:
         """Cuts the connections of these kinds, and those that come."""
-        await self._change(lambda: self._refused.update(kinds))
+        await self._update(lambda: self._refused.update(kinds))
         self.cut(*kinds)
 
     async def release(self) -> None:
@@ -63,14 +63,14 @@ class RedisProxy:
             self._dropping.clear()
             self._refused.clear()
 
-        await self._change(all_of_it)
+        await self._update(all_of_it)
 
-    def cut(self, *kinds: Kind) -> None:
+    def cut(self, *kinds: ConnectionKind) -> None:
         for pipe in list(self._pipes):
             if pipe.kind in kinds:
                 pipe.cut()
 
-    async def _change(self, change: Callable[[], None]) -> None:
+    async def _update(self, change: Callable[[], None]) -> None:
         async with self._changed:
             change()
             self._changed.notify_all()
@@ -79,8 +79,8 @@ class RedisProxy:
         there_reader, there_writer = await asyncio.open_unix_connection(self._server.socket)
         pipe = _Pipe(writer, there_writer)
         self._pipes.add(pipe)
-        up = asyncio.ensure_future(self._pass(pipe, reader, there_writer, reply=False))
-        down = asyncio.ensure_future(self._pass(pipe, there_reader, writer, reply=True))
+        up = asyncio.ensure_future(self._forward(pipe, reader, there_writer, reply=False))
+        down = asyncio.ensure_future(self._forward(pipe, there_reader, writer, reply=True))
         try:
             await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -90,7 +90,7 @@ class RedisProxy:
             pipe.cut()
             self._pipes.discard(pipe)
 
-    async def _pass(
+    async def _forward(
         self, pipe: "_Pipe", reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reply: bool
     ) -> None:
         try:
@@ -110,7 +110,7 @@ class RedisProxy:
 
 class _Pipe:
     def __init__(self, *ends: asyncio.StreamWriter) -> None:
-        self.kind: Kind = "commands"
+        self.kind: ConnectionKind = "commands"
         self._ends = ends
 
     def cut(self) -> None:

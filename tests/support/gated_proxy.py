@@ -5,23 +5,23 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from router.net.tasks import end
+from router.net.tasks import cancel_and_wait
 from tests.support.redis_process import RedisServer
 
-Kind = Literal["listening", "commands"]
+ConnectionKind = Literal["listening", "commands"]
 
 _COMMANDS: Final = (b"EXISTS", b"HMGET", b"XRANGE")  # what a connection for commands sends soon, and the other never
 
 
-class _Proxied:
+class _GatedConnection:
     """One connection, whose kind is known from what it has sent so far."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self.kind: Kind | None = None
+        self.kind: ConnectionKind | None = None
         self.loses_replies = False
         self._writers = (client, server)
 
-    def take(self, sent: bytes) -> None:
+    def classify(self, sent: bytes) -> None:
         if b"TRACKING" in sent:
             self.kind = "listening"
         elif self.kind is None and any(name in sent for name in _COMMANDS):
@@ -43,10 +43,10 @@ class GatedProxy:
     def __init__(self, server: RedisServer) -> None:
         self.url = ""
         self.lose_reply_to: bytes | None = None
-        self.lost = asyncio.Event()
+        self.reply_lost = asyncio.Event()
         self._server = server
-        self._shut: set[Kind] = set()
-        self._connections: set[_Proxied] = set()
+        self._blocked: set[ConnectionKind] = set()
+        self._connections: set[_GatedConnection] = set()
         self._listening: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,20 +60,20 @@ class GatedProxy:
     ) -> None:
         assert self._listening is not None
         self._listening.close()
-        await end(*self._tasks)
+        await cancel_and_wait(*self._tasks)
         for _ in range(3):
             await asyncio.sleep(0)  # a transport closes its socket in a later turn of the loop
 
-    def shut(self, *kinds: Kind) -> None:
-        self._shut.update(kinds)
+    def block(self, *kinds: ConnectionKind) -> None:
+        self._blocked.update(kinds)
         for one in self._connections:
-            if one.kind in self._shut:
+            if one.kind in self._blocked:
                 one.cut()
 
-    def open(self, *kinds: Kind) -> None:
-        self._shut.difference_update(kinds)
+    def unblock(self, *kinds: ConnectionKind) -> None:
+        self._blocked.difference_update(kinds)
 
-    def has(self, kind: Kind) -> bool:
+    def has_connection(self, kind: ConnectionKind) -> bool:
         """Whether there is a connection of a kind."""
         return any(one.kind == kind for one in self._connections)
 
@@ -87,14 +87,14 @@ class GatedProxy:
         except BaseException:
             writer.transport.abort()
             raise
-        proxied = _Proxied(writer, to_server)
+        proxied = _GatedConnection(writer, to_server)
         self._connections.add(proxied)
-        back = asyncio.ensure_future(self._pass_back(proxied, from_server, writer))
+        back = asyncio.ensure_future(self._forward_replies(proxied, from_server, writer))
         try:
             with suppress(ConnectionError):
                 while sent := await reader.read(65536):
-                    proxied.take(sent)
-                    if proxied.kind in self._shut:
+                    proxied.classify(sent)
+                    if proxied.kind in self._blocked:
                         break
                     if self.lose_reply_to is not None and self.lose_reply_to in sent:
                         self.lose_reply_to, proxied.loses_replies = None, True
@@ -102,13 +102,15 @@ class GatedProxy:
         finally:
             self._connections.discard(proxied)
             proxied.cut()
-            await end(back)
+            await cancel_and_wait(back)
 
-    async def _pass_back(self, proxied: _Proxied, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_replies(
+        self, proxied: _GatedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(ConnectionError):
             while replied := await reader.read(65536):
                 if proxied.loses_replies:
-                    self.lost.set()
+                    self.reply_lost.set()
                     break
                 writer.write(replied)
         proxied.cut()

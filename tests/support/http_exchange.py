@@ -6,20 +6,20 @@ from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ReceivedResponse:
     """A response; `chunks` are the HTTP chunks of a chunked one, else its body. `whole` tells whether it ended well."""
 
     status: int
     headers: dict[str, str]
     chunks: list[bytes]
-    whole: bool
+    complete: bool
 
     @property
     def body(self) -> bytes:
         return b"".join(self.chunks)
 
 
-async def exchange(url: str, method: str, path: str, body: str = "", **headers: str) -> Exchange:
+async def send_request(url: str, method: str, path: str, body: str = "", **headers: str) -> ReceivedResponse:
     """Send one request and read until the server closes.
 
     Raises ConnectionResetError where it resets the connection before a response.
@@ -43,7 +43,7 @@ async def exchange(url: str, method: str, path: str, body: str = "", **headers: 
         writer.close()
 
 
-def _parse(received: bytes) -> Exchange:
+def _parse(received: bytes) -> ReceivedResponse:
     if not received:
         raise EOFError("closed without a response")
     head, _, body = received.partition(b"\r\n\r\n")
@@ -51,13 +51,13 @@ def _parse(received: bytes) -> Exchange:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     status = int(first.split()[1])
     if headers.get("transfer-encoding") != "chunked":
-        return Exchange(status, headers, [body], len(body) == int(headers["content-length"]))
+        return ReceivedResponse(status, headers, [body], len(body) == int(headers["content-length"]))
     chunks: list[bytes] = []
     at = 0
     while (end := body.find(b"\r\n", at)) >= 0:
         length = int(body[at:end], 16)
         if length == 0:
-            return Exchange(status, headers, chunks, whole=True)
+            return ReceivedResponse(status, headers, chunks, complete=True)
         chunks.append(body[end + 2 : end + 2 + length])
         at = end + 2 + length + 2
-    return Exchange(status, headers, chunks, whole=False)
+    return ReceivedResponse(status, headers, chunks, complete=False)

@@ -6,7 +6,7 @@ from tests.support.router_server import RouterServer
 from tests.support.waiting import eventually
 
 
-async def has_measured(router: RouterServer, usage: float, *engines: str) -> None:
+async def wait_for_kv_usage(router: RouterServer, usage: float, *engines: str) -> None:
     """Returns once a whole round of the router's probe has found that usage of these engines' KV caches."""
     rounds: list[str] = []
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TEST_TIMEOUT
 
 CRLF = b"\r\n"
 
 
-class RawAnswer(NamedTuple):
+class RawResponse(NamedTuple):
     """An answer as it came; a chunked body is joined."""
 
     status: int
@@ -19,11 +19,11 @@ class RawAnswer(NamedTuple):
     body: bytes
 
     @property
-    def code(self) -> Any:
+    def error_code(self) -> Any:
         return json.loads(self.body)["error"]["code"]
 
 
-class Connection:
+class RawConnection:
     """A connection to a router."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,22 +33,22 @@ class Connection:
     def write(self, *data: bytes) -> None:
         self.writer.write(b"".join(data))
 
-    async def answer(self, *, to_head: bool = False) -> RawAnswer:
+    async def read_response(self, *, to_head_request: bool = False) -> RawResponse:
         """The next answer, interim ones included; `to_head`: one that has no body."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             head = await self._reader.readuntil(CRLF + CRLF)
             status = int(head.split()[1])
             lower = head.lower()
-            if to_head or status < 200:
-                return RawAnswer(status, lower, b"")
+            if to_head_request or status < 200:
+                return RawResponse(status, lower, b"")
             if b"transfer-encoding: chunked" in lower:
-                return RawAnswer(status, lower, await self._chunks())
+                return RawResponse(status, lower, await self._read_chunks())
             if b"content-length: " in lower:
                 size = int(lower.partition(b"content-length: ")[2].split(CRLF)[0])
-                return RawAnswer(status, lower, await self._reader.readexactly(size))
-            return RawAnswer(status, lower, await self._reader.read())
+                return RawResponse(status, lower, await self._reader.readexactly(size))
+            return RawResponse(status, lower, await self._reader.read())
 
-    async def _chunks(self) -> bytes:
+    async def _read_chunks(self) -> bytes:
         body = b""
         while size := int(await self._reader.readuntil(CRLF), 16):
             body += await self._reader.readexactly(size)
@@ -56,9 +56,9 @@ class Connection:
         await self._reader.readexactly(2)
         return body
 
-    async def end(self) -> bytes:
+    async def read_to_end(self) -> bytes:
         """What comes until the router closes the connection."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             try:
                 return await self._reader.read()
             except ConnectionResetError:  # it had not read all that was sent
@@ -66,16 +66,18 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[Connection]:
+async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[RawConnection]:
     """`limit`: how much is read ahead of the test."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
     try:
-        yield Connection(reader, writer)
+        yield RawConnection(reader, writer)
     finally:
         writer.close()
 
 
-def request(body: Any = None, *headers: bytes, method: bytes = b"POST", path: bytes = b"/v1/chat/completions") -> bytes:
+def http_request(
+    body: Any = None, *headers: bytes, method: bytes = b"POST", path: bytes = b"/v1/chat/completions"
+) -> bytes:
     """A request with a Host; a body goes as JSON and with its length, unless it is None."""
     data = b"" if body is None else json.dumps(body).encode()
     lines = [b"%b %b HTTP/1.1" % (method, path), b"host: router", *headers]
@@ -84,12 +86,12 @@ def request(body: Any = None, *headers: bytes, method: bytes = b"POST", path: by
     return CRLF.join(lines) + CRLF + CRLF + data
 
 
-def chunked(*pieces: bytes, trailers: bytes = b"") -> bytes:
+def chunked_body(*pieces: bytes, trailers: bytes = b"") -> bytes:
     """A body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + trailers + CRLF
 
 
-VERSION = request(method=b"GET", path=b"/version")
+VERSION_REQUEST = http_request(method=b"GET", path=b"/version")
 """A request that the router answers by itself."""
 
 CHAT_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n"

@@ -20,7 +20,7 @@ SERVICE: Final = "roundhouse-master"
 USER: Final = "roundhouse:sec%2Fret"
 """The user with the least rights, as it stands in an address."""
 
-LEAST_RIGHTS: Final = (
+MINIMAL_ACL: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
@@ -29,21 +29,21 @@ LEAST_RIGHTS: Final = (
     "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
     "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+wait", "+command",
 )  # fmt: skip
-SENTINEL_RIGHTS: Final = (
+SENTINEL_ACL: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
 )  # fmt: skip
 _SLOTS: Final = 16384
 
-Announced = Callable[[int], int]
+AnnouncedPort = Callable[[int], int]
 """The port at which a server is reached that listens on a port; another one where a proxy stands before it."""
 
 
-def itself(port: int) -> int:
+def same_port(port: int) -> int:
     """Without a proxy."""
     return port
 
 
-_SYNC_AT_ONCE: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+_FAST_SYNC: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 
 
 class Deployment:
@@ -61,7 +61,7 @@ class Deployment:
         for server in self.servers:
             server.remove()
 
-    async def holder(self, key: str) -> RedisServer:
+    async def primary_of_key(self, key: str) -> RedisServer:
         """The server that a key is written to."""
         return self.servers[0]
 
@@ -69,7 +69,7 @@ class Deployment:
         """The servers that together hold all keys."""
         return [self.servers[0]]
 
-    async def is_well(self) -> bool:
+    async def is_healthy(self) -> bool:
         """Whether every server is there, and all agree on which are primaries and which their replicas."""
         return bool(await self.servers[0].command("PING"))
 
@@ -77,12 +77,12 @@ class Deployment:
 class SentinelGroup(Deployment):
     """A master, a replica, and three Sentinels that replace it half a second after it has died."""
 
-    def __init__(self, *options: str, announced: Announced = itself) -> None:
+    def __init__(self, *options: str, announced: AnnouncedPort = same_port) -> None:
         """`options`: of the master and the replica."""
         ports = (free_port(), free_port())
         self._port_of = {announced(port): port for port in ports}
         reached = announced(ports[0])
-        known = (*_SYNC_AT_ONCE, "--user", "roundhouse", *LEAST_RIGHTS, *options)
+        known = (*_FAST_SYNC, "--user", "roundhouse", *MINIMAL_ACL, *options)
         master, replica = (
             RedisServer(*known, "--replica-announce-port", str(announced(port)), *more, port=port)
             for port, more in zip(ports, ((), ("--replicaof", "127.0.0.1", str(reached))), strict=True)
@@ -91,7 +91,7 @@ class SentinelGroup(Deployment):
             f"sentinel monitor {SERVICE} 127.0.0.1 {reached} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} 1500\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
-            f"user asker {' '.join(SENTINEL_RIGHTS)}\n"
+            f"user asker {' '.join(SENTINEL_ACL)}\n"
         )
         self.sentinels = [RedisServer("--sentinel", port=free_port(), conf=conf) for _ in range(3)]
         self._data = [master, replica]
@@ -107,15 +107,15 @@ class SentinelGroup(Deployment):
         for sentinel in self.sentinels:
             await eventually(partial(self._sees_all, sentinel))
 
-    async def holder(self, key: str) -> RedisServer:
+    async def primary_of_key(self, key: str) -> RedisServer:
         _, port = await self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return next(server for server in self._data if server.port == self._port_of[int(port)])
 
     async def primaries(self) -> list[RedisServer]:
-        return [await self.holder("")]
+        return [await self.primary_of_key("")]
 
-    async def is_well(self) -> bool:
-        master = await self.holder("")
+    async def is_healthy(self) -> bool:
+        master = await self.primary_of_key("")
         for server in self._data:
             replication = await server.command("INFO", "replication")
             if server is master and replication["role"] != "master":
@@ -143,9 +143,11 @@ class SentinelGroup(Deployment):
 class Cluster(Deployment):
     """Three primaries with a replica each."""
 
-    def __init__(self, *options: str, primaries: int = 3, replicas: int = 3, announced: Announced = itself) -> None:
-        known = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_SYNC_AT_ONCE, *options)
-        rights = ("--user", "roundhouse", *LEAST_RIGHTS)
+    def __init__(
+        self, *options: str, primaries: int = 3, replicas: int = 3, announced: AnnouncedPort = same_port
+    ) -> None:
+        known = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_FAST_SYNC, *options)
+        rights = ("--user", "roundhouse", *MINIMAL_ACL)
         ports: set[int] = set()
         while len(ports) < primaries + replicas:
             ports.add(_free_cluster_port())
@@ -179,23 +181,23 @@ class Cluster(Deployment):
         found: int = key_slot(key.encode())
         return found
 
-    async def holder(self, key: str) -> RedisServer:
-        return await self.owner(self.slot(key))
+    async def primary_of_key(self, key: str) -> RedisServer:
+        return await self.primary_of_slot(self.slot(key))
 
-    async def owner(self, slot: int) -> RedisServer:
+    async def primary_of_slot(self, slot: int) -> RedisServer:
         """The primary of a slot, as a living server sees it."""
-        asked = next(server for server in self.servers if server.alive)
+        asked = next(server for server in self.servers if server.is_running)
         for start, stop, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS"):
             if start <= slot <= stop:
                 return next(server for server in self.servers if server.port == self._port_of[port])
         raise AssertionError(slot)
 
     async def primaries(self) -> list[RedisServer]:
-        asked = next(server for server in self.servers if server.alive)
+        asked = next(server for server in self.servers if server.is_running)
         ports = {port for _, _, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS")}
         return [server for server in self.servers if server.port in {self._port_of[port] for port in ports}]
 
-    async def is_well(self) -> bool:
+    async def is_healthy(self) -> bool:
         for server in self.servers:
             if not await _says(server, "cluster_state:ok"):
                 return False
@@ -231,7 +233,7 @@ class Cluster(Deployment):
         return sum(len(held) - 3 for held in await server.command("CLUSTER", "SLOTS")) == len(self._replicas)
 
 
-class TLS:
+class TlsCertificate:
     """A certificate made on the spot: the authority's, the server's and the client's at once."""
 
     def __init__(self) -> None:
@@ -260,7 +262,7 @@ class TLS:
 
 class TLSServer(Deployment):
     def __init__(self) -> None:
-        self.tls = TLS()
+        self.tls = TlsCertificate()
         port = free_port()
         server = RedisServer(*self.tls.options(port))
         super().__init__(f"rediss://127.0.0.1:{port}/0?{self.tls.query}", [server])
@@ -274,7 +276,7 @@ class TLSSentinel(Deployment):
     """A master and one Sentinel, all with TLS."""
 
     def __init__(self) -> None:
-        self.tls = TLS()
+        self.tls = TlsCertificate()
         port, sentinel_port = free_port(), free_port()
         master = RedisServer(*self.tls.options(port), "--tls-replication", "yes")
         conf = f"sentinel monitor {SERVICE} 127.0.0.1 {port} 1\n"
@@ -291,7 +293,7 @@ class TLSCluster(Deployment):
     """A cluster of one server, with TLS."""
 
     def __init__(self) -> None:
-        self.tls = TLS()
+        self.tls = TlsCertificate()
         port = _free_cluster_port()
         server = RedisServer(*self.tls.options(port), "--cluster-enabled", "yes", "--tls-cluster", "yes")
         super().__init__(f"rediss+cluster://127.0.0.1:{port}?{self.tls.query}", [server])
@@ -307,41 +309,41 @@ class TLSCluster(Deployment):
         self.tls.remove()
 
 
-def tcp(*options: str, program: str = "redis-server", announced: Announced = itself) -> Deployment:
+def tcp_server(*options: str, program: str = "redis-server", announced: AnnouncedPort = same_port) -> Deployment:
     """One server on TCP, without a password."""
     server = RedisServer(*options, port=free_port(), program=program)
     return Deployment(f"redis://127.0.0.1:{announced(server.port)}", [server])
 
 
-def with_least_rights() -> Deployment:
+def acl_server() -> Deployment:
     """One server, and a user who can do what the router needs and nothing else."""
-    server = RedisServer("--user", "roundhouse", *LEAST_RIGHTS, port=free_port())
+    server = RedisServer("--user", "roundhouse", *MINIMAL_ACL, port=free_port())
     return Deployment(f"redis://{USER}@127.0.0.1:{server.port}/0", [server])
 
 
-def unix() -> Deployment:
+def unix_server() -> Deployment:
     """One server on a Unix socket."""
     server = RedisServer()
     return Deployment(server.url, [server])
 
 
 DEPLOYMENTS: Final[Mapping[str, Callable[[], Deployment]]] = {
-    "tcp": tcp,
-    "unix": unix,
-    "least-rights": with_least_rights,
+    "tcp": tcp_server,
+    "unix": unix_server,
+    "least-rights": acl_server,
     "tls": TLSServer,
     "sentinel": SentinelGroup,
     "tls-sentinel": TLSSentinel,
     "cluster": Cluster,
     "tls-cluster": TLSCluster,
-    "valkey": lambda: tcp(program="valkey-server"),
+    "valkey": lambda: tcp_server(program="valkey-server"),
 }
 
 StartDeployment = Callable[[str], Awaitable[Any]]
 """Gives a deployment of its own to a test that breaks it, by its name."""
 
 
-def cannot_run(name: str) -> str | None:
+def unavailable_reason(name: str) -> str | None:
     """Why a deployment cannot be had on this machine."""
     if name == "valkey" and which("valkey-server") is None:
         return "there is no valkey-server on this machine"

@@ -6,13 +6,19 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.redis_deployments import DEPLOYMENTS, Deployment, StartDeployment, cannot_run, start_deployment
+from tests.support.redis_deployments import (
+    DEPLOYMENTS,
+    Deployment,
+    StartDeployment,
+    start_deployment,
+    unavailable_reason,
+)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def started() -> AsyncIterator[dict[str, Deployment | str]]:
     """Each deployment by its name, or why there is none."""
-    reasons = {name: cannot_run(name) for name in DEPLOYMENTS}
+    reasons = {name: unavailable_reason(name) for name in DEPLOYMENTS}
     names = [name for name, reason in reasons.items() if reason is None]
     running = dict(zip(names, await asyncio.gather(*map(start_deployment, names)), strict=True))
     try:

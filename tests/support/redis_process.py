@@ -40,7 +40,7 @@ class RedisServer:
     async def start(self) -> None:
         """Raises CannotStartError."""
         self._process = self._spawn()
-        await eventually(self._pings)
+        await eventually(self._answers_ping)
 
     async def command(self, *words: str | int) -> Any:
         """Sends it a command; its reply, as redis-py gives it. Raises redis.exceptions.ResponseError."""
@@ -50,7 +50,7 @@ class RedisServer:
         finally:
             await client.aclose()
 
-    async def raw(self, *words: str | int) -> Any:
+    async def command_bytes(self, *words: str | int) -> Any:
         """The same, with bytes in the reply as they are."""
         client: Any = aioredis.Redis.from_url(self.url)
         try:
@@ -59,15 +59,15 @@ class RedisServer:
             await client.aclose()
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None
 
     def freeze(self) -> None:
         """Connections are accepted by the kernel, and nobody answers."""
-        self._send(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        self._send(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends it as a crash would."""
@@ -90,11 +90,11 @@ class RedisServer:
         argv += self._options
         return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)
 
-    async def _pings(self) -> bool:
+    async def _answers_ping(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
             raise CannotStartError

@@ -6,13 +6,22 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from router.core.endpoints.chat_convert import frames_from_body
-from router.core.endpoints.recorded_response import Recording
+from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import Request
-from router.core.endpoints.sse import DONE, payload, split
+from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.sse import DONE, payload, split_events
 from router.core.types import Endpoint, Entry
-from tests.support.factories import chat, chunk, completion, entry, piece, recorded, stream, whole
+from tests.support.factories import (
+    chat,
+    chat_event,
+    choice_delta,
+    completion,
+    entry_from,
+    record_stream,
+    recorded_response,
+    sse_stream,
+)
 
 CHAT: Final = chat()
 STREAM: Final = chat(stream=True)
@@ -20,61 +29,61 @@ STREAM_USAGE: Final = chat(stream=True, stream_options={"include_usage": True})
 LIMIT: Final = 1 << 20
 
 
-def call(index: int, **fields: Any) -> dict[str, Any]:
-    return chunk(piece(tool_calls=[{"index": index, **fields}]))
+def tool_call_event(index: int, **fields: Any) -> dict[str, Any]:
+    return chat_event(choice_delta(tool_calls=[{"index": index, **fields}]))
 
 
-CALLS: Final = [
+TOOL_CALLS: Final = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é \\n"}'}},
     {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
 ]
 
 
-def in_json(recording: Recording, asked: Request = CHAT) -> Any:
+def replay_json(recording: RecordedResponse, asked: InferenceRequest = CHAT) -> Any:
     """What a recording says, as whoever asks the same without a stream gets it."""
     return json.loads(replay(recording, replace(asked, stream=False)) or b"null")
 
 
-def as_json(*events: Any, asked: Request = STREAM) -> Any:
+def record_and_replay_json(*events: Any, asked: InferenceRequest = STREAM) -> Any:
     """The JSON answer that a stream's entry gives; None where it has none."""
-    return in_json(whole(recorded(stream(*events)), asked))
+    return replay_json(recorded_response(record_stream(sse_stream(*events)), asked))
 
 
-def events_of(sent: bytes | None) -> list[Any]:
+def stream_events(sent: bytes | None) -> list[Any]:
     """What a stream says, without its end, which it must have."""
     assert sent is not None
-    *frames, done = split(sent)
+    *frames, done = split_events(sent)
     assert done == DONE
     return [json.loads(payload(one) or b"") for one in frames]
 
 
-def kept(answer: Any, asked: Request = CHAT) -> Entry:
+def entry_of_body(answer: Any, asked: InferenceRequest = CHAT) -> Entry:
     """The entry of a JSON answer."""
     recording = record_body(asked, json.dumps(answer).encode(), LIMIT)
-    assert isinstance(recording, Recording), recording
-    return entry(recording)
+    assert isinstance(recording, RecordedResponse), recording
+    return entry_from(recording)
 
 
-def answer(*choices: dict[str, Any], **beside: Any) -> dict[str, Any]:
+def chat_response(*choices: dict[str, Any], **beside: Any) -> dict[str, Any]:
     return {"id": "c1", "object": "chat.completion", "created": 7, "model": "m", "choices": [*choices], **beside}
 
 
-def choice(index: int = 0, finish: str = "stop", *, beside: Any = None, **message: Any) -> dict[str, Any]:
+def response_choice(index: int = 0, finish: str = "stop", *, beside: Any = None, **message: Any) -> dict[str, Any]:
     message = {"role": "assistant", **message}
     return {"index": index, "message": message, "finish_reason": finish, **(beside or {})}
 
 
-def bare(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """JSON without its nulls: that a field is null says no more than that it is not there."""
     if isinstance(value, dict):
-        return {name: bare(inner) for name, inner in value.items() if inner is not None}
-    return [bare(item) for item in value] if isinstance(value, list) else value
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def there_and_back(body: Any, asked: Request = CHAT) -> Any:
+def round_trip(body: Any, asked: InferenceRequest = CHAT) -> Any:
     """A JSON answer that was replayed as a stream, which was recorded and replayed as JSON."""
     streaming = completion(stream=True, n=asked.fields.get("n", 1))
     if asked.endpoint is Endpoint.CHAT:
         streaming = chat(stream=True, n=asked.fields.get("n", 1))
     sent = frames_from_body(asked.endpoint, json.dumps(body).encode(), include_usage=True)
-    return in_json(whole(recorded(sent), streaming), streaming)
+    return replay_json(recorded_response(record_stream(sent), streaming), streaming)

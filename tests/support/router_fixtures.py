@@ -17,11 +17,11 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import (
     LLAMA,
     MISTRAL,
-    Engines,
+    EngineSet,
     MakeRouter,
     RouterServer,
     ScriptedRouter,
-    configuration,
+    router_config,
 )
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
@@ -47,8 +47,8 @@ def own_redis() -> Iterator[RedisServer]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def running_engines() -> AsyncIterator[Engines]:
-    started = Engines(
+async def running_engines() -> AsyncIterator[EngineSet]:
+    started = EngineSet(
         chat=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
         code=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
         mistral=SimulatedEngine(MISTRAL, max_model_len=4096),
@@ -59,10 +59,10 @@ async def running_engines() -> AsyncIterator[Engines]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def engines(running_engines: Engines) -> AsyncIterator[Engines]:
+async def engines(running_engines: EngineSet) -> AsyncIterator[EngineSet]:
     """Engines without a fault; they count on from test to test."""
     yield running_engines
-    await asyncio.gather(*(engine.clear() for engine in running_engines))
+    await asyncio.gather(*(engine.clear_faults() for engine in running_engines))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -76,9 +76,9 @@ async def redis(redis_server: RedisServer) -> AsyncIterator["aioredis.Redis"]:
 
 
 @pytest.fixture
-def config(redis_server: RedisServer, engines: Engines) -> str:
+def config(redis_server: RedisServer, engines: EngineSet) -> str:
     """The usual configuration."""
-    return configuration(redis_server.url, engines.table())
+    return router_config(redis_server.url, engines.as_config())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -110,7 +110,7 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
         await engine.start()
         started.append(engine)
         table = {"scripted": ("llama", "any", engine.url)}
-        return await make_router(configuration(redis_server.url, table, rest=rest, cache=cache, router=router)), engine
+        return await make_router(router_config(redis_server.url, table, rest=rest, cache=cache, router=router)), engine
 
     yield make
     for engine in started:

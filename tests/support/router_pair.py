@@ -4,19 +4,23 @@ import re
 from typing import Final
 
 from router.api.auth import hash_key
-from tests.support.fault_proxy import RedisProxy
-from tests.support.router_server import RouterServer, configuration
+from tests.support.fault_proxy import FaultProxy
+from tests.support.router_server import RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE, ROLE, chunk
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 
 ADMIN_KEY: Final = "sk-admin"
-ANSWER: Final = (ROLE + chunk(content="one "), chunk(content="two"), chunk(content="", finish="stop") + DONE)
+ANSWER: Final = (
+    ROLE_FRAME + chat_frame(content="one "),
+    chat_frame(content="two"),
+    chat_frame(content="", finish="stop") + DONE_FRAME,
+)
 
 
-class Pair:
+class RouterPair:
     """A router that leads, whose connections go through a proxy, one that follows, and their engine."""
 
-    def __init__(self, leader: RouterServer, follower: RouterServer, engine: ScriptedEngine, proxy: RedisProxy) -> None:
+    def __init__(self, leader: RouterServer, follower: RouterServer, engine: ScriptedEngine, proxy: FaultProxy) -> None:
         self.leader = leader
         self.follower = follower
         self.engine = engine
@@ -26,9 +30,9 @@ class Pair:
     def generations(self) -> int:
         return len(self.engine.bodies)
 
-    def go(self, times: int = 1) -> None:
+    def release_chunks(self, times: int = 1) -> None:
         for _ in range(times):
-            self.engine.go.release()
+            self.engine.chunk_permits.release()
 
     async def purge_everything(self) -> None:
         headers = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -36,8 +40,8 @@ class Pair:
         assert answer.status_code == 200
 
 
-def text(url: str, engine: ScriptedEngine, cache: str = "") -> str:
+def pair_config(url: str, engine: ScriptedEngine, cache: str = "") -> str:
     """A configuration in which Redis has the time that it has by default."""
     rest = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]'
-    made = configuration(url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
+    made = router_config(url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
     return re.sub(r'(timeout|retry) = "\d+ms"\n', "", made)

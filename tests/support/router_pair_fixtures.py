@@ -4,22 +4,25 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.fault_proxy import RedisProxy
+from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import RedisServer
-from tests.support.router_pair import ANSWER, Pair, text
+from tests.support.router_pair import ANSWER, RouterPair, pair_config
 from tests.support.router_server import MakeRouter
 from tests.support.scripted_engine import ScriptedEngine
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator[Pair]:
+async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator[RouterPair]:
     await own_redis.start()
-    proxy = RedisProxy(own_redis)
+    proxy = FaultProxy(own_redis)
     await proxy.start()
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
-    made = Pair(
-        await make_router(text(proxy.url, engine)), await make_router(text(own_redis.url, engine)), engine, proxy
+    made = RouterPair(
+        await make_router(pair_config(proxy.url, engine)),
+        await make_router(pair_config(own_redis.url, engine)),
+        engine,
+        proxy,
     )
     yield made
     await proxy.release()

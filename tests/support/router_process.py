@@ -19,7 +19,7 @@ def http_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, verify=False, trust_env=False)
 
 
-class Served:
+class RouterProcess:
     """A router, with its workers if it has several; whatever is done to it is done to all of them.
 
     It is always at the same port, and everything that it ever says is in `log`.
@@ -33,9 +33,9 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
         self.config = folder / f"{name}.toml"
-        self.write(text)
+        self.write_config(text)
 
-    def write(self, text: str | None) -> None:
+    def write_config(self, text: str | None) -> None:
         """Another configuration in the place of the one that it was started with; None takes the file away."""
         if text is None:
             self.config.unlink()
@@ -50,14 +50,14 @@ class Served:
             self.process = subprocess.Popen(argv, stdin=stdin, stdout=log, stderr=log, start_new_session=True)
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.process.poll() is None
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         async with http_client(self.url) as http:
 
             async def answers() -> bool:
-                assert self.runs, self.log.read_text()
+                assert self.is_running, self.log.read_text()
                 try:
                     return (await http.get("/readyz")).status_code == 200
                 except httpx.TransportError:
@@ -65,7 +65,7 @@ class Served:
 
             await eventually(answers)
 
-    def workers(self) -> set[int]:
+    def worker_pids(self) -> set[int]:
         """The process ids of its workers; none where it has but one, or where the machine has no /proc."""
         found = set()
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
@@ -75,18 +75,18 @@ class Served:
                 continue
         return found
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
-    def kill_one(self, worker: int) -> None:
+    def kill_worker(self, worker: int) -> None:
         """Ends one of its workers as a crash would."""
-        assert worker in self.workers()
+        assert worker in self.worker_pids()
         os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
         """Ends it as a crash would; does nothing where it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            self.send(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
         self.process.wait()
 
 

@@ -14,11 +14,11 @@ import uvicorn
 from router.api.protocol_messages import render
 from router.app import build
 from router.net.server.connection import BoundedHttpProtocol
-from router.net.server.timeouts import Bounds
+from router.net.server.timeouts import ClientTimeouts
 from router.settings import parse
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import TEST_TIMEOUT
 
 LLAMA, LLAMA_ALIAS = "meta-llama/Llama-Simulated", "llama-alias"
 MISTRAL = "mistralai/Mistral-Simulated"
@@ -27,10 +27,10 @@ _MODELS = {
     "llama": f'name = "llama"\naliases = ["{LLAMA_ALIAS}"]\nrevision = "1"\nauto = ["chat", "code"]',
     "mistral": 'name = "mistral"\naliases = ["mistral-alias"]\nrevision = "1"',
 }
-_SERVED = {"llama": LLAMA, "mistral": MISTRAL}
+_SERVED_MODELS = {"llama": LLAMA, "mistral": MISTRAL}
 
 
-def configuration(
+def router_config(
     redis_url: str, engines: Mapping[str, tuple[str, str, str]], *, cache: str = "", router: str = "", rest: str = ""
 ) -> str:
     """A configuration as TOML. `engines`: by name, the model, the task and the url; other texts go in as they are."""
@@ -43,7 +43,7 @@ def configuration(
     for name, (model, task, url) in engines.items():
         tables.append(
             f'[[engine]]\nname = "{name}"\nmodel = "{model}"\ntask = "{task}"\nurl = "{url}"\n'
-            f'served_model = "{_SERVED[model]}"'
+            f'served_model = "{_SERVED_MODELS[model]}"'
         )
     return "\n\n".join([*tables, rest])
 
@@ -61,17 +61,19 @@ class RouterServer:
         settings = parse(text, {})
         self.application = build(settings, random=random)
         protocol = partial(
-            BoundedHttpProtocol, bounds=Bounds(settings.router.receive, settings.router.send), render_error=render
+            BoundedHttpProtocol,
+            timeouts=ClientTimeouts(settings.router.receive, settings.router.send),
+            render_error=render,
         )
         options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)
-        self._defects = _Defects()
+        self._error_log = _ErrorLog()
         self.url = ""
         self.http = _client("")
 
     async def start(self) -> None:
-        logging.getLogger("uvicorn.error").addHandler(self._defects)
+        logging.getLogger("uvicorn.error").addHandler(self._error_log)
         # Without the protocol's number asyncio would not set TCP_NODELAY, and every answer would take 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
@@ -85,7 +87,7 @@ class RouterServer:
     async def stop(self) -> None:
         """Ends it; fails if a request ended in a traceback."""
         await self.http.aclose()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             for server in self._server.servers:
                 server.close()
             for connection in list(self._server.server_state.connections):
@@ -93,9 +95,9 @@ class RouterServer:
             while tasks := self._server.server_state.tasks:
                 await asyncio.wait(tasks)
             await self._server.lifespan.shutdown()
-        logging.getLogger("uvicorn.error").removeHandler(self._defects)
-        assert self._defects.seen == []
-        assert self.application._lasting.bodies.held == 0
+        logging.getLogger("uvicorn.error").removeHandler(self._error_log)
+        assert self._error_log.seen == []
+        assert self.application._process_state.body_budget.allocated == 0
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -129,10 +131,10 @@ class RouterServer:
 
 def _client(url: str) -> httpx.AsyncClient:
     # Without `verify`, since reading the machine's certificates would take longer than most tests.
-    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=False)
+    return httpx.AsyncClient(base_url=url, timeout=TEST_TIMEOUT, trust_env=False, verify=False)
 
 
-class _Defects(logging.Handler):
+class _ErrorLog(logging.Handler):
     """Notes what uvicorn says of applications that raise."""
 
     def __init__(self) -> None:
@@ -148,14 +150,14 @@ def chat_body(prompt: str, **fields: Any) -> dict[str, Any]:
     return {"model": "llama", "messages": [{"role": "user", "content": prompt}], **fields}
 
 
-class Engines(NamedTuple):
+class EngineSet(NamedTuple):
     """The engines of the usual configuration."""
 
     chat: SimulatedEngine
     code: SimulatedEngine
     mistral: SimulatedEngine
 
-    def table(self) -> dict[str, tuple[str, str, str]]:
+    def as_config(self) -> dict[str, tuple[str, str, str]]:
         """As serving.configuration wants them."""
         return {
             "llama-chat": ("llama", "chat", self.chat.url),

@@ -20,10 +20,10 @@ class ScriptedEngine:
         self.hold = hold
         self.status = status
         self.paced = paced
-        self.go = asyncio.Semaphore(0)
+        self.chunk_permits = asyncio.Semaphore(0)
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
-        self.left = asyncio.Event()
+        self.client_disconnected = asyncio.Event()
         self.url = ""
         self._type = content_type.encode()
         self._server: asyncio.Server | None = None
@@ -46,9 +46,9 @@ class ScriptedEngine:
                     self.heads.append(head)
                     self.bodies.append(body)
                     try:
-                        await self._answer(reader, writer)
+                        await self._respond(reader, writer)
                     except OSError:
-                        self.left.set()
+                        self.client_disconnected.set()
                         raise
                 else:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
@@ -57,7 +57,7 @@ class ScriptedEngine:
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
             b"HTTP/1.1 %d OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (self.status, self._type)
         )
@@ -65,7 +65,7 @@ class ScriptedEngine:
         leaves = asyncio.ensure_future(reader.read(1)) if self.paced else None
         for number, piece in enumerate(self.pieces):
             if leaves is not None and number > 0:
-                await self._may_go(leaves)
+                await self._wait_for_permit(leaves)
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
             await asyncio.sleep(0)
@@ -74,17 +74,17 @@ class ScriptedEngine:
             await asyncio.wait([leaves])
         if self.hold:
             await reader.read()
-            self.left.set()
+            self.client_disconnected.set()
             raise ConnectionResetError
         writer.write(b"0\r\n\r\n")
 
-    async def _may_go(self, leaves: "asyncio.Future[bytes]") -> None:
-        going = asyncio.ensure_future(self.go.acquire())
+    async def _wait_for_permit(self, leaves: "asyncio.Future[bytes]") -> None:
+        going = asyncio.ensure_future(self.chunk_permits.acquire())
         either: list[asyncio.Future[Any]] = [going, leaves]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if leaves.done():
             going.cancel()
-            self.left.set()
+            self.client_disconnected.set()
             raise ConnectionResetError
 
 

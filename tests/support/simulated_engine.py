@@ -44,10 +44,10 @@ class SimulatedEngine:
     @property
     def pid(self) -> int:
         """The id of its process."""
-        return self._started().pid
+        return self._running_process().pid
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it was started and has not ended, by itself or otherwise."""
         return self._process is not None and self._process.returncode is None
 
@@ -76,11 +76,11 @@ class SimulatedEngine:
         """End it as an operator would (SIGTERM); returns its exit code. Stopping twice does nothing."""
         await self._client.aclose()
         self._client = httpx.AsyncClient(timeout=15)
-        return await self._end(signal.SIGTERM)
+        return await self._terminate(signal.SIGTERM)
 
     async def kill(self) -> int:
         """End it at once (SIGKILL), as a crash would."""
-        return await self._end(signal.SIGKILL)
+        return await self._terminate(signal.SIGKILL)
 
     def freeze(self) -> None:
         """Let it hang (SIGSTOP): connections are accepted by the kernel, and nobody answers."""
@@ -90,15 +90,15 @@ class SimulatedEngine:
         """Let it go on after `freeze`."""
         os.kill(self.pid, signal.SIGCONT)
 
-    async def exited(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Wait until it ended by itself; returns its exit code."""
-        return await self._started().wait()
+        return await self._running_process().wait()
 
-    async def faults(self, *faults: dict[str, object]) -> None:
+    async def set_faults(self, *faults: dict[str, object]) -> None:
         """Set faults, see docs/simulator.md."""
         (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
 
-    async def clear(self) -> None:
+    async def clear_faults(self) -> None:
         """Clear all faults."""
         (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
 
@@ -124,11 +124,11 @@ class SimulatedEngine:
         names = self._options.get("served_model_name")
         return str(names[0] if isinstance(names, tuple) else names or self.model)
 
-    def _started(self) -> asyncio.subprocess.Process:
+    def _running_process(self) -> asyncio.subprocess.Process:
         assert self._process is not None, "not started"
         return self._process
 
-    async def _end(self, number: signal.Signals) -> int:
+    async def _terminate(self, number: signal.Signals) -> int:
         process = self._process
         if process is None:
             return 0

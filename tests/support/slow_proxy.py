@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-from router.net.tasks import end
+from router.net.tasks import cancel_and_wait
 from tests.support.redis_process import RedisServer
 
 
@@ -17,11 +17,16 @@ class SlowProxy:
     """
 
     def __init__(
-        self, server: RedisServer, *, rate: float = 1e9, piece: int = 65536, silent_after: float = float("inf")
+        self,
+        server: RedisServer,
+        *,
+        bytes_per_second: float = 1e9,
+        chunk_size: int = 65536,
+        stall_after: float = float("inf"),
     ) -> None:
-        self.rate = rate
-        self.piece = piece
-        self.silent_after = silent_after
+        self.bytes_per_second = bytes_per_second
+        self.chunk_size = chunk_size
+        self.stall_after = stall_after
         self.url = ""
         self.server = server
         self._listening: asyncio.Server | None = None
@@ -37,11 +42,11 @@ class SlowProxy:
     ) -> None:
         assert self._listening is not None
         self._listening.close()
-        await end(*self._tasks)
+        await cancel_and_wait(*self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, commands = await asyncio.open_unix_connection(str(self.server.socket))
-        works = [self._pass_on(reader, commands), self._pass_back(answers, writer)]
+        works = [self._forward_commands(reader, commands), self._forward_replies(answers, writer)]
         tasks = [asyncio.get_running_loop().create_task(work) for work in works]
         for task in tasks:
             self._tasks.add(task)
@@ -54,7 +59,7 @@ class SlowProxy:
             writer.close()
             commands.close()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_commands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65536):
                 writer.write(data)
@@ -62,17 +67,17 @@ class SlowProxy:
         except ConnectionError:
             pass
 
-    async def _pass_back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
         due, passed = 0.0, 0
         try:
             while data := await reader.read(65536):
                 while data:
-                    said, data = data[: self.piece], data[self.piece :]
-                    due = max(due, clock()) + len(said) / self.rate
+                    said, data = data[: self.chunk_size], data[self.chunk_size :]
+                    due = max(due, clock()) + len(said) / self.bytes_per_second
                     await asyncio.sleep(due - clock())
                     passed += len(said)
-                    if passed > self.silent_after:
+                    if passed > self.stall_after:
                         await asyncio.Event().wait()
                     writer.write(said)
                     await writer.drain()

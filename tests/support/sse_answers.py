@@ -6,27 +6,27 @@ from typing import Any
 import httpx
 
 
-def events(stream: bytes) -> list[dict[str, Any]]:
+def parse_events(stream: bytes) -> list[dict[str, Any]]:
     """The events of a stream, without `[DONE]`."""
     payloads = [frame.removeprefix(b"data: ") for frame in stream.split(b"\n\n") if frame.startswith(b"data: ")]
     return [json.loads(payload) for payload in payloads if payload != b"[DONE]"]
 
 
-def said(answer: httpx.Response) -> str:
+def chat_text(answer: httpx.Response) -> str:
     """The text of an answer's first choice; for a stream, the deltas joined."""
     if answer.headers["content-type"] == "application/json":
         choice = answer.json()["choices"][0]
         return str(choice["message"]["content"] if "message" in choice else choice["text"])
-    return text_of(events(answer.content))
+    return chat_delta_text(parse_events(answer.content))
 
 
-def text_of(chunks: list[dict[str, Any]]) -> str:
+def chat_delta_text(chunks: list[dict[str, Any]]) -> str:
     """The text of the first choice of a stream's events."""
     pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == 0]
     return "".join(piece["delta"].get("content") or "" if "delta" in piece else piece["text"] for piece in pieces)
 
 
-def chunk(*, content: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
+def chat_frame(*, content: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
     """An event of a chat as vLLM frames it."""
     if content is not None:
         delta["content"] = content
@@ -35,5 +35,5 @@ def chunk(*, content: str | None = None, finish: str | None = None, **delta: Any
     return b"data: %b\n\n" % json.dumps(event).encode()
 
 
-ROLE = chunk(role="assistant", content="")
-DONE = b"data: [DONE]\n\n"
+ROLE_FRAME = chat_frame(role="assistant", content="")
+DONE_FRAME = b"data: [DONE]\n\n"

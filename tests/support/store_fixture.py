@@ -6,44 +6,46 @@ from typing import Any
 
 import msgspec
 
-from router.core.cache.entry_filter import Scope
+from router.core.cache.entry_filter import EntryFilter
 from router.core.types import Entry
-from router.shared.purges import Mark, Purges
+from router.shared.purges import PurgePosition, Purges
 from router.shared.redis import open_line, open_link
 from router.store.entry_store import MAX_BACKLOG, EntryStore, WriteResult
-from router.store.local_cache import LocalCopy
+from router.store.local_cache import LocalCache
 
 
-class Store:
+class StoreFixture:
     """A store on a line of its own; without a local copy, unless it is given one that somebody keeps coherent."""
 
     def __init__(
-        self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCopy | None = None,
-        max_backlog: int = MAX_BACKLOG, damaged: Callable[[], object] = lambda: None,
-        purged: Callable[[Scope], None] = lambda _: None,
+        self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCache | None = None,
+        max_backlog: int = MAX_BACKLOG, on_damaged: Callable[[], object] = lambda: None,
+        on_purged: Callable[[EntryFilter], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
-        self.link = open_link(url, timeout=timeout)
-        self.line = open_line(self.link, timeout=timeout, retry=retry)
-        self.purges = Purges(self.line, purged)
-        self.local = local if local is not None else LocalCopy(0)
-        self.entries = EntryStore(self.line, self.purges, self.local, damaged=damaged, max_backlog=max_backlog)
+        self.backend = open_link(url, timeout=timeout)
+        self.pipeline = open_line(self.backend, timeout=timeout, retry=retry)
+        self.purges = Purges(self.pipeline, on_purged)
+        self.local = local if local is not None else LocalCache(0)
+        self.entries = EntryStore(
+            self.pipeline, self.purges, self.local, on_damaged=on_damaged, max_backlog=max_backlog
+        )
 
     async def start(self) -> None:
-        await self.line.start()
-        if self.line.up:
-            await self.purges.learn()
+        await self.pipeline.start()
+        if self.pipeline.up:
+            await self.purges.load()
 
     async def aclose(self) -> None:
-        await self.line.aclose()
+        await self.pipeline.aclose()
 
     @property
-    def up(self) -> bool:
-        return self.line.up
+    def is_up(self) -> bool:
+        return self.pipeline.up
 
     async def wait_until_up(self) -> None:
         """Returns once Redis answers, and the purges are known that were missed."""
-        await self.line.wait_until_up()
+        await self.pipeline.wait_until_up()
         await self.purges.catch_up()
 
     async def get(self, key: str) -> Entry | None:
@@ -51,12 +53,12 @@ class Store:
         entry = await self.entries.get(key)
         return None if entry is None else msgspec.structs.replace(entry, purges=(0, 0))
 
-    def put(self, key: str, entry: Entry, since: Mark | None = None) -> "asyncio.Future[WriteResult]":
+    def put(self, key: str, entry: Entry, since: PurgePosition | None = None) -> "asyncio.Future[WriteResult]":
         written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
-        self.entries.put(key, entry, self.purges.last if since is None else since, written.set_result)
+        self.entries.put(key, entry, self.purges.last_position if since is None else since, written.set_result)
         return written
 
     async def command(self, *words: Any) -> Any:
         """What Redis answers to a command of one key."""
-        (reply,) = await self.line.ask(words)
+        (reply,) = await self.pipeline.execute(words)
         return reply

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 _READY: Final = "ready"
-_SNIFFED: Final = 4096  # bytes: what a router sends first fits into them
-_PIECE: Final = 65536
+_PREFIX_SIZE: Final = 4096  # bytes: what a router sends first fits into them
+_READ_SIZE: Final = 65536
 
-Kind = Literal["listening", "commands", "any"]
-What = Literal["hold", "lose", "delay", "cut"]
+ConnectionKind = Literal["listening", "commands", "any"]
+FaultAction = Literal["hold", "lose", "delay", "cut"]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ConnectionFault:
     """What happens to connections, and to which.
 
     - `what`: `hold` passes nothing on, in either direction, and then all of it. `lose` passes commands on and holds the
@@ -36,18 +36,18 @@ class Order:
     - `pick`: of the connections of this kind, the one at this share (0 to 1) of them; None for all of them.
     """
 
-    what: What
-    kind: Kind = "any"
+    what: FaultAction
+    kind: ConnectionKind = "any"
     seconds: float = 0.0
     late: float = 0.0
     pick: float | None = None
 
 
-class Proxied:
+class ProxiedConnection:
     """One connection: bytes pass in each direction while its gate is open."""
 
     def __init__(self, named: re.Pattern[bytes], client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self.late = 0.0
+        self.delay = 0.0
         self.is_cut = False
         self.commands, self.replies = asyncio.Event(), asyncio.Event()
         self.commands.set()
@@ -56,24 +56,24 @@ class Proxied:
         self._writers = (client, server)
         self._begun = b""
 
-    def kind(self) -> Kind | None:
+    def kind(self) -> ConnectionKind | None:
         """None for a connection that is not a router's."""
         if self._named.search(self._begun) is None:
             return None
         return "listening" if b"TRACKING" in self._begun else "commands"
 
-    async def pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    async def forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         """All that comes from the source, until it ends or the connection is cut."""
-        while piece := await source.read(_PIECE):
-            if gate is self.commands and len(self._begun) < _SNIFFED:
+        while piece := await source.read(_READ_SIZE):
+            if gate is self.commands and len(self._begun) < _PREFIX_SIZE:
                 self._begun += piece
-            if self.late:
-                await asyncio.sleep(self.late)
+            if self.delay:
+                await asyncio.sleep(self.delay)
             await gate.wait()
             target.write(piece)
             await target.drain()
 
-    async def suffer(self, order: Order) -> None:
+    async def apply_fault(self, order: ConnectionFault) -> None:
         match order.what:
             case "hold":
                 self.commands.clear()
@@ -86,9 +86,9 @@ class Proxied:
                 await asyncio.sleep(order.seconds)
                 self.cut()
             case "delay":
-                self.late = order.late
+                self.delay = order.late
                 await asyncio.sleep(order.seconds)
-                self.late = 0.0
+                self.delay = 0.0
             case "cut":
                 self.cut()
 
@@ -98,13 +98,13 @@ class Proxied:
             writer.transport.abort()
 
 
-class Proxy:
+class TcpProxy:
     """The connections of all ports."""
 
     def __init__(self, name: str) -> None:
         # As words of Redis' protocol, each with its length before it, or as a line.
         self._named = re.compile(rb"SETNAME(\r\n\$\d+\r\n| )%b\r\n" % re.escape(name.encode()))
-        self._connections: list[Proxied] = []
+        self._connections: list[ProxiedConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, port: int, target: int) -> None:
@@ -113,14 +113,14 @@ class Proxy:
 
         await asyncio.start_server(serve, "127.0.0.1", port)
 
-    def obey(self, order: Order) -> int:
+    def apply_fault(self, order: ConnectionFault) -> int:
         """How many connections it affects."""
         kinds = ("listening", "commands") if order.kind == "any" else (order.kind,)
         found = [one for one in self._connections if one.kind() in kinds and not one.is_cut]
         if order.pick is not None and found:
             found = [found[min(int(order.pick * len(found)), len(found) - 1)]]
         for one in found:
-            task = asyncio.create_task(one.suffer(order))
+            task = asyncio.create_task(one.apply_fault(order))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return len(found)
@@ -131,11 +131,11 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        proxied = Proxied(self._named, writer, to_server)
+        proxied = ProxiedConnection(self._named, writer, to_server)
         self._connections.append(proxied)
         ways = [
-            asyncio.ensure_future(proxied.pass_on(reader, to_server, proxied.commands)),
-            asyncio.ensure_future(proxied.pass_on(from_server, writer, proxied.replies)),
+            asyncio.ensure_future(proxied.forward(reader, to_server, proxied.commands)),
+            asyncio.ensure_future(proxied.forward(from_server, writer, proxied.replies)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ class Proxy:
 
 
 async def _run(name: str, ports: Mapping[int, int]) -> None:
-    proxy = Proxy(name)
+    proxy = TcpProxy(name)
     for port, target in ports.items():
         await proxy.listen(port, target)
     sys.stdout.write(f"{_READY}\n")
@@ -156,7 +156,7 @@ async def _run(name: str, ports: Mapping[int, int]) -> None:
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     while line := await orders.readline():  # it ends with the process that started it
-        sys.stdout.write(f"{proxy.obey(Order(**json.loads(line)))}\n")
+        sys.stdout.write(f"{proxy.apply_fault(ConnectionFault(**json.loads(line)))}\n")
         sys.stdout.flush()
     os._exit(0)  # whoever was served is gone too
 
@@ -167,30 +167,30 @@ class ProxyProcess:
     def __init__(self, name: str, ports: Mapping[int, int]) -> None:
         self._arguments = [name, *(f"{port}:{target}" for port, target in ports.items())]
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def start(self) -> None:
         """Raises RuntimeError where it does not start: a port is taken."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, str(Path(__file__)), *self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        if await self._line() != _READY:
+        if await self._read_line() != _READY:
             raise RuntimeError("the proxy did not start")
 
-    async def order(self, order: Order) -> int:
+    async def inject(self, order: ConnectionFault) -> int:
         """How many connections it affects."""
         assert self._process is not None
         assert self._process.stdin is not None
-        async with self._turn:
+        async with self._lock:
             self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
-            return int(await self._line())
+            return int(await self._read_line())
 
     async def stop(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
-    async def _line(self) -> str:
+    async def _read_line(self) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         return (await self._process.stdout.readline()).decode().strip()

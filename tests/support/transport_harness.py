@@ -13,8 +13,8 @@ import uvloop
 
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
-from router.net.client.target import Page
-from router.net.client.transport import Transport
+from router.net.client.target import RequestTarget
+from router.net.client.transport import HTTPTransport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -56,16 +56,16 @@ class Peer:
                 return head + await self.reader.readexactly(int(line.split(b":")[1]))
         return head
 
-    def pieces(self) -> int:
+    def received_segments(self) -> int:
         """In how many segments came what the client has sent: `tcpi_data_segs_in` of Linux' struct tcp_info."""
         info = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)
         (count,) = struct.unpack_from("I", info, 152)
         return int(count)
 
-    def say(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    async def left(self) -> bool:
+    async def closed_by_client(self) -> bool:
         """Wait until the client closes: whether it said nothing more before."""
         try:
             return await self.reader.read() == b""
@@ -82,7 +82,7 @@ class Peer:
         self.writer.close()
 
 
-class Server:
+class PeerServer:
     """Accepts connections, and hands each to the test as it comes."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    server = Server()
+async def serve_peers(context: ssl.SSLContext | None = None) -> AsyncIterator[PeerServer]:
+    server = PeerServer()
     listener = await asyncio.start_server(server.on_connection, "127.0.0.1", 0, ssl=context, limit=2**20)
     port = listener.sockets[0].getsockname()[1]
     server.base = f"{'https' if context else 'http'}://127.0.0.1:{port}"
@@ -122,13 +122,13 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[Server
 
 
 @asynccontextmanager
-async def rig(**options: Any) -> AsyncIterator[tuple[Transport, Server]]:
+async def transport_and_server(**options: Any) -> AsyncIterator[tuple[HTTPTransport, PeerServer]]:
     """A transport and a server; at the end nothing may be in use any more.
 
     Nothing expires unless a test says so, lest what should have been closed for a reason is closed by its age.
     """
     options.setdefault("idle_expiry", 3600.0)
-    async with serving() as server, Transport(**options) as transport:
+    async with serve_peers() as server, HTTPTransport(**options) as transport:
         yield transport, server
         assert transport.in_use == 0
 
@@ -137,28 +137,30 @@ LONG = 3600.0
 """Seconds that no test waits for."""
 
 
-async def send(
-    transport: Transport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
+async def send_request(
+    transport: HTTPTransport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
 ) -> EngineResponse:
     """A response of which the head has come."""
-    page = Page(url)
-    message = b"%b%d\r\n\r\n%b" % (page.post, len(body), body)
-    return await transport.send(page.origin, message, connect=connect, patience=patience, total=LONG)
+    page = RequestTarget(url)
+    message = b"%b%d\r\n\r\n%b" % (page.post_prefix, len(body), body)
+    return await transport.send(
+        page.origin, message, connect_timeout=connect, head_timeout=patience, total_timeout=LONG
+    )
 
 
-async def answer(transport: Transport, server: Server, body: bytes = b"{}") -> bytes:
+async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes = b"{}") -> bytes:
     """The whole body of the response."""
-    return await (await send(transport, server.url, body)).read(1 << 30)
+    return await (await send_request(transport, server.url, body)).read(1 << 30)
 
 
-class Pieces:
+class BodyChunks:
     """The body of a response, to be read step by step; `each` is the seconds for a step."""
 
-    def __init__(self, response: EngineResponse, each: float | None = None) -> None:
+    def __init__(self, response: EngineResponse, chunk_timeout: float | None = None) -> None:
         self._response = response
-        self._each = each
+        self._chunk_timeout = chunk_timeout
 
-    def __aiter__(self) -> "Pieces":
+    def __aiter__(self) -> "BodyChunks":
         return self
 
     async def __anext__(self) -> bytes:
@@ -168,14 +170,14 @@ class Pieces:
             pieces.append(piece)
             return True
 
-        if not await self._response.pour(one, self._each):
+        if not await self._response.stream_to(one, self._chunk_timeout):
             raise StopAsyncIteration
         (piece,) = pieces
         return piece
 
 
 @contextmanager
-def fails(reason: str, *, cause: str = "") -> Iterator[None]:
+def raises_engine_error(reason: str, *, cause: str = "") -> Iterator[None]:
     """With an EngineError for this reason, of which the cause says this."""
     with pytest.raises(EngineError) as caught:
         yield
@@ -183,11 +185,11 @@ def fails(reason: str, *, cause: str = "") -> Iterator[None]:
     assert cause in str(caught.value.__cause__)
 
 
-async def exchange(transport: Transport, server: Server, reply: bytes = OK) -> Peer:
+async def complete_exchange(transport: HTTPTransport, server: PeerServer, reply: bytes = OK) -> Peer:
     """One whole exchange on a new connection, which the server's end is returned of."""
-    asked = asyncio.create_task(answer(transport, server))
+    asked = asyncio.create_task(fetch_body(transport, server))
     peer = await server.peer()
     await peer.request()
-    peer.say(reply)
+    peer.send(reply)
     await asked
     return peer

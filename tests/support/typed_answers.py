@@ -9,19 +9,19 @@ from tests.support.router_server import RouterServer
 
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
-TYPED: Final = (RESPONSES, MESSAGES)
+TYPED_PATHS: Final = (RESPONSES, MESSAGES)
 
 
-def body_of(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
+def typed_body(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
     """A request with one user message for the model llama."""
     if path == RESPONSES:
         return {"model": "llama", "input": prompt, **fields}
     return {"model": "llama", "max_tokens": 100, "messages": [{"role": "user", "content": prompt}], **fields}
 
 
-async def ask(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
+async def post_typed(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
     """Asks, and reads the whole answer."""
-    return await router.post(path, body_of(path, prompt, **fields))
+    return await router.post(path, typed_body(path, prompt, **fields))
 
 
 def typed_events(stream: bytes) -> list[dict[str, Any]]:
@@ -34,16 +34,16 @@ def typed_events(stream: bytes) -> list[dict[str, Any]]:
     return events
 
 
-def said(answer: httpx.Response) -> str:
+def typed_text(answer: httpx.Response) -> str:
     """The text of an answer; for a stream, its pieces joined."""
     if answer.headers["content-type"] != "application/json":
-        return text_of(typed_events(answer.content))
+        return typed_delta_text(typed_events(answer.content))
     body = answer.json()
     blocks = body["content"] if "content" in body else [part for item in body["output"] for part in item["content"]]
     return "".join(block["text"] for block in blocks if block["type"] in ("text", "output_text"))
 
 
-def text_of(events: list[dict[str, Any]]) -> str:
+def typed_delta_text(events: list[dict[str, Any]]) -> str:
     """The text of a stream's events."""
     pieces = []
     for event in events:

@@ -6,13 +6,13 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-PATIENCE = 15.0
+TEST_TIMEOUT = 15.0
 """Seconds after which what a test waits for is taken not to come."""
 
 
-async def eventually(condition: Callable[[], Awaitable[Any] | Any], within: float = PATIENCE) -> Any:
+async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: float = TEST_TIMEOUT) -> Any:
     """What a condition gives once that is true of it. Raises TimeoutError."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(timeout):
         while True:
             found = condition()
             if inspect.isawaitable(found):
@@ -22,10 +22,10 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], within: floa
             await asyncio.sleep(0.005)
 
 
-async def read_until(stream: AsyncIterator[bytes], enough: Callable[[bytes], bool]) -> bytes:
+async def read_until(stream: AsyncIterator[bytes], is_enough: Callable[[bytes], bool]) -> bytes:
     """What has come once it is enough. The caller holds the stream, which would be closed if nobody did."""
     got = b""
-    while not enough(got):
+    while not is_enough(got):
         got += await anext(stream)
     return got
 

@@ -11,7 +11,7 @@ import msgspec
 from router.errors import bad_request
 
 
-class Control(msgspec.Struct, frozen=True):
+class CacheControl(msgspec.Struct, frozen=True):
     """The wishes of one request.
 
     - `no_store`: neither look up nor store. `no_cache`: do not look up, but store.
@@ -29,10 +29,10 @@ class Control(msgspec.Struct, frozen=True):
     ttl: int | None = None
 
 
-NO_WISHES: Final = Control()
+NO_DIRECTIVES: Final = CacheControl()
 
 
-def read_control(cache_control: bytes, cache_ttl: bytes | None) -> Control:
+def parse_cache_control(cache_control: bytes, cache_ttl: bytes | None) -> CacheControl:
     """Reads the values of the two headers; several Cache-Control headers are one, joined by commas.
 
     A `max-age` that is no number counts as 0, since the client does not want just any age (RFC 9111, section 4.2.1); a
@@ -45,17 +45,17 @@ def read_control(cache_control: bytes, cache_ttl: bytes | None) -> Control:
         directives[name.strip()] = value.strip().strip(b'"')
     age = directives.get(b"max-age")
     stale = directives.get(b"max-stale")
-    if cache_ttl is not None and not _is_count(cache_ttl):
+    if cache_ttl is not None and not _is_delta_seconds(cache_ttl):
         raise bad_request("`X-Cache-TTL` must be a whole number of seconds.", param="X-Cache-TTL")
-    return Control(
+    return CacheControl(
         no_store=b"no-store" in directives,
         no_cache=b"no-cache" in directives,
         only_if_cached=b"only-if-cached" in directives,
-        max_age=None if age is None else int(age) if _is_count(age) else 0,
-        max_stale=None if stale is None else inf if stale == b"" else int(stale) if _is_count(stale) else None,
+        max_age=None if age is None else int(age) if _is_delta_seconds(age) else 0,
+        max_stale=None if stale is None else inf if stale == b"" else int(stale) if _is_delta_seconds(stale) else None,
         ttl=None if cache_ttl is None else int(cache_ttl),
     )
 
 
-def _is_count(text: bytes) -> bool:
+def _is_delta_seconds(text: bytes) -> bool:
     return text.isdigit() and len(text) <= 10

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from router.core.cache.redis_keys import PREFIX
+from router.core.cache.redis_keys import KEY_PREFIX
 
 MissReason = Literal["new", "expired", "system", "rag", "query", "params", "model"]
 
@@ -23,7 +23,7 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     question: str
     params: str
 
-    def differences(self, other: "Fingerprint") -> list[MissReason]:
+    def differing_parts(self, other: "Fingerprint") -> list[MissReason]:
         """In which parts another differs, of the same tenant; another revision of the model is another model.
 
         Of an entry that does not know its two halves, the one or the other that differs counts as `query`.
@@ -41,9 +41,9 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
         return [name for name, differs in parts if differs]
 
 
-def stored_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
+def entry_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
     """The fingerprint of the entry at a key, with what it notes of itself; None where the key is none of an entry."""
-    parts = key.removeprefix(PREFIX).split(":")
+    parts = key.removeprefix(KEY_PREFIX).split(":")
     if len(parts) != 5:
         return None
     tenant, model, system, rag, query = parts

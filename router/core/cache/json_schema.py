@@ -11,46 +11,46 @@ import msgspec
 
 _encode: Final = msgspec.json.Encoder().encode
 
-_FORMAT: Final = frozenset(("schema",))
-_TOOL: Final = frozenset(("parameters", "input_schema", "schema"))
+_FORMAT_SCHEMA_NAMES: Final = frozenset(("schema",))
+_TOOL_SCHEMA_NAMES: Final = frozenset(("parameters", "input_schema", "schema"))
 
-FIELDS: Final[dict[str, frozenset[str]]] = {
-    "response_format": _FORMAT,
-    "text": _FORMAT,  # /v1/responses: `text.format.schema`
-    "output_format": _FORMAT,  # /v1/messages
-    "output_config": _FORMAT,
+SCHEMA_NAMES_BY_FIELD: Final[dict[str, frozenset[str]]] = {
+    "response_format": _FORMAT_SCHEMA_NAMES,
+    "text": _FORMAT_SCHEMA_NAMES,  # /v1/responses: `text.format.schema`
+    "output_format": _FORMAT_SCHEMA_NAMES,  # /v1/messages
+    "output_config": _FORMAT_SCHEMA_NAMES,
     "structured_outputs": frozenset(("json",)),
-    "tools": _TOOL,
-    "functions": _TOOL,
+    "tools": _TOOL_SCHEMA_NAMES,
+    "functions": _TOOL_SCHEMA_NAMES,
 }
 """The fields that hold schemas, and under which names they hold them."""
 
-NAMES: Final = frozenset((*FIELDS, "guided_json"))
+SCHEMA_FIELDS: Final = frozenset((*SCHEMA_NAMES_BY_FIELD, "guided_json"))
 """All fields of a request that hold schemas; `guided_json` is one itself."""
 
 
-def ordered(field: str, value: Any) -> Any:
+def preserve_property_order(field: str, value: Any) -> Any:
     """The value of one of these fields, with each schema in it as JSON in its own order.
 
     The canonical form sorts names, but takes such a piece of JSON as it stands.
     """
     if field == "guided_json":
-        return _as_it_stands(value)
-    return _with_schemas(value, FIELDS[field])
+        return _raw_json(value)
+    return _preserve_schemas(value, SCHEMA_NAMES_BY_FIELD[field])
 
 
-def _with_schemas(value: Any, names: frozenset[str]) -> Any:
+def _preserve_schemas(value: Any, names: frozenset[str]) -> Any:
     if isinstance(value, list):
-        return [_with_schemas(item, names) for item in value]
+        return [_preserve_schemas(item, names) for item in value]
     if not isinstance(value, dict):
         return value
     made = {}
     for name, item in value.items():
         # A structural tag has its schema under this name; a response format has there what holds its schema.
         is_schema = name in names or (name == "json_schema" and isinstance(item, dict) and "schema" not in item)
-        made[name] = _as_it_stands(item) if is_schema else _with_schemas(item, names)
+        made[name] = _raw_json(item) if is_schema else _preserve_schemas(item, names)
     return made
 
 
-def _as_it_stands(value: Any) -> Any:
+def _raw_json(value: Any) -> Any:
     return msgspec.Raw(_encode(value)) if isinstance(value, dict | list) else value

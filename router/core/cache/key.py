@@ -5,19 +5,19 @@ from typing import Any
 
 import msgspec
 
-from router.core.cache.entry_filter import document_name, text_name
+from router.core.cache.entry_filter import document_name, text_document_name
 
-canonical = msgspec.json.Encoder(order="deterministic").encode
+encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Markers(msgspec.Struct, frozen=True):
+class ContextMarkers(msgspec.Struct, frozen=True):
     """What stands before and after retrieved context in a message's text."""
 
     open: str = "<context>"
     close: str = "</context>"
 
 
-class Key(msgspec.Struct, eq=False, gc=False):
+class CacheKey(msgspec.Struct, eq=False, gc=False):
     """`text` is the Redis key; `form` all that it stands for: tenant, model, and the bytes of the three parts.
 
     `digest`, the hex SHA-256 of the form, is what an entry under the key must bear; it is worked out when it is asked
@@ -25,14 +25,14 @@ class Key(msgspec.Struct, eq=False, gc=False):
     """
 
     text: str
-    form: tuple[str | bytes, ...]
+    canonical_parts: tuple[str | bytes, ...]
     _digest: str = ""
 
     @property
     def digest(self) -> str:
         if not self._digest:
             digest = hashlib.sha256()
-            for part in self.form:
+            for part in self.canonical_parts:
                 data = part.encode() if isinstance(part, str) else part
                 digest.update(b"%d:%b" % (len(data), data))
             self._digest = digest.hexdigest()
@@ -41,10 +41,10 @@ class Key(msgspec.Struct, eq=False, gc=False):
     @property
     def size(self) -> int:
         """Bytes of the form, about."""
-        return sum(map(len, self.form))
+        return sum(map(len, self.canonical_parts))
 
 
-class Parts(msgspec.Struct, frozen=True, gc=False):
+class RequestParts(msgspec.Struct, frozen=True, gc=False):
     """A request, taken apart; see the theory of router.core.cache.key_derivation.
 
     - `query`: the endpoint, the messages, and all other fields.
@@ -58,23 +58,23 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     question: str
     texts_only: bool = False
 
-    def documents(self) -> tuple[str, ...]:
+    def document_names(self) -> tuple[str, ...]:
         """The names of the documents in the rag part: their ids, or the hashes of their texts."""
         if not self.rag:
             return ()
         names: dict[str, None] = {}
         for item in self.rag:
             for document in item if isinstance(item, list) else [item]:
-                names[_name_of(document)] = None
+                names[_rag_document_name(document)] = None
         return tuple(names)
 
 
-def _name_of(document: Any) -> str:
+def _rag_document_name(document: Any) -> str:
     if isinstance(document, str):
-        return text_name(document)
+        return text_document_name(document)
     fields = document if isinstance(document, dict) else {}
     for doc_id in (fields.get("doc_id"), fields.get("id")):
         if isinstance(doc_id, str | int) and not isinstance(doc_id, bool) and doc_id != "":
             return document_name(str(doc_id))
     text = fields.get("text")
-    return text_name(text if isinstance(text, str) else canonical(document).decode())
+    return text_document_name(text if isinstance(text, str) else encode_canonical(document).decode())

@@ -19,13 +19,13 @@ from typing import Any, Final
 import xxhash
 
 from router.core.cache import json_schema as schemas
-from router.core.cache.key import Key, Markers, Parts, canonical
-from router.core.cache.redis_keys import PREFIX
-from router.core.endpoints.request import Request
+from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
+from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.endpoints.request import InferenceRequest
 from router.core.types import Endpoint
 from router.errors import bad_request
 
-NOTHING: Final = "0" * 16
+EMPTY_HASH: Final = "0" * 16
 """The system or rag part of a request that has none."""
 
 MAX_DOCUMENTS: Final = 10_000
@@ -34,7 +34,7 @@ MAX_DOCUMENTS: Final = 10_000
 MAX_PARTS: Final = 10_000
 """Messages of a request, and parts of their contents; with MAX_DOCUMENTS it bounds how long one may take to read."""
 
-NOT_PART_OF_THE_ANSWER: Final = {
+IGNORED_FIELDS: Final = {
     "model": "the key has the model's public name, which an alias and `auto` stand for",
     "stream": "JSON and event stream are two forms of one answer",
     "stream_options": "they shape the stream; what of them changes its events is added by _stream_shape",
@@ -50,7 +50,7 @@ NOT_PART_OF_THE_ANSWER: Final = {
 }
 """The request fields that are left out of the key, by name and with the reason; but see SAID_BACK."""
 
-SAID_BACK: Final = {
+ECHOED_FIELDS: Final = {
     Endpoint.RESPONSES: {
         "user": "repeated in the answer",
         "metadata": "repeated in the answer",
@@ -61,59 +61,59 @@ SAID_BACK: Final = {
 }
 """What of those fields is part of the key at these endpoints all the same, since their answer shows it."""
 
-_LEFT_OUT: Final = {
-    endpoint: NOT_PART_OF_THE_ANSWER.keys() - SAID_BACK.get(endpoint, {}).keys() for endpoint in Endpoint
+_IGNORED_BY_ENDPOINT: Final = {
+    endpoint: IGNORED_FIELDS.keys() - ECHOED_FIELDS.get(endpoint, {}).keys() for endpoint in Endpoint
 }
-_CONVERSATION: Final = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
-_TEXTS: Final = ("text", "input_text")  # the types of parts that hold text of a user or a system
+_CONVERSATION_FIELD: Final = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
+_TEXT_TYPES: Final = ("text", "input_text")  # the types of parts that hold text of a user or a system
 _SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}  # where it has its own
-_SYSTEM: Final = 0  # where a piece of the system part stood
-_RAG: Final = 1  # where a piece of the rag part stood
+_SYSTEM_PLACEHOLDER: Final = 0  # where a piece of the system part stood
+_CONTEXT_PLACEHOLDER: Final = 1  # where a piece of the rag part stood
 _ABSENT: Final = object()
 
 
-def take_apart(request: Request, markers: Markers) -> Parts:
+def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestParts:
     """Which text of the request belongs to which part of the key. Raises ApiError where there are too many of them."""
     endpoint, fields = request.endpoint, request.fields
     system: list[Any] = []
     rag: list[Any] = []
     rest = fields.copy()
-    for name in _LEFT_OUT[endpoint].intersection(fields):
+    for name in _IGNORED_BY_ENDPOINT[endpoint].intersection(fields):
         del rest[name]
-    if not schemas.NAMES.isdisjoint(rest):
-        for name in schemas.NAMES.intersection(rest):
-            rest[name] = schemas.ordered(name, rest[name])
+    if not schemas.SCHEMA_FIELDS.isdisjoint(rest):
+        for name in schemas.SCHEMA_FIELDS.intersection(rest):
+            rest[name] = schemas.preserve_property_order(name, rest[name])
     question = ""
     texts_only = endpoint is not Endpoint.EMBEDDINGS
     asked: list[Any] = []
-    conversation = _CONVERSATION.get(endpoint)
+    conversation = _CONVERSATION_FIELD.get(endpoint)
     if conversation is not None:
         documents = rest.pop("documents", None)
         if documents is not None:
-            _bound_documents(len(documents))
+            _check_document_count(len(documents))
             rag.append(documents)
         place = _SYSTEM_FIELD.get(endpoint)
         if place in rest:
-            rest[place], _ = _pieces(rest[place], markers, system, rag)
+            rest[place], _ = _split_content(rest[place], markers, system, rag)
         messages = rest.pop(conversation)
         if isinstance(messages, str):
-            asked, question = _pieces(messages, markers, None, rag)
+            asked, question = _split_content(messages, markers, None, rag)
         else:
-            asked, question, texts_only = _messages(messages, markers, system, rag)
+            asked, question, texts_only = _split_messages(messages, markers, system, rag)
     elif endpoint is Endpoint.COMPLETIONS:
         prompt = fields["prompt"]
         first = prompt[0] if isinstance(prompt, list) else prompt
         question = first if isinstance(first, str) else ""
     else:  # of embeddings, nobody asks anything
         asked = [rest.pop("input", None), rest.pop("messages", None)]
-    if request.stream and (shape := _stream_shape(fields)):
+    if request.stream and (shape := _event_options(fields)):
         rest["stream_options"] = shape
-    return Parts(system, rag, [endpoint.path, asked, rest], question, texts_only)
+    return RequestParts(system, rag, [endpoint.path, asked, rest], question, texts_only)
 
 
-def _messages(
-    messages: list[dict[str, Any]], markers: Markers, system: list[Any], rag: list[Any]
+def _split_messages(
+    messages: list[dict[str, Any]], markers: ContextMarkers, system: list[Any], rag: list[Any]
 ) -> tuple[list[Any], str, bool]:
     """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user.
 
@@ -123,14 +123,14 @@ def _messages(
     question = ""
     texts_only = True
     parts = len(messages)
-    _bound_parts(parts)
+    _check_part_count(parts)
     for message in messages:
         others = message.copy()
         content = others.pop("content", _ABSENT)
         role = others.pop("role", _ABSENT)
         if isinstance(content, list):
             parts += len(content)
-            _bound_parts(parts)
+            _check_part_count(parts)
         if others or not isinstance(content, str):
             texts_only = False
         if role is _ABSENT:  # an item of /v1/responses that nobody said
@@ -138,27 +138,27 @@ def _messages(
         elif content is _ABSENT:  # whether it was there at all is something that a chat template can see
             remains.append([role, others])
         elif role == "user":
-            pieces, text = _pieces(content, markers, None, rag)
+            pieces, text = _split_content(content, markers, None, rag)
             question = text or question
             remains.append([role, pieces, others])
         elif role in _SYSTEM_ROLES:
-            remains.append([role, _pieces(content, markers, system, rag)[0], others])
+            remains.append([role, _split_content(content, markers, system, rag)[0], others])
         else:
             remains.append([role, content, others])
     return remains, question, texts_only
 
 
-def _bound_parts(count: int) -> None:
+def _check_part_count(count: int) -> None:
     if count > MAX_PARTS:
         raise bad_request(f"The request has more than {MAX_PARTS} messages and parts.", code="too_many_parts")
 
 
-def _bound_documents(count: int) -> None:
+def _check_document_count(count: int) -> None:
     if count > MAX_DOCUMENTS:
         raise bad_request(f"The request has more than {MAX_DOCUMENTS} documents and contexts.", code="too_many_parts")
 
 
-def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
+def _event_options(fields: dict[str, Any]) -> dict[str, Any]:
     """The stream options that change the events themselves, as vLLM's continuous_usage_stats does."""
     options = fields.get("stream_options") or {}
     return {
@@ -168,31 +168,33 @@ def _stream_shape(fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pieces(content: Any, markers: Markers, system: list[Any] | None, rag: list[Any]) -> tuple[Any, str]:
+def _split_content(content: Any, markers: ContextMarkers, system: list[Any] | None, rag: list[Any]) -> tuple[Any, str]:
     """What remains of a message's content once `system` (unless None) and `rag` have taken theirs; and its text.
 
     The first item says which form the content had, so that no client can spell what we write for another form.
     """
     if isinstance(content, str):
         pieces: list[Any] = ["text"]
-        return pieces, _cut(content, markers, pieces, system, rag)
+        return pieces, _extract_context(content, markers, pieces, system, rag)
     if not isinstance(content, list):
         return ["none"], ""
-    _bound_parts(len(content))
+    _check_part_count(len(content))
     parts: list[Any] = ["parts"]
     texts = []
     for part in content:
-        if part.get("type") in _TEXTS and isinstance(part.get("text"), str):
+        if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
             pieces = []
             others = part.copy()
-            texts.append(_cut(others.pop("text"), markers, pieces, system, rag))
+            texts.append(_extract_context(others.pop("text"), markers, pieces, system, rag))
             parts.append([pieces, others])
         else:
             parts.append(part)
     return parts, "\n".join(texts)
 
 
-def _cut(text: str, markers: Markers, pieces: list[Any], system: list[Any] | None, rag: list[Any]) -> str:
+def _extract_context(
+    text: str, markers: ContextMarkers, pieces: list[Any], system: list[Any] | None, rag: list[Any]
+) -> str:
     """Cuts the context out of a text, and puts what remains where it belongs; gives the text without the context."""
     own: list[str] = []
     at = 0
@@ -203,32 +205,32 @@ def _cut(text: str, markers: Markers, pieces: list[Any], system: list[Any] | Non
         end = text.find(markers.close, start)
         if end < 0:
             break
-        _bound_documents(len(rag) + 1)
+        _check_document_count(len(rag) + 1)
         own.append(text[at:start])
         rag.append(text[start:end])
-        pieces += (_SYSTEM if system is not None else own[-1], _RAG)
+        pieces += (_SYSTEM_PLACEHOLDER if system is not None else own[-1], _CONTEXT_PLACEHOLDER)
         at = end
         start = text.find(markers.open, at)
     rest = text[at:]
     if system is None:
         pieces.append(rest)
     else:
-        pieces.append(_SYSTEM)
+        pieces.append(_SYSTEM_PLACEHOLDER)
         system += (*own, rest)
     return "".join((*own, rest)) if own else rest
 
 
-def derive(parts: Parts, *, tenant: str, model: str, revision: str) -> Key:
+def derive_cache_key(parts: RequestParts, *, tenant: str, model: str, revision: str) -> CacheKey:
     """The key of the answer that `model` at `revision` gives to `tenant`. Raises ApiError for what is too deep."""
     try:
-        system = canonical(parts.system) if parts.system else b""
-        rag = canonical(parts.rag) if parts.rag else b""
-        query = canonical([revision, *parts.query])
+        system = encode_canonical(parts.system) if parts.system else b""
+        rag = encode_canonical(parts.rag) if parts.rag else b""
+        query = encode_canonical([revision, *parts.query])
     except RecursionError:  # a part may lie deeper here than it lay in the body
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
-    system_hash = xxhash.xxh3_64_hexdigest(system) if system else NOTHING
-    rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else NOTHING
-    return Key(
-        f"{PREFIX}{tenant}:{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
+    system_hash = xxhash.xxh3_64_hexdigest(system) if system else EMPTY_HASH
+    rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else EMPTY_HASH
+    return CacheKey(
+        f"{KEY_PREFIX}{tenant}:{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
         (tenant, model, system, rag, query),
     )

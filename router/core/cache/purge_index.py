@@ -6,15 +6,15 @@ same parts have one shape. So an entry is looked up once for each shape (there a
 
 from typing import Final
 
-from router.core.cache.entry_filter import Scope, named_by
-from router.core.cache.redis_keys import PREFIX
+from router.core.cache.entry_filter import EntryFilter, possible_document_names
+from router.core.cache.redis_keys import KEY_PREFIX
 
-Mark = tuple[int, int]
+PurgePosition = tuple[int, int]
 """A position in the log of purges: the id of a record, as Redis counts it."""
 
-BEGINNING: Final[Mark] = (0, 0)
+BEGINNING: Final[PurgePosition] = (0, 0)
 
-_Place = tuple[str | int | None, ...]  # a shape, and the values of the parts that it names
+_IndexKey = tuple[str | int | None, ...]  # a shape, and the values of the parts that it names
 
 
 class PurgeIndex:
@@ -26,58 +26,65 @@ class PurgeIndex:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._marks: dict[_Place, Mark] = {}  # in the order of the marks
-        self._shapes: dict[int, int] = {}  # how many places there are of each
-        self._forgotten = BEGINNING
+        self._positions: dict[_IndexKey, PurgePosition] = {}  # in the order of the marks
+        self._shape_counts: dict[int, int] = {}  # how many places there are of each
+        self._last_evicted = BEGINNING
 
     def __len__(self) -> int:
-        return len(self._marks)
+        return len(self._positions)
 
-    def add(self, mark: Mark, scope: Scope) -> None:
+    def add(self, position: PurgePosition, entry_filter: EntryFilter) -> None:
         """A purge; marks are added in their order."""
-        if scope.empty:
+        if entry_filter.is_empty:
             return
-        shape = _shape(scope)
-        parts = (scope.key, scope.tenant, scope.model, scope.system, scope.rag)
+        shape = _filter_shape(entry_filter)
+        parts = (entry_filter.key, entry_filter.tenant, entry_filter.model, entry_filter.system, entry_filter.rag)
         values = tuple([part for part in parts if part is not None])
-        for document in (None,) if scope.document is None else named_by(scope.document):
-            place: _Place = (shape, *values) if document is None else (shape, *values, document)
-            if self._marks.pop(place, None) is None:
-                self._shapes[shape] = self._shapes.get(shape, 0) + 1
-            self._marks[place] = mark
-        while len(self._marks) > self._limit:
-            self._forget_oldest()
+        for document in (None,) if entry_filter.document is None else possible_document_names(entry_filter.document):
+            place: _IndexKey = (shape, *values) if document is None else (shape, *values, document)
+            if self._positions.pop(place, None) is None:
+                self._shape_counts[shape] = self._shape_counts.get(shape, 0) + 1
+            self._positions[place] = position
+        while len(self._positions) > self._limit:
+            self._evict_oldest()
 
-    def _forget_oldest(self) -> None:
-        place = next(iter(self._marks))
-        self._forgotten = self._marks.pop(place)
+    def _evict_oldest(self) -> None:
+        place = next(iter(self._positions))
+        self._last_evicted = self._positions.pop(place)
         shape = place[0]
         assert isinstance(shape, int)
-        self._shapes[shape] -= 1
-        if not self._shapes[shape]:
-            del self._shapes[shape]
+        self._shape_counts[shape] -= 1
+        if not self._shape_counts[shape]:
+            del self._shape_counts[shape]
 
-    def covers(self, key: str, documents: tuple[str, ...], since: Mark) -> bool:
-        if since < self._forgotten:
+    def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
+        if since < self._last_evicted:
             return True
-        parts = key.removeprefix(PREFIX).split(":")
+        parts = key.removeprefix(KEY_PREFIX).split(":")
         if len(parts) != 5:
             return False
         named = (key, *parts[:4])
-        for shape in self._shapes:
+        for shape in self._shape_counts:
             values = [part for bit, part in enumerate(named) if shape >> bit & 1]
-            places: list[_Place] = [(shape, *values)]
-            if shape & _DOCUMENT:
+            places: list[_IndexKey] = [(shape, *values)]
+            if shape & _DOCUMENT_BIT:
                 places = [(shape, *values, document) for document in documents]
-            if any(self._marks.get(place, BEGINNING) > since for place in places):
+            if any(self._positions.get(place, BEGINNING) > since for place in places):
                 return True
         return False
 
 
-_DOCUMENT: Final = 1 << 5
+_DOCUMENT_BIT: Final = 1 << 5
 
 
-def _shape(scope: Scope) -> int:
+def _filter_shape(entry_filter: EntryFilter) -> int:
     """Which parts a scope names, a bit each."""
-    parts = (scope.key, scope.tenant, scope.model, scope.system, scope.rag, scope.document)
+    parts = (
+        entry_filter.key,
+        entry_filter.tenant,
+        entry_filter.model,
+        entry_filter.system,
+        entry_filter.rag,
+        entry_filter.document,
+    )
     return sum(1 << bit for bit, part in enumerate(parts) if part is not None)

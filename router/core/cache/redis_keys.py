@@ -17,96 +17,96 @@ All but the first begin with a word that no tenant can be called, so that a patt
 from collections.abc import Iterable
 from typing import Final
 
-PREFIX: Final = "rh:1:"
+KEY_PREFIX: Final = "rh:1:"
 """How each of our keys begins; the number changes when the same request would get another key."""
 
-RESERVED: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
+RESERVED_TENANT_NAMES: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
 """What no tenant can be called."""
 
-_PURGE: Final = PREFIX + "purge:"
-PURGES: Final = _PURGE + "log"
-NOTHING_HERE: Final = _PURGE + "none"
-_DRAIN: Final = PREFIX + "drain:"
-DRAINS: Final = _DRAIN + "engines"
-_CLAIM: Final = PREFIX + "claim:"
-_FLIGHT: Final = PREFIX + "flight:"
-_HITS: Final = PREFIX + "hits:"
-_LIMIT: Final = PREFIX + "limit:"
-_BREAKER: Final = PREFIX + "breaker:"
-_PROBE: Final = ":probe"
+_PURGE_PREFIX: Final = KEY_PREFIX + "purge:"
+PURGE_LOG_KEY: Final = _PURGE_PREFIX + "log"
+ABSENT_KEY: Final = _PURGE_PREFIX + "none"
+_DRAIN_PREFIX: Final = KEY_PREFIX + "drain:"
+DRAINS_KEY: Final = _DRAIN_PREFIX + "engines"
+_CLAIM_PREFIX: Final = KEY_PREFIX + "claim:"
+_FLIGHT_PREFIX: Final = KEY_PREFIX + "flight:"
+_HITS_PREFIX: Final = KEY_PREFIX + "hits:"
+_LIMIT_PREFIX: Final = KEY_PREFIX + "limit:"
+_BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
+_PROBE_SUFFIX: Final = ":probe"
 
 
-def entries_of(tenant: str) -> str:
+def entry_prefix(tenant: str) -> str:
     """How the keys of a tenant's entries begin."""
-    return f"{PREFIX}{tenant}:"
+    return f"{KEY_PREFIX}{tenant}:"
 
 
-def claim_of(key: str) -> str:
+def claim_key(key: str) -> str:
     """The claim on the entry at `key`."""
-    return _CLAIM + key[len(PREFIX) :]
+    return _CLAIM_PREFIX + key[len(KEY_PREFIX) :]
 
 
-def claimed_by(claim: str) -> str:
+def claimed_entry_key(claim: str) -> str:
     """The key of the entry that a claim is on."""
-    return PREFIX + claim[len(_CLAIM) :]
+    return KEY_PREFIX + claim[len(_CLAIM_PREFIX) :]
 
 
-def flight_of(key: str, flight: str) -> str:
+def flight_key(key: str, flight_id: str) -> str:
     """The stream of the generation `flight`, which is to give the entry at `key`."""
-    return f"{_FLIGHT}{key[len(PREFIX) :]}:{flight}"
+    return f"{_FLIGHT_PREFIX}{key[len(KEY_PREFIX) :]}:{flight_id}"
 
 
-def hits_of(tenant: str) -> str:
+def hits_key(tenant: str) -> str:
     """Where a tenant's hits are counted."""
-    return _HITS + tenant
+    return _HITS_PREFIX + tenant
 
 
-def limit_of(tenant: str) -> str:
+def limit_key(tenant: str) -> str:
     """Where what a tenant uses is counted."""
-    return _LIMIT + tenant
+    return _LIMIT_PREFIX + tenant
 
 
-def breaker_of(engine: str) -> str:
+def breaker_key(engine: str) -> str:
     """What the routers have found about an engine."""
-    return _BREAKER + engine
+    return _BREAKER_PREFIX + engine
 
 
-def probe_of(engine: str) -> str:
+def probe_key(engine: str) -> str:
     """The claim on the one request of a half-open breaker."""
-    return _BREAKER + engine + _PROBE
+    return _BREAKER_PREFIX + engine + _PROBE_SUFFIX
 
 
-def is_breaker(key: str) -> bool:
+def is_breaker_key(key: str) -> bool:
     """Whether that is an engine's breaker, or the claim on its probe."""
-    return key.startswith(_BREAKER)
+    return key.startswith(_BREAKER_PREFIX)
 
 
-def engine_of(breaker: str) -> str:
+def breaker_engine(key: str) -> str:
     """The engine of a breaker's key; of a claim's key, a name that no engine can have."""
-    return breaker[len(_BREAKER) :]
+    return key[len(_BREAKER_PREFIX) :]
 
 
-_OTHERS: Final = (_BREAKER, _DRAIN, _FLIGHT, _PURGE)
+_NON_ENTRY_PREFIXES: Final = (_BREAKER_PREFIX, _DRAIN_PREFIX, _FLIGHT_PREFIX, _PURGE_PREFIX)
 
-ALL_CLAIMS: Final = _CLAIM + "*"
-ALL_FLIGHTS: Final = _FLIGHT + "*"
-ALL_HITS: Final = _HITS + "*"
+CLAIMS_PATTERN: Final = _CLAIM_PREFIX + "*"
+FLIGHTS_PATTERN: Final = _FLIGHT_PREFIX + "*"
+HITS_PATTERN: Final = _HITS_PREFIX + "*"
 """What SCAN MATCH takes to find all of a kind."""
 
 
-def is_flight(key: str) -> bool:
+def is_flight_key(key: str) -> bool:
     """Whether that is the stream of a generation."""
-    return key.startswith(_FLIGHT)
+    return key.startswith(_FLIGHT_PREFIX)
 
 
-def heard(tenants: Iterable[str]) -> list[str]:
+def tracked_prefixes(tenants: Iterable[str]) -> list[str]:
     """How the keys begin of whose changes a router wants to be told.
 
     Each ends with a colon, which no tenant's name can hold: Redis refuses prefixes of which one begins another.
     """
-    return [*map(entries_of, tenants), *_OTHERS]
+    return [*map(entry_prefix, tenants), *_NON_ENTRY_PREFIXES]
 
 
-def is_entry(key: str) -> bool:
+def is_entry_key(key: str) -> bool:
     """Whether that is an entry, of all whose changes a router is told."""
-    return not key.startswith(_OTHERS)
+    return not key.startswith(_NON_ENTRY_PREFIXES)

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-Part = tuple[str, str]
+LabeledText = tuple[str, str]
 """The label of a piece of an answer, empty for its plain text, and what it says."""
 
-_FLOAT: Final = 4  # bytes of a number in a vector that was asked for as base64
+_FLOAT_SIZE: Final = 4  # bytes of a number in a vector that was asked for as base64
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 def answer_text(body: bytes) -> str | None:
     """What an answer says; None where it is not JSON, or says nothing that is known here. Never raises."""
     try:
-        parts = [(label, said) for label, said in _parts_of(msgspec.json.decode(body)) if said or label]
+        parts = [(label, said) for label, said in _labeled_texts(msgspec.json.decode(body)) if said or label]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not parts:
@@ -40,37 +40,37 @@ def answer_text(body: bytes) -> str | None:
     return "\n\n".join(f"[{label or 'text'}]\n{said}".rstrip("\n") for label, said in parts)
 
 
-def _parts_of(answer: Any) -> Iterator[Part]:
+def _labeled_texts(answer: Any) -> Iterator[LabeledText]:
     match answer:
         case {"choices": list(choices)}:
             for at, choice in enumerate(choices):
-                for label, said in _of_choice(choice):
+                for label, said in _choice_texts(choice):
                     yield (label if len(choices) == 1 else f"choice {at}{label and ': '}{label}"), said
         case {"output": list(items)}:
             for item in items:
-                yield from _of_item(item)
+                yield from _item_texts(item)
         case {"content": list(blocks)}:
             for block in blocks:
-                yield from _of_item(block)
+                yield from _item_texts(block)
         case {"data": list(data)}:
-            yield from _of_vectors(data)
+            yield from _embedding_texts(data)
         case {"text": str(text)}:  # what stands beside a stream that makes no JSON answer
             yield "", text
 
 
-def _of_choice(choice: Any) -> Iterator[Part]:
+def _choice_texts(choice: Any) -> Iterator[LabeledText]:
     match choice:
         case {"message": dict(message)}:
-            yield from _of_message(message)
+            yield from _message_texts(message)
         case {"text": str(text)}:
             yield "", text
 
 
-def _of_message(message: dict[str, Any]) -> Iterator[Part]:
+def _message_texts(message: dict[str, Any]) -> Iterator[LabeledText]:
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if isinstance(reasoning, str):
         yield "reasoning", reasoning
-    yield from _of_content(message.get("content"))
+    yield from _content_texts(message.get("content"))
     match message:
         case {"refusal": str(refusal)} if refusal:
             yield "refusal", refusal
@@ -81,20 +81,20 @@ def _of_message(message: dict[str, Any]) -> Iterator[Part]:
     for call in [*(calls if isinstance(calls, list) else ()), {"function": message.get("function_call")}]:
         match call:
             case {"function": {"name": name, **rest}}:
-                yield _call(name, rest.get("arguments"))
+                yield _tool_call_text(name, rest.get("arguments"))
             case {"custom": {"name": name, **rest}}:
-                yield _call(name, rest.get("input"))
+                yield _tool_call_text(name, rest.get("input"))
 
 
-def _of_content(content: Any) -> Iterator[Part]:
+def _content_texts(content: Any) -> Iterator[LabeledText]:
     if isinstance(content, str):
         yield "", content
     elif isinstance(content, list):
         for part in content:
-            yield from _of_item(part)
+            yield from _item_texts(part)
 
 
-def _of_item(item: Any) -> Iterator[Part]:
+def _item_texts(item: Any) -> Iterator[LabeledText]:
     """An item of /v1/responses, a block of /v1/messages, or a part of either."""
     match item:
         case {"type": "text" | "output_text", "text": str(text)}:
@@ -107,9 +107,9 @@ def _of_item(item: Any) -> Iterator[Part]:
         case {"type": "refusal", "refusal": str(refusal)}:
             yield "refusal", refusal
         case {"type": "message", "content": content}:
-            yield from _of_content(content)
+            yield from _content_texts(content)
         case {"type": str(), "name": name}:  # function_call, tool_use and their like
-            yield _call(name, item.get("arguments", item.get("input")))
+            yield _tool_call_text(name, item.get("arguments", item.get("input")))
         case {"type": str(kind)}:
             yield kind, ""
 
@@ -118,12 +118,12 @@ def _has_text(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-def _call(name: Any, arguments: Any) -> Part:
+def _tool_call_text(name: Any, arguments: Any) -> LabeledText:
     said = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments).decode()
     return f"tool call {name}", said
 
 
-def _of_vectors(data: list[Any]) -> Iterator[Part]:
+def _embedding_texts(data: list[Any]) -> Iterator[LabeledText]:
     """How many vectors of how many dimensions. OpenAI's vectors in base64 are 32-bit floats."""
     sizes: Counter[int] = Counter()
     for item in data:
@@ -131,10 +131,13 @@ def _of_vectors(data: list[Any]) -> Iterator[Part]:
             case {"embedding": list(numbers)}:
                 sizes[len(numbers)] += 1
             case {"embedding": str(coded)}:
-                sizes[len(coded.rstrip("=")) * 3 // 4 // _FLOAT] += 1
+                sizes[len(coded.rstrip("=")) * 3 // 4 // _FLOAT_SIZE] += 1
     if sizes:
-        yield "", ", ".join(f"{_plural(n, 'vector')} of {_plural(size, 'dimension')}" for size, n in sizes.items())
+        yield (
+            "",
+            ", ".join(f"{_pluralize(n, 'vector')} of {_pluralize(size, 'dimension')}" for size, n in sizes.items()),
+        )
 
 
-def _plural(count: int, noun: str) -> str:
+def _pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

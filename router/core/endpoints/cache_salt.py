@@ -17,29 +17,29 @@ from collections.abc import Mapping
 from router.errors import bad_request
 
 
-def salts_of(groups: Mapping[str, str | None]) -> dict[str, str]:
+def derive_salts(groups: Mapping[str, str | None]) -> dict[str, str]:
     """The salt of each tenant; none at all where there is nobody to keep apart.
 
     `groups`: for each tenant that requests can belong to, the group that it shares with, if any.
     """
-    names = {tenant: affinity_name(tenant, group) for tenant, group in groups.items()}
+    names = {tenant: sharing_group_name(tenant, group) for tenant, group in groups.items()}
     if len(set(names.values())) < 2:
         return {}
     return {tenant: _hash("roundhouse cache_salt 1", name) for tenant, name in names.items()}
 
 
-def affinity_name(tenant: str, group: str | None) -> str:
+def sharing_group_name(tenant: str, group: str | None) -> str:
     """The name of those who share prefixes: the tenant, or its group. No tenant can be named as a group is here."""
     return tenant if group is None else f"group:{group}"
 
 
-def salted(salt: str, own: object) -> str:
+def combine_salts(salt: str, client_salt: object) -> str:
     """The salt of a request whose client sent the salt `own`, or None. Raises ApiError for what vLLM refuses too."""
-    if own is None:
+    if client_salt is None:
         return salt
-    if not isinstance(own, str) or not own:
+    if not isinstance(client_salt, str) or not client_salt:
         raise bad_request("`cache_salt` must be a non-empty string.", param="cache_salt")
-    return _hash(salt, own)
+    return _hash(salt, client_salt)
 
 
 def _hash(*parts: str) -> str:

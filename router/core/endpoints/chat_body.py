@@ -20,24 +20,24 @@ from router.core.types import Endpoint
 
 _encode = msgspec.json.Encoder().encode
 
-JOINED: Final[Mapping[str, Any]] = {
+JOINED_FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("content", "refusal", "reasoning", "reasoning_content", "text", "arguments"), str),
     **dict.fromkeys(("token_ids", "annotations"), list),
 }
 """Fields whose pieces are joined, and what they are pieces of."""
 
-REPEATED: Final = frozenset(
+REPEATED_FIELDS: Final = frozenset(
     ("role", "id", "type", "name", "index", "object", "finish_reason", "stop_reason", "native_finish_reason")
 )
 """Fields of a choice, a message or a call that some engines repeat in each event, and that are no pieces."""
 
-_BODY: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
+_OBJECT_NAMES: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
 _COMPLETIONS: Final = Endpoint.COMPLETIONS  # an Enum looks its members up in Python, each time
-_UNSAID: Final = object()
-_SAID_FIRST: Final = ("id", "object", "created", "model")
+_MISSING: Final = object()
+_LEADING_FIELDS: Final = ("id", "object", "created", "model")
 
 
-class _DisagreementError(Exception):
+class _ConflictingValuesError(Exception):
     """Two events say different things of a field that has no known way to be joined."""
 
 
@@ -60,39 +60,45 @@ def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | Non
                         top[name] = value
                     elif value is not None:
                         running = value
-                elif name in JOINED or top.get(name, _UNSAID) != value:
-                    _join(top, name, value)
-    except _DisagreementError:
+                elif name in JOINED_FIELDS or top.get(name, _MISSING) != value:
+                    _join_field(top, name, value)
+    except _ConflictingValuesError:
         return None
     for choice in choices.values():
         if "message" in choice and endpoint is not _COMPLETIONS:
             return None  # the joined message has its place
-    top["object"] = _BODY[endpoint]
+    top["object"] = _OBJECT_NAMES[endpoint]
     usage = top.pop("usage", None) or running
-    body: Any = {name: top.pop(name) for name in _SAID_FIRST if name in top}
-    body["choices"] = [_finished(endpoint, choices[index]) for index in sorted(choices)]
+    body: Any = {name: top.pop(name) for name in _LEADING_FIELDS if name in top}
+    body["choices"] = [_finish_choice(endpoint, choices[index]) for index in sorted(choices)]
     return _encode({**body, **top, "usage": usage})
 
 
 # Most of what an event says has been said before, so the loops below ask that first, and call only for what is new.
 
 
-def _join(into: Any, name: str, value: Any) -> None:
+def _join_field(into: Any, name: str, value: Any) -> None:
     known = into.get(name)
     if known is None or value is None:
         if value is not None or name not in into:
             into[name] = value
-    elif type(known) is type(value) is JOINED.get(name):
+    elif type(known) is type(value) is JOINED_FIELDS.get(name):
         into[name] = known + value
     elif known != value:
-        raise _DisagreementError(name)
+        raise _ConflictingValuesError(name)
 
 
-def _join_unknown(into: Any, name: str, value: Any) -> None:
+def _join_unknown_field(into: Any, name: str, value: Any) -> None:
     """Joins a field that stands where pieces stand: a text or a list that came before may be a piece of it."""
-    if name not in JOINED and name not in REPEATED and value and isinstance(value, str | list) and into.get(name):
-        raise _DisagreementError(name)
-    _join(into, name, value)
+    if (
+        name not in JOINED_FIELDS
+        and name not in REPEATED_FIELDS
+        and value
+        and isinstance(value, str | list)
+        and into.get(name)
+    ):
+        raise _ConflictingValuesError(name)
+    _join_field(into, name, value)
 
 
 def _join_choice(into: Any, choice: Any) -> None:
@@ -100,9 +106,9 @@ def _join_choice(into: Any, choice: Any) -> None:
         if name == "delta":
             _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
-            _join_lists(into, name, value)
+            _join_logprobs(into, name, value)
         elif value is not None or name not in into:
-            _join_unknown(into, name, value)
+            _join_unknown_field(into, name, value)
 
 
 def _join_delta(into: Any, delta: Any) -> None:
@@ -113,36 +119,36 @@ def _join_delta(into: Any, delta: Any) -> None:
                 _join_call(calls.setdefault(call["index"], {}), call)
         elif name == "function_call" and value is not None:
             into[name] = into.get(name) or {}
-            _join_all(into[name], value)
+            _join_fields(into[name], value)
         else:
-            _join_unknown(into, name, value)
+            _join_unknown_field(into, name, value)
 
 
 def _join_call(into: Any, call: Any) -> None:
     for name, value in call.items():
         if name == "function" and value is not None:
             into[name] = into.get(name) or {}
-            _join_all(into[name], value)
+            _join_fields(into[name], value)
         elif name != "index":
-            _join_unknown(into, name, value)
+            _join_unknown_field(into, name, value)
 
 
-def _join_all(into: Any, fields: Any) -> None:
+def _join_fields(into: Any, fields: Any) -> None:
     for name, value in fields.items():
-        _join_unknown(into, name, value)
+        _join_unknown_field(into, name, value)
 
 
-def _join_lists(into: Any, name: str, fields: Any) -> None:
+def _join_logprobs(into: Any, name: str, fields: Any) -> None:
     """Log probabilities: a map of lists, a list per event and name."""
     known = into[name] = into.get(name) or {}
     for part, value in fields.items():
         if isinstance(value, list) and isinstance(known.get(part), list):
             known[part] = known[part] + value
         else:
-            _join(known, part, value)
+            _join_field(known, part, value)
 
 
-def _finished(endpoint: Endpoint, choice: Any) -> Any:
+def _finish_choice(endpoint: Endpoint, choice: Any) -> Any:
     if endpoint is _COMPLETIONS:
         return choice
     delta = choice.pop("delta", {})

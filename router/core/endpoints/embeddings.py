@@ -8,42 +8,42 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.recorded_response import NotKept, Recording, read_usage
-from router.core.endpoints.recording import whole_body
-from router.core.endpoints.request import Request
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, parse_usage
+from router.core.endpoints.recording import record_json
+from router.core.endpoints.request import InferenceRequest
 
-_NO_VECTOR: Final = (b"", b"[]", b'""', b"null")
+_EMPTY_VECTORS: Final = (b"", b"[]", b'""', b"null")
 
 
 class _Vector(msgspec.Struct):
     embedding: msgspec.Raw = msgspec.Raw()
 
 
-class _Answer(msgspec.Struct):
+class _EmbeddingsResponse(msgspec.Struct):
     data: list[_Vector]
     usage: Any = None
     error: Any = None
 
 
-_answer = msgspec.json.Decoder(_Answer).decode
+_decode_response = msgspec.json.Decoder(_EmbeddingsResponse).decode
 
 
-def record_embeddings(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     """What is to be stored of an answer with status 200, or why nothing is."""
     try:
-        answer = _answer(body)
+        answer = _decode_response(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return NotKept.ERROR
+        return NotStoredReason.ERROR
     if answer.error is not None:
-        return NotKept.ERROR
-    if len(answer.data) != _inputs(request):
-        return NotKept.INCOMPLETE
-    if any(bytes(vector.embedding) in _NO_VECTOR for vector in answer.data):
-        return NotKept.EMPTY
-    return whole_body(body, read_usage(answer.usage), limit)
+        return NotStoredReason.ERROR
+    if len(answer.data) != _input_count(request):
+        return NotStoredReason.INCOMPLETE
+    if any(bytes(vector.embedding) in _EMPTY_VECTORS for vector in answer.data):
+        return NotStoredReason.EMPTY
+    return record_json(body, parse_usage(answer.usage), limit)
 
 
-def _inputs(request: Request) -> int:
+def _input_count(request: InferenceRequest) -> int:
     """How many vectors the answer must have: a text, a list of token ids or a conversation is one input."""
     given = request.fields.get("input") or request.fields.get("messages")
     if not isinstance(given, list) or isinstance(given[0], int):

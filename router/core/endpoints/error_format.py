@@ -1,6 +1,6 @@
 """How a stream says that it failed."""
 
-from router.core.endpoints.typed_events import frame
+from router.core.endpoints.typed_events import encode_event
 from router.core.types import Endpoint
 from router.errors import ApiError
 
@@ -15,8 +15,8 @@ def error_frame(endpoint: Endpoint, error: ApiError) -> bytes:
     """
     match endpoint:
         case Endpoint.MESSAGES:
-            return frame({"type": "error", "error": {"type": error.kind, "message": error.message}})
+            return encode_event({"type": "error", "error": {"type": error.kind, "message": error.message}})
         case Endpoint.RESPONSES:
             about = {"message": error.message, "code": error.code, "param": error.param}
-            return frame({"type": "error", **about, "error": {"type": error.kind, **about}})
+            return encode_event({"type": "error", **about, "error": {"type": error.kind, **about}})
     return error.frame()

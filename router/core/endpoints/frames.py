@@ -9,21 +9,28 @@ from router.core.endpoints.chat_body import body_from_events
 from router.core.endpoints.sse import payload
 from router.core.types import Endpoint
 
-_TEXTS: Final = frozenset(
+_TEXT_FIELDS: Final = frozenset(
     ("content", "text", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json")
 )
-NOT_EVENTS: Final = (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError)
+EVENT_PARSE_ERRORS: Final = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 """What reading and joining events raise for JSON that is not what it should be."""
 
-_read_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
-_read_event = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def events_of_frames(frames: list[bytes]) -> list[dict[str, Any]]:
+def parse_frames(frames: list[bytes]) -> list[dict[str, Any]]:
     """What the events of a stream say; comments say nothing. Raises NOT_EVENTS."""
     payloads = [data for frame in frames if (data := payload(frame)) is not None]
-    events = _read_events(b"[%b]" % b",".join(payloads))
+    events = _decode_events(b"[%b]" % b",".join(payloads))
     if len(events) != len(payloads):
         raise TypeError("an event is no JSON of its own")
     return events
@@ -47,33 +54,33 @@ def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
     return reasons
 
 
-def body_of_events(endpoint: Endpoint, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
+def join_events(endpoint: Endpoint, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
     """The JSON answer of chats and completions; None where the events make none without loss."""
     try:
-        usage = _read_event(payload(usage_frame) or b"") if usage_frame is not None else None
+        usage = _decode_event(payload(usage_frame) or b"") if usage_frame is not None else None
         return body_from_events(endpoint, events, usage)
-    except NOT_EVENTS:
+    except EVENT_PARSE_ERRORS:
         return None
 
 
-def text_of_frames(frames: Iterable[bytes]) -> bytes:
+def extract_text(frames: Iterable[bytes]) -> bytes:
     """A JSON object for people to read, `{"text": ...}`, with all text that the events of a stream have."""
     pieces: list[str] = []
     for frame in frames:
         try:
-            _add_texts(msgspec.json.decode(payload(frame) or b"null"), pieces)
-        except NOT_EVENTS:
+            _collect_texts(msgspec.json.decode(payload(frame) or b"null"), pieces)
+        except EVENT_PARSE_ERRORS:
             continue  # nothing to read in it
     return _encode({"text": "".join(pieces)})
 
 
-def _add_texts(value: Any, pieces: list[str]) -> None:
+def _collect_texts(value: Any, pieces: list[str]) -> None:
     if isinstance(value, list):
         for item in value:
-            _add_texts(item, pieces)
+            _collect_texts(item, pieces)
     elif isinstance(value, dict):
         for name, item in value.items():
-            if name in _TEXTS and isinstance(item, str):
+            if name in _TEXT_FIELDS and isinstance(item, str):
                 pieces.append(item)
             else:
-                _add_texts(item, pieces)
+                _collect_texts(item, pieces)

@@ -14,17 +14,17 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.delta_merge import may_merge
-from router.core.endpoints.recorded_response import NotKept, Recording, Usage, read_tokens
-from router.core.endpoints.recording import whole_body
-from router.core.endpoints.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
+from router.core.endpoints.recording import record_json
+from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
 from router.core.types import Endpoint
 
 Json = dict[str, Any]
 
-_PIECES: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTA_FIELDS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """By the type of a delta, the field of its block that it is a piece of, and under which it stands in the delta."""
 
-_FIELDS: Final = {
+_EVENT_FIELDS: Final = {
     "message_start": {"type", "message"},
     "content_block_start": {"type", "index", "content_block"},
     "content_block_delta": {"type", "index", "delta"},
@@ -36,10 +36,10 @@ _FIELDS: Final = {
 """What an event has that can be told in JSON."""
 
 
-_CACHED: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
+_CACHED_TOKEN_FIELDS: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
 
 
-class _Message(msgspec.Struct):
+class _MessagesResponse(msgspec.Struct):
     type: str = ""
     content: list[Json] = msgspec.field(default_factory=list)
     stop_reason: str | None = None
@@ -47,30 +47,30 @@ class _Message(msgspec.Struct):
     error: Any = None
 
 
-class _Event(msgspec.Struct):
+class _MessagesEvent(msgspec.Struct):
     type: str = ""
-    message: _Message | None = None
+    message: _MessagesResponse | None = None
     content_block: Json | None = None
     delta: Json | None = None
     usage: Any = None
     error: Any = None
 
 
-_event = msgspec.json.Decoder(_Event).decode
-_events = msgspec.json.Decoder(list[Json]).decode
-_message = msgspec.json.Decoder(_Message).decode
+_decode_event = msgspec.json.Decoder(_MessagesEvent).decode
+_decode_events = msgspec.json.Decoder(list[Json]).decode
+_decode_message = msgspec.json.Decoder(_MessagesResponse).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def _usage(used: Any, before: Usage | None = None) -> Usage:
+def _merge_usage(value: Any, previous: ReportedUsage | None = None) -> ReportedUsage:
     """What was used in all: the tokens that caches had are counted apart from `input_tokens`."""
-    before = before or Usage()
-    if not isinstance(used, dict):
-        return before
-    prompt, said = before.prompt_tokens, used.get("output_tokens")
-    if used.get("input_tokens") is not None:
-        prompt = sum(read_tokens(used.get(name)) for name in ("input_tokens", *_CACHED))
-    return Usage(prompt, before.completion_tokens if said is None else read_tokens(said))
+    previous = previous or ReportedUsage()
+    if not isinstance(value, dict):
+        return previous
+    prompt, said = previous.prompt_tokens, value.get("output_tokens")
+    if value.get("input_tokens") is not None:
+        prompt = sum(parse_token_count(value.get(name)) for name in ("input_tokens", *_CACHED_TOKEN_FIELDS))
+    return ReportedUsage(prompt, previous.completion_tokens if said is None else parse_token_count(said))
 
 
 class MessagesRecorder(TypedRecorder):
@@ -78,73 +78,73 @@ class MessagesRecorder(TypedRecorder):
 
     __slots__ = ("_stop_reason",)
 
-    MARKS = (b'"message_start"', b'"message_delta"', b'"message_stop"', b'"error"')
+    NON_TEXT_MARKERS = (b'"message_start"', b'"message_delta"', b'"message_stop"', b'"error"')
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self._stop_reason: Any = None
 
-    def _note(self, data: bytes) -> bool:
-        event = _event(data)
+    def _on_event(self, data: bytes) -> bool:
+        event = _decode_event(data)
         if event.type == "error" or event.error is not None:
             self.failure = data
         elif event.type == "message_start" and event.message is not None:
-            self.usage = _usage(event.message.usage)
+            self.usage = _merge_usage(event.message.usage)
         elif event.type == "message_delta":
-            self.usage = _usage(event.usage, self.usage)
+            self.usage = _merge_usage(event.usage, self.usage)
             self._stop_reason = (event.delta or {}).get("stop_reason")
         elif event.type == "content_block_start":
             self.started = self.started or _has_content(event.content_block or {})
         elif event.type == "content_block_delta":
             delta = event.delta or {}
-            self.started = self.started or any(name != "type" and says_something(delta[name]) for name in delta)
+            self.started = self.started or any(name != "type" and is_nonempty(delta[name]) for name in delta)
         return event.type == "message_stop"
 
     def _may_merge(self, begin: bytes, end: bytes) -> bool:
         return may_merge(Endpoint.MESSAGES, begin, end)
 
-    def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
+    def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
         if self._stop_reason is None:
-            return NotKept.INCOMPLETE
+            return NotStoredReason.INCOMPLETE
         if not self.started:
-            return NotKept.EMPTY
-        events = _events(b"[%b]" % b",".join(payloads))
+            return NotStoredReason.EMPTY
+        events = _decode_events(b"[%b]" % b",".join(payloads))
         if len(events) != len(payloads):
             raise ValueError("an event is no JSON of its own")
-        message = _joined(events)
+        message = _join_events(events)
         return None if message is None else _encode(message)
 
 
-def record_message(body: bytes, limit: int) -> Recording | NotKept:
+def record_message(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     """What is to be stored of a JSON answer with status 200, or why nothing is."""
     try:
-        answer = _message(body)
-    except NOT_AN_EVENT:
-        return NotKept.ERROR
+        answer = _decode_message(body)
+    except TYPED_EVENT_ERRORS:
+        return NotStoredReason.ERROR
     if answer.type != "message" or answer.error is not None:
-        return NotKept.ERROR
+        return NotStoredReason.ERROR
     if answer.stop_reason is None:
-        return NotKept.INCOMPLETE
+        return NotStoredReason.INCOMPLETE
     if not any(map(_has_content, answer.content)):
-        return NotKept.EMPTY
-    return whole_body(body, _usage(answer.usage), limit)
+        return NotStoredReason.EMPTY
+    return record_json(body, _merge_usage(answer.usage), limit)
 
 
 def _has_content(block: Json) -> bool:
-    return any(name != "type" and says_something(value) for name, value in block.items())
+    return any(name != "type" and is_nonempty(value) for name, value in block.items())
 
 
-def _joined(events: list[Json]) -> Json | None:
+def _join_events(events: list[Json]) -> Json | None:
     """The message that the events of a stream told; None where JSON has no place for it. Raises NOT_AN_EVENT."""
     (started,) = (event for event in events if event["type"] == "message_start")
     message: Json = {**started["message"]}
     if message["content"]:
         return None
-    usage: Json = _object(message.get("usage"))
+    usage: Json = _object_or_empty(message.get("usage"))
     blocks: dict[int, Json] = {}
     arguments: dict[int, str] = {}
     for event in events:
-        if event.keys() - _FIELDS.get(event["type"], set()):
+        if event.keys() - _EVENT_FIELDS.get(event["type"], set()):
             return None
         match event:
             case {"type": "content_block_start", "index": int(index), "content_block": dict(block)}:
@@ -152,11 +152,13 @@ def _joined(events: list[Json]) -> Json | None:
                     return None
                 blocks[index] = {**block}
             case {"type": "content_block_delta", "index": int(index), "delta": dict(delta)}:
-                if not _join(blocks[index], arguments, index, delta):
+                if not _join_delta(blocks[index], arguments, index, delta):
                     return None
             case {"type": "message_delta"}:
                 message |= event["delta"]
-                usage |= {name: value for name, value in _object(event.get("usage")).items() if value is not None}
+                usage |= {
+                    name: value for name, value in _object_or_empty(event.get("usage")).items() if value is not None
+                }
     for index, written in arguments.items():
         try:
             blocks[index]["input"] = msgspec.json.decode(written)
@@ -166,18 +168,18 @@ def _joined(events: list[Json]) -> Json | None:
     return {**message, "usage": usage}
 
 
-def _object(value: Any) -> Json:
+def _object_or_empty(value: Any) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def _join(block: Json, arguments: dict[int, str], index: int, delta: Json) -> bool:
+def _join_delta(block: Json, arguments: dict[int, str], index: int, delta: Json) -> bool:
     """Adds a piece to its block; whether it is known what it is a piece of."""
     match delta:
         case {"type": "input_json_delta", "partial_json": str(piece)} if len(delta) == 2:
             if written := arguments.get(index, "") + piece:
                 arguments[index] = written
             return True
-    name = _PIECES.get(delta["type"], "")
+    name = _DELTA_FIELDS.get(delta["type"], "")
     said = delta.get(name)
     if not isinstance(said, str) or len(delta) != 2:
         return False
@@ -194,7 +196,7 @@ def frames_from_message(body: bytes) -> bytes | None:
     begun = {**message, "content": [], **dict.fromkeys(last), "usage": {**usage, "output_tokens": 0}}
     events: list[Json] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(content):
-        made = _block_events(block)
+        made = _block_start_and_deltas(block)
         if made is None:
             return None
         start, *deltas = made
@@ -202,10 +204,10 @@ def frames_from_message(body: bytes) -> bytes | None:
         events += ({"type": "content_block_delta", "delta": delta, "index": index} for delta in deltas)
         events.append({"type": "content_block_stop", "index": index})
     events += ({"type": "message_delta", "delta": last, "usage": usage}, {"type": "message_stop"})
-    return b"".join(map(frame, events))
+    return b"".join(map(encode_event, events))
 
 
-def _block_events(block: Json) -> list[Json] | None:
+def _block_start_and_deltas(block: Json) -> list[Json] | None:
     """How a block starts, and the deltas that make it what it is."""
     match block:
         case {"type": "text", "text": str(text)}:

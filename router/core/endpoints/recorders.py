@@ -3,14 +3,14 @@
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.embeddings import record_embeddings
 from router.core.endpoints.messages import MessagesRecorder, record_message
-from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import Recorder, StreamRecorder, record_choices
-from router.core.endpoints.request import Request
+from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.responses import ResponsesRecorder, record_response
 from router.core.types import Endpoint
 
 
-def recorder_for(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = None) -> Recorder:
+def make_recorder(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = None) -> Recorder:
     """A recorder of a stream; `limit` is the most bytes that an entry may take. Embeddings never stream.
 
     `shapes` spares the reading of a stream that is like one before.
@@ -23,7 +23,7 @@ def recorder_for(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = N
     return StreamRecorder(limit, shapes)
 
 
-def record_body(request: Request, body: bytes, limit: int) -> Recording | NotKept:
+def record_body(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     """What is to be stored of a JSON answer with status 200, or why nothing is."""
     match request.endpoint:
         case Endpoint.EMBEDDINGS:

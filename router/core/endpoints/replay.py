@@ -6,17 +6,17 @@ import msgspec
 
 from router.core.endpoints.chat_convert import frames_from_body
 from router.core.endpoints.messages import frames_from_message
-from router.core.endpoints.request import Request
+from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.responses import frames_from_response
 from router.core.endpoints.sse import DONE
-from router.core.endpoints.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
+from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.core.types import Endpoint
 
-_COMPLETE: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)
+_STORED_WITH_END: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)
 """Their streams are kept with their last event."""
 
 
-class Forms(Protocol):
+class Replayable(Protocol):
     """An answer as it is kept; see types.Entry."""
 
     @property
@@ -26,24 +26,24 @@ class Forms(Protocol):
     def stream(self) -> bytes | None: ...
 
 
-def replay(entry: Forms, request: Request) -> bytes | None:
+def replay(entry: Replayable, request: InferenceRequest) -> bytes | None:
     """The answer in the form that the request asks for; None where it has none, or cannot be read."""
     stream = entry.stream
     if not request.stream:
         return entry.body if stream is None or is_lossless(stream) else None
     if stream is not None:
-        end = b"" if request.endpoint in _COMPLETE else DONE
+        end = b"" if request.endpoint in _STORED_WITH_END else DONE
         try:
             return decode_stream(stream, entry.body, include_usage=request.include_usage, end=end)
-        except NOT_A_STREAM:
+        except STREAM_DECODE_ERRORS:
             return None
     try:
-        return _frames(request, entry.body)
+        return _convert_to_frames(request, entry.body)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _frames(request: Request, body: bytes) -> bytes | None:
+def _convert_to_frames(request: InferenceRequest, body: bytes) -> bytes | None:
     match request.endpoint:
         case Endpoint.RESPONSES:
             return frames_from_response(body)

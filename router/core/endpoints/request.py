@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from router.core.endpoints.cache_salt import salted
+from router.core.endpoints.cache_salt import combine_salts
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
 from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
@@ -46,7 +46,7 @@ EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 """An id that a client may give to an engine: no address, which some connectors of vLLM read out of such ids."""
 
 
-class _Common(msgspec.Struct):
+class _CommonFields(msgspec.Struct):
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -55,46 +55,46 @@ class _Common(msgspec.Struct):
     max_tokens: int | None = None
     request_id: EngineId | None = None
 
-    def lacks(self) -> ApiError | None:
+    def validate(self) -> ApiError | None:
         """What is missing, or cannot be had, that types do not show."""
         return None
 
-    def limit(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         """The most tokens of the answer."""
         return self.max_tokens
 
 
-class _Message(msgspec.Struct):
+class _InputMessage(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
 
 
-class _Chat(_Common):
-    messages: list[_Message] = msgspec.field(default_factory=list)
+class _Chat(_CommonFields):
+    messages: list[_InputMessage] = msgspec.field(default_factory=list)
     max_completion_tokens: int | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def lacks(self) -> ApiError | None:
-        return None if self.messages else _no_messages()
+    def validate(self) -> ApiError | None:
+        return None if self.messages else _no_messages_error()
 
-    def limit(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
 
-class _Completions(_Common):
+class _Completions(_CommonFields):
     prompt: str | list[Any] | None = None
 
-    def lacks(self) -> ApiError | None:
+    def validate(self) -> ApiError | None:
         return None if self.prompt else bad_request("`prompt` must be given.", param="prompt")
 
 
-class _Embeddings(_Common):
+class _Embeddings(_CommonFields):
     input: str | list[Any] | None = None
     messages: list[Any] | None = None  # vLLM's, in place of `input`
     dimensions: int | None = None
     encoding_format: str | None = None
 
-    def lacks(self) -> ApiError | None:
+    def validate(self) -> ApiError | None:
         if self.input in (None, []) and not self.messages:
             return bad_request("`input` must be given.", param="input")
         if self.encoding_format not in (None, "float", "base64"):
@@ -103,13 +103,13 @@ class _Embeddings(_Common):
         return None
 
 
-class _Item(msgspec.Struct):
+class _InputItem(msgspec.Struct):
     role: str | None = None
     content: str | list[dict[str, Any]] | None = None
 
 
-class _Responses(_Common):
-    input: str | list[_Item] | None = None
+class _Responses(_CommonFields):
+    input: str | list[_InputItem] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
@@ -118,29 +118,29 @@ class _Responses(_Common):
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def lacks(self) -> ApiError | None:
+    def validate(self) -> ApiError | None:
         return bad_request("`input` must be given.", param="input") if self.input in (None, []) else None
 
-    def limit(self) -> int | None:
+    def max_answer_tokens(self) -> int | None:
         return self.max_output_tokens
 
 
-class _Messages(_Common, kw_only=True):
+class _Messages(_CommonFields, kw_only=True):
     max_tokens: int
-    messages: list[_Message] = msgspec.field(default_factory=list)
+    messages: list[_InputMessage] = msgspec.field(default_factory=list)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    def lacks(self) -> ApiError | None:
-        return None if self.messages else _no_messages()
+    def validate(self) -> ApiError | None:
+        return None if self.messages else _no_messages_error()
 
 
-def _no_messages() -> ApiError:
+def _no_messages_error() -> ApiError:
     return bad_request("`messages` must hold at least one message.", param="messages")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request whose known fields have the right types.
 
     - `fields`: the whole body as plain values; equal JSON gives equal fields, however its numbers were spelt.
@@ -167,7 +167,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.temperature == 0 or self.seed is not None or self.endpoint is Endpoint.EMBEDDINGS
 
 
-_LARGE: Final = 64 * 1024
+_LARGE_BODY: Final = 64 * 1024
 """Bytes of a body beyond which its floats are read without a call of Python for each of them."""
 
 
@@ -180,9 +180,9 @@ def _number(text: str) -> int | float:
 
 _decode = msgspec.json.Decoder(float_hook=_number).decode
 _decode_large = msgspec.json.Decoder().decode
-_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_split_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_TYPES: Final[dict[Endpoint, type[_Common]]] = {
+_FIELDS_BY_ENDPOINT: Final[dict[Endpoint, type[_CommonFields]]] = {
     Endpoint.CHAT: _Chat,
     Endpoint.COMPLETIONS: _Completions,
     Endpoint.EMBEDDINGS: _Embeddings,
@@ -190,11 +190,11 @@ _TYPES: Final[dict[Endpoint, type[_Common]]] = {
     Endpoint.MESSAGES: _Messages,
 }
 _ABSENT: Final = object()
-_ASKING: Final = b',"stream_options":{"include_usage":true}}'
-_ASK_FOR_USAGE: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
+_USAGE_OPTION: Final = b',"stream_options":{"include_usage":true}}'
+_USAGE_OPTION_ENDPOINTS: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams tell it unasked
 
 
-def parse(endpoint: Endpoint, body: bytes) -> Request:
+def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     """Reads a request's body.
 
     Raises ApiError with status 400 for what is not a JSON object, for a known field of a wrong type and for a missing
@@ -202,31 +202,31 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
     """
     if len(body) > MAX_CONTAINERS and body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
         raise bad_request(f"The body has more than {MAX_CONTAINERS} objects and lists.", code="too_many_parts")
-    is_large = len(body) > _LARGE
+    is_large = len(body) > _LARGE_BODY
     try:
         fields = _decode_large(body) if is_large else _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep_error() from None
     if not isinstance(fields, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")
     # To look at all containers costs less than to count braces and brackets: most of a body is text.
     if is_deeper(fields, MAX_DEPTH):
-        raise _too_deep()
+        raise _too_deep_error()
     if is_large and not normalize_numbers(fields, MAX_FLOATS):
         raise bad_request(f"The body has more than {MAX_FLOATS} fractional numbers.", code="too_many_parts")
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
-        known = msgspec.convert(fields, _TYPES[endpoint])
+        known = msgspec.convert(fields, _FIELDS_BY_ENDPOINT[endpoint])
     except msgspec.ValidationError as error:
-        raise _wrong(error) from None
-    if (lacking := known.lacks()) is not None:
+        raise _wrong_type_error(error) from None
+    if (lacking := known.validate()) is not None:
         raise lacking
     if not 0 < len(known.model) <= MAX_MODEL_NAME:
         raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
-    return Request(
+    return InferenceRequest(
         endpoint=endpoint,
         fields=fields,
         model=known.model,
@@ -234,24 +234,24 @@ def parse(endpoint: Endpoint, body: bytes) -> Request:
         include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
         temperature=known.temperature,
         seed=known.seed,
-        max_tokens=known.limit(),
+        max_tokens=known.max_answer_tokens(),
         body=body,
     )
 
 
-def _too_deep() -> ApiError:
+def _too_deep_error() -> ApiError:
     return bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
 
 
-def without(request: Request, names: Iterable[str]) -> Request:
+def without_fields(request: InferenceRequest, names: Iterable[str]) -> InferenceRequest:
     """The same request without some of its top-level fields that `Request` has no attribute for."""
     left_out = set(names)
-    rest = {name: value for name, value in _split(request.body).items() if name not in left_out}
+    rest = {name: value for name, value in _split_fields(request.body).items() if name not in left_out}
     fields = {name: value for name, value in request.fields.items() if name not in left_out}
     return msgspec.structs.replace(request, fields=fields, body=_encode(rest))
 
 
-def _wrong(error: msgspec.ValidationError) -> ApiError:
+def _wrong_type_error(error: msgspec.ValidationError) -> ApiError:
     """`Expected `bool`, got `str` - at `$.stream``, or `... missing required field `model``, as the client knows it."""
     text = str(error)
     what, _, place = text.partition(" - at `")
@@ -263,7 +263,7 @@ def _wrong(error: msgspec.ValidationError) -> ApiError:
     return bad_request(f"`{path}`: {what[0].lower()}{what[1:]}.", param=path or None)
 
 
-def for_engine(request: Request, served_model: str, salt: str | None = None) -> bytes:
+def engine_body(request: InferenceRequest, served_model: str, salt: str | None = None) -> bytes:
     """The body that goes to an engine: the client's fields as they stand, with the model as the engine calls it.
 
     A stream of OpenAI's older endpoints always asks for the usage event, which is how tokens are counted; whoever did
@@ -272,10 +272,10 @@ def for_engine(request: Request, served_model: str, salt: str | None = None) -> 
     `salt`: the `cache_salt` of the tenant, where tenants are kept apart; see router.core.endpoints.cache_salt. Raises
     ApiError for a `cache_salt` of the client's that cannot be one.
     """
-    ask = request.stream and request.endpoint in _ASK_FOR_USAGE
+    ask = request.stream and request.endpoint in _USAGE_OPTION_ENDPOINTS
     own = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and own is not _ABSENT:
-        salt = salted(salt, own)
+        salt = combine_salts(salt, own)
     if request.model == served_model and own is _ABSENT:
         asks = ask and not request.include_usage
         if not asks and salt is None:
@@ -283,8 +283,8 @@ def for_engine(request: Request, served_model: str, salt: str | None = None) -> 
         if not asks or "stream_options" not in request.fields:
             # Added behind the last field, which costs far less than to take the body apart.
             more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
-            return request.body.rstrip()[:-1] + more + (_ASKING if asks else b"}")
-    fields = _split(request.body)
+            return request.body.rstrip()[:-1] + more + (_USAGE_OPTION if asks else b"}")
+    fields = _split_fields(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
     if ask:
         options = request.fields.get("stream_options") or {}

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.recorded_response import NotKept, Recording, Usage, read_tokens
-from router.core.endpoints.recording import whole_body
-from router.core.endpoints.typed_events import NOT_AN_EVENT, TypedRecorder, frame, says_something
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
+from router.core.endpoints.recording import record_json
+from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
 
 Json = dict[str, Any]
 
-_LAST: Final = ("response.completed", "response.incomplete")
-_FAILED: Final = ("error", "response.failed")
-_OPENED: Final = ("message", "reasoning")  # items that have no content yet when they are added
-_KNOWN_AT_THE_END: Final = (
+_FINAL_EVENTS: Final = ("response.completed", "response.incomplete")
+_ERROR_EVENTS: Final = ("error", "response.failed")
+_ITEMS_ADDED_EMPTY: Final = ("message", "reasoning")  # items that have no content yet when they are added
+_FINAL_FIELDS: Final = (
     "usage", "incomplete_details", "completed_at", "input_messages", "output_messages", "kv_transfer_params",
     "ec_transfer_params", "metrics",
 )  # fmt: skip
@@ -31,7 +31,7 @@ class _Details(msgspec.Struct):
     reason: str | None = None
 
 
-class _Response(msgspec.Struct):
+class _ResponsesObject(msgspec.Struct):
     status: str
     output: list[Json]
     incomplete_details: _Details | None = None
@@ -39,12 +39,12 @@ class _Response(msgspec.Struct):
     error: Any = None
 
     @property
-    def used(self) -> Usage:
+    def reported_usage(self) -> ReportedUsage:
         used = self.usage if isinstance(self.usage, dict) else {}
-        return Usage(read_tokens(used.get("input_tokens")), read_tokens(used.get("output_tokens")))
+        return ReportedUsage(parse_token_count(used.get("input_tokens")), parse_token_count(used.get("output_tokens")))
 
 
-class _Event(msgspec.Struct):
+class _ResponsesEvent(msgspec.Struct):
     type: str = ""
     response: msgspec.Raw = msgspec.Raw()
     delta: Any = None
@@ -52,79 +52,81 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
-_event = msgspec.json.Decoder(_Event).decode
-_events = msgspec.json.Decoder(list[_Event]).decode
-_response = msgspec.json.Decoder(_Response).decode
+_decode_event = msgspec.json.Decoder(_ResponsesEvent).decode
+_decode_events = msgspec.json.Decoder(list[_ResponsesEvent]).decode
+_decode_response = msgspec.json.Decoder(_ResponsesObject).decode
 
 
 class ResponsesRecorder(TypedRecorder):
     """The stream of a response. A piece of text or arguments is a token, and so is the name of a called function."""
 
-    __slots__ = ("_response",)
+    __slots__ = ("_final_response",)
 
-    MARKS = (b'"response"', b'"error"')
+    NON_TEXT_MARKERS = (b'"response"', b'"error"')
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
-        self._response: msgspec.Raw | None = None
+        self._final_response: msgspec.Raw | None = None
 
-    def _note(self, data: bytes) -> bool:
-        event = _event(data)
-        if event.type in _FAILED or event.error is not None:
+    def _on_event(self, data: bytes) -> bool:
+        event = _decode_event(data)
+        if event.type in _ERROR_EVENTS or event.error is not None:
             self.failure = data
-        elif event.type in _LAST:
-            self._response = event.response
-            self.usage = _response(event.response).used
+        elif event.type in _FINAL_EVENTS:
+            self._final_response = event.response
+            self.usage = _decode_response(event.response).reported_usage
             return True
         elif not self.started:
-            self.started = says_something(event.delta) or (
-                isinstance(event.item, dict) and event.item.get("type") not in _OPENED
+            self.started = is_nonempty(event.delta) or (
+                isinstance(event.item, dict) and event.item.get("type") not in _ITEMS_ADDED_EMPTY
             )
         return False
 
     def _may_merge(self, begin: bytes, end: bytes) -> bool:
         return True  # nothing is joined: the last event has the whole answer
 
-    def _answer(self, payloads: list[bytes]) -> bytes | NotKept | None:
-        assert self._response is not None  # it is whole
-        bad = _verdict(_response(self._response))
+    def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
+        assert self._final_response is not None  # it is whole
+        bad = _not_stored_reason(_decode_response(self._final_response))
         if bad is not None:
             return bad
-        if len(_events(b"[%b]" % b",".join(payloads))) != len(payloads):  # none is broken which nobody has read yet
+        if len(_decode_events(b"[%b]" % b",".join(payloads))) != len(
+            payloads
+        ):  # none is broken which nobody has read yet
             raise ValueError("an event is no JSON of its own")
-        return bytes(self._response)
+        return bytes(self._final_response)
 
 
-def record_response(body: bytes, limit: int) -> Recording | NotKept:
+def record_response(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     """What is to be stored of a JSON answer with status 200, or why nothing is."""
     try:
-        answer = _response(body)
-        bad = _verdict(answer)
-    except NOT_AN_EVENT:
-        return NotKept.ERROR
-    return bad if bad is not None else whole_body(body, answer.used, limit)
+        answer = _decode_response(body)
+        bad = _not_stored_reason(answer)
+    except TYPED_EVENT_ERRORS:
+        return NotStoredReason.ERROR
+    return bad if bad is not None else record_json(body, answer.reported_usage, limit)
 
 
-def _verdict(answer: _Response) -> NotKept | None:
+def _not_stored_reason(answer: _ResponsesObject) -> NotStoredReason | None:
     """As for a chat, an answer that came to its limit of tokens is a whole one."""
     if answer.error is not None or answer.status == "failed":
-        return NotKept.ERROR
+        return NotStoredReason.ERROR
     why = answer.incomplete_details and answer.incomplete_details.reason
     if answer.status != "completed" and (answer.status, why) != ("incomplete", "max_output_tokens"):
-        return NotKept.INCOMPLETE
-    return None if any(map(_has_content, answer.output)) else NotKept.EMPTY
+        return NotStoredReason.INCOMPLETE
+    return None if any(map(_has_content, answer.output)) else NotStoredReason.EMPTY
 
 
 def _has_content(item: Json) -> bool:
     if item["type"] == "message":
-        return any(says_something(part.get("text") or part.get("refusal")) for part in item["content"])
+        return any(is_nonempty(part.get("text") or part.get("refusal")) for part in item["content"])
     return True
 
 
 def frames_from_response(body: bytes) -> bytes | None:
     """The event stream that says what a JSON answer said; None where there is none without loss."""
     response = msgspec.json.decode(body, type=Json)
-    unknown: Json = {name: None for name in _KNOWN_AT_THE_END if name in response}
+    unknown: Json = {name: None for name in _FINAL_FIELDS if name in response}
     begun = {**response, **unknown, "output": [], "status": "in_progress"}
     events: list[Json] = [
         {"response": begun, "type": "response.created"},
@@ -136,7 +138,7 @@ def frames_from_response(body: bytes) -> bytes | None:
             return None
         events += ({**event, "output_index": index} for event in made)
     events.append({"response": response, "type": "response.completed"})
-    return b"".join(frame({**event, "sequence_number": number}) for number, event in enumerate(events))
+    return b"".join(encode_event({**event, "sequence_number": number}) for number, event in enumerate(events))
 
 
 def _item_events(item: Json) -> list[Json] | None:

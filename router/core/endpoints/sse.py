@@ -10,10 +10,10 @@ from typing import Final
 DONE: Final = b"data: [DONE]\n\n"
 """How a stream of OpenAI's API ends when it ends well."""
 
-_ENDS: Final = (b"\n\n", b"\n\r\n")
+_EVENT_ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
-class FrameReader:
+class EventBuffer:
     """Gives back whole events only, byte for byte, wherever the network has cut them.
 
     A client can do nothing with part of an event, and what has not been sent needs no mending when the engine dies.
@@ -31,7 +31,7 @@ class FrameReader:
             self._tail = b""
         if data.endswith(b"\n\n") or data.endswith(b"\n\r\n"):  # noqa: PIE810 - compiled, this is quicker
             return data
-        end = max((at + len(mark) for mark in _ENDS if (at := data.rfind(mark)) >= 0), default=0)
+        end = max((at + len(mark) for mark in _EVENT_ENDS if (at := data.rfind(mark)) >= 0), default=0)
         self._tail = data[end:]
         return data[:end]
 
@@ -41,7 +41,7 @@ class FrameReader:
         return len(self._tail)
 
 
-def split(frames: bytes) -> list[bytes]:
+def split_events(frames: bytes) -> list[bytes]:
     """Whole events, one by one, each with the empty line that ends it; joined, they are what they were."""
     if frames.find(b"\r") < 0:
         *events, rest = frames.split(b"\n\n")

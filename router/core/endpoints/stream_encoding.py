@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.delta_template import Run, StreamParts
+from router.core.endpoints.delta_template import StreamParts, TemplateRun
 
 LOSSLESS: Final = b"="
 """The flag of a stream whose JSON answer says all that its events said."""
@@ -33,14 +33,14 @@ MAX_DECODED: Final = 64 << 20
 _WINDOW: Final = -15  # of 32 KiB; no header and no checksum: the entry has one
 _SMALL_WINDOW: Final = -12
 _LEVEL: Final = 1
-_DICTIONARY_ENDS: Final = 256  # bytes of each end of a long answer; to hash more would cost more than it saves
+_DICTIONARY_EDGE: Final = 256  # bytes of each end of a long answer; to hash more would cost more than it saves
 _MIN_COPY: Final = 1024  # bytes; shorter repetitions are left to DEFLATE
-_PROBE: Final = 32  # bytes
-_PROBES: Final = 16
-_SMALL: Final = 4096  # bytes; so much or less needs no more than a window of 4 KiB, which is faster to set up
+_PROBE_LENGTH: Final = 32  # bytes
+_MAX_PROBES: Final = 16
+_SMALL_SIZE: Final = 4096  # bytes; so much or less needs no more than a window of 4 KiB, which is faster to set up
 
 # What streams of vLLM and of the APIs' owners have around their text. The bytes are part of the format.
-_COMMON: Final = (
+_COMMON_BYTES: Final = (
     b'data: {"id":"chatcmpl-","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant",'
     b'"content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}\n\n'
 )
@@ -48,7 +48,7 @@ _COMMON: Final = (
 _pack = msgspec.msgpack.Encoder().encode
 _unpack: Any = msgspec.msgpack.Decoder().decode
 
-NOT_A_STREAM: Final = (
+STREAM_DECODE_ERRORS: Final = (
     zlib.error,
     msgspec.DecodeError,
     ValueError,
@@ -61,20 +61,20 @@ NOT_A_STREAM: Final = (
 """What `decode_stream` raises for bytes that are no encoded stream, or not of this answer."""
 
 
-def encode_stream(stream: StreamParts, body: bytes, usage: bytes | None, *, lossless: bool) -> bytes:
+def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *, lossless: bool) -> bytes:
     """The events of a stream beside the JSON answer `body`; `usage` is the usage event, which is kept apart.
 
     Raises ValueError for more than MAX_DECODED bytes that do not follow from the answer.
     """
     texts: list[list[bytes]] = [[] for _ in stream.templates]
     for part in stream.parts:
-        if isinstance(part, Run):
-            texts[part.template] += part.texts
+        if isinstance(part, TemplateRun):
+            texts[part.template_index] += part.texts
     sources = [b"".join(pieces) for pieces in texts]
     templates: list[Any] = []
     copied = [(body, 0)] if len(body) >= _MIN_COPY else []  # texts that may come again, and where the answer has them
     for template, source in zip(stream.templates, sources, strict=True):
-        at = _find(body, source)
+        at = _find_text(body, source)
         if at >= 0 and len(source) >= _MIN_COPY:
             copied.append((source, at))
         around = [template.begin, template.begin_after, template.end, template.end_after]
@@ -82,29 +82,29 @@ def encode_stream(stream: StreamParts, body: bytes, usage: bytes | None, *, loss
     parts: list[Any] = []
     single: list[bytes] = []
     for part in stream.parts:
-        if not isinstance(part, Run):
+        if not isinstance(part, TemplateRun):
             single.append(part)
         elif part.texts:
             if single:
-                parts += _with_copies(b"".join(single), copied)
+                parts += _replace_copies(b"".join(single), copied)
                 single = []
-            parts.append([part.template, part.first, list(map(len, part.texts))])
+            parts.append([part.template_index, part.first_number, list(map(len, part.texts))])
     if single:
-        parts += _with_copies(b"".join(single), copied)
-    packed = _pack([templates, parts, usage])
+        parts += _replace_copies(b"".join(single), copied)
+    packed = _pack([templates, parts, usage_frame])
     if len(packed) > MAX_DECODED:
         raise ValueError("more than an encoded stream may have")
-    window, memory = (_SMALL_WINDOW, 5) if len(packed) <= _SMALL else (_WINDOW, zlib.DEF_MEM_LEVEL)
+    window, memory = (_SMALL_WINDOW, 5) if len(packed) <= _SMALL_SIZE else (_WINDOW, zlib.DEF_MEM_LEVEL)
     compress = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, _dictionary(body))
     packed = compress.compress(packed) + compress.flush()
     return (LOSSLESS if lossless else LOSSY) + b2a_base64(packed, newline=False)
 
 
-def _find(body: bytes, text: bytes) -> int:
+def _find_text(body: bytes, text: bytes) -> int:
     """The same as `body.find(text)`, which spends much on preparing for a long text that it then finds at once."""
-    start = text[:_PROBE]
+    start = text[:_PROBE_LENGTH]
     at = 0
-    for _ in range(_PROBES):
+    for _ in range(_MAX_PROBES):
         at = body.find(start, at)
         if at < 0 or body.startswith(text, at):
             return at
@@ -112,17 +112,21 @@ def _find(body: bytes, text: bytes) -> int:
     return body.find(text, at)
 
 
-def _with_copies(events: bytes, copied: list[tuple[bytes, int]]) -> list[Any]:
+def _replace_copies(events: bytes, copied: list[tuple[bytes, int]]) -> list[Any]:
     """Events with long pieces of the answer in them, such as the last of /v1/responses, which repeats all of it."""
     parts: list[Any] = [events]
     for text, offset in copied:
-        if len(text) <= len(events) and _find(events, text) >= 0:
+        if len(text) <= len(events) and _find_text(events, text) >= 0:
             copy = [offset, len(text)]
-            parts = [one for part in parts for one in (_split(part, text, copy) if isinstance(part, bytes) else [part])]
+            parts = [
+                one
+                for part in parts
+                for one in (_split_at_text(part, text, copy) if isinstance(part, bytes) else [part])
+            ]
     return parts
 
 
-def _split(events: bytes, text: bytes, copy: list[int]) -> list[Any]:
+def _split_at_text(events: bytes, text: bytes, copy: list[int]) -> list[Any]:
     parts: list[Any] = []
     for piece in events.split(text):
         parts += (copy, piece)
@@ -130,9 +134,9 @@ def _split(events: bytes, text: bytes, copy: list[int]) -> list[Any]:
 
 
 def _dictionary(body: bytes) -> bytes:
-    if len(body) > 2 * _DICTIONARY_ENDS:
-        return b"".join((body[:_DICTIONARY_ENDS], body[-_DICTIONARY_ENDS:], _COMMON))
-    return body + _COMMON
+    if len(body) > 2 * _DICTIONARY_EDGE:
+        return b"".join((body[:_DICTIONARY_EDGE], body[-_DICTIONARY_EDGE:], _COMMON_BYTES))
+    return body + _COMMON_BYTES
 
 
 def is_lossless(stream: bytes) -> bool:

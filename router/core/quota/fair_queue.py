@@ -17,12 +17,12 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_SECONDS: Final = 60
+MAX_ADVISED_RETRY_AFTER: Final = 60
 """The longest that anybody is told to stay away, in seconds; OpenAI's clients take no longer advice."""
 
-_SLACK: Final = 64
+_HEAP_SLACK: Final = 64
 
-_Turn = tuple[int, int, str]  # places held, when the last was given, and whose they are; the least has its turn
+_TenantRank = tuple[int, int, str]  # places held, when the last was given, and whose they are; the least has its turn
 
 
 class FairQueue(Generic[T]):
@@ -36,40 +36,40 @@ class FairQueue(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lines: dict[str, OrderedDict[T, None]] = {}
-        self._held: dict[str, int] = {}
-        self._given: dict[str, int] = {}
-        self._clock = 0
+        self._queues: dict[str, OrderedDict[T, None]] = {}
+        self._slots_held: dict[str, int] = {}
+        self._last_grant: dict[str, int] = {}
+        self._grant_count = 0
         self._size = 0
         # A heap of turns, in which those that no longer hold stay until they come up.
-        self._turns: list[_Turn] = []
-        self._turn: dict[str, _Turn] = {}
+        self._heap: list[_TenantRank] = []
+        self._ranks: dict[str, _TenantRank] = {}
 
     def __len__(self) -> int:
         return self._size
 
     def waiting(self, tenant: str) -> int:
         """How many items of a tenant wait."""
-        return len(self._lines.get(tenant, ()))
+        return len(self._queues.get(tenant, ()))
 
-    def has_its_share(self, tenant: str) -> bool:
+    def has_fair_share(self, tenant: str) -> bool:
         """Whether a tenant has as much of the queue as each of those who wait would have of it, and is not alone."""
-        sharing = len(self._lines) + (tenant not in self._lines)
+        sharing = len(self._queues) + (tenant not in self._queues)
         return sharing > 1 and self.waiting(tenant) * sharing >= self.limit
 
     # -- places -----------------------------------------------------------------------------------------------------
 
-    def began(self, tenant: str) -> None:
+    def on_acquired(self, tenant: str) -> None:
         """A tenant was given a place."""
-        self._clock += 1
-        self._given[tenant] = self._clock
-        self._held[tenant] = self._held.get(tenant, 0) + 1
-        self._turn_changed(tenant)
+        self._grant_count += 1
+        self._last_grant[tenant] = self._grant_count
+        self._slots_held[tenant] = self._slots_held.get(tenant, 0) + 1
+        self._update_rank(tenant)
 
-    def ended(self, tenant: str) -> None:
+    def on_released(self, tenant: str) -> None:
         """A tenant gave one back."""
-        self._held[tenant] -= 1
-        self._turn_changed(tenant)
+        self._slots_held[tenant] -= 1
+        self._update_rank(tenant)
 
     # -- items ------------------------------------------------------------------------------------------------------
 
@@ -77,66 +77,66 @@ class FairQueue(Generic[T]):
         """Lets an item wait. Gives what has to give way for it, as tenant and item, which may be the item itself."""
         gave_way = None
         if self._size >= self.limit:
-            most = max(self._lines, key=self.waiting, default=tenant)
+            most = max(self._queues, key=self.waiting, default=tenant)
             if self.waiting(tenant) + 1 >= self.waiting(most):
                 return tenant, item
-            gave_way = most, next(reversed(self._lines[most]))
+            gave_way = most, next(reversed(self._queues[most]))
             self.remove(*gave_way)
-        line = self._lines.setdefault(tenant, OrderedDict())
+        line = self._queues.setdefault(tenant, OrderedDict())
         line[item] = None
         self._size += 1
         if len(line) == 1:
-            self._turn_changed(tenant)
+            self._update_rank(tenant)
         return gave_way
 
     def remove(self, tenant: str, item: T) -> None:
         """It does not wait any more; nothing where it did not."""
-        line = self._lines.get(tenant)
+        line = self._queues.get(tenant)
         if line is None or item not in line:
             return
         del line[item]
         self._size -= 1
         if not line:
-            del self._lines[tenant]
-            self._turn.pop(tenant, None)
+            del self._queues[tenant]
+            self._ranks.pop(tenant, None)
 
     def pop(self, accepts: Callable[[T], bool]) -> T | None:
         """Takes out the item whose turn it is among those that accept the place, which is its tenant's from now on."""
-        passed: list[_Turn] = []
+        passed: list[_TenantRank] = []
         found = None
-        while self._turns and found is None:
-            turn = heapq.heappop(self._turns)
+        while self._heap and found is None:
+            turn = heapq.heappop(self._heap)
             tenant = turn[2]
-            if self._turn.get(tenant) != turn:
+            if self._ranks.get(tenant) != turn:
                 continue
-            found = next((item for item in self._lines[tenant] if accepts(item)), None)
+            found = next((item for item in self._queues[tenant] if accepts(item)), None)
             if found is None:
                 passed.append(turn)
             else:
                 self.remove(tenant, found)
-                self.began(tenant)
+                self.on_acquired(tenant)
         for turn in passed:
-            heapq.heappush(self._turns, turn)
+            heapq.heappush(self._heap, turn)
         return found
 
-    def _turn_changed(self, tenant: str) -> None:
-        if tenant not in self._lines:
+    def _update_rank(self, tenant: str) -> None:
+        if tenant not in self._queues:
             return
-        turn = self._turn[tenant] = (self._held.get(tenant, 0), self._given.get(tenant, 0), tenant)
-        heapq.heappush(self._turns, turn)
-        if len(self._turns) > 2 * len(self._turn) + _SLACK:
-            self._turns = sorted(self._turn.values())
+        turn = self._ranks[tenant] = (self._slots_held.get(tenant, 0), self._last_grant.get(tenant, 0), tenant)
+        heapq.heappush(self._heap, turn)
+        if len(self._heap) > 2 * len(self._ranks) + _HEAP_SLACK:
+            self._heap = sorted(self._ranks.values())
 
 
-def seconds_until_room(waiting: int, finished: Sequence[float], now: float, *, unknown: float) -> int:
+def estimate_retry_after(waiting: int, finish_times: Sequence[float], now: float, *, default: float) -> int:
     """For `Retry-After`: whole seconds after which so many who wait, and one more, will have had a place; 1 to 60.
 
     `finished`: instants at which work has been finished lately, the oldest first; `unknown`: seconds without any.
     """
-    if not finished:
-        return _bounded(unknown)
-    return _bounded((now - finished[0]) / len(finished) * (waiting + 1))
+    if not finish_times:
+        return _clamp_seconds(default)
+    return _clamp_seconds((now - finish_times[0]) / len(finish_times) * (waiting + 1))
 
 
-def _bounded(seconds: float) -> int:
-    return max(1, min(MOST_SECONDS, ceil(seconds)))
+def _clamp_seconds(seconds: float) -> int:
+    return max(1, min(MAX_ADVISED_RETRY_AFTER, ceil(seconds)))

@@ -21,11 +21,11 @@ import msgspec
 
 from router.errors import RATE_LIMIT, ApiError
 
-What = Literal["requests", "tokens", "concurrent requests"]
+LimitKind = Literal["requests", "tokens", "concurrent requests"]
 
-MINUTE: Final = 60_000  # milliseconds
-TOKEN: Final = 0.999  # what counts as one; sums of fractions come short
-CONCURRENT_WAIT: Final = 1000  # milliseconds; nobody knows when a request will be over
+MINUTE_MS: Final = 60_000  # milliseconds
+ONE_TOKEN: Final = 0.999  # what counts as one; sums of fractions come short
+CONCURRENT_RETRY_MS: Final = 1000  # milliseconds; nobody knows when a request will be over
 
 _BYTES_PER_TOKEN: Final = 4
 """As of English prose; see https://help.openai.com/en/articles/4936856."""
@@ -39,12 +39,12 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     concurrent_requests: int | None = None
 
     @property
-    def any(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether there is a limit at all."""
         return self != Quota()
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What is told of a tenant, and asked, all at once.
 
     - `process`: who tells it. `spent`: tokens that were used; `done`: requests of this process that are over.
@@ -53,13 +53,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     process: str
-    ask: bool = False
-    done: int = 0
-    working: int | None = None
-    spent: int = 0
+    acquire: bool = False
+    released: int = 0
+    running: int | None = None
+    tokens_used: int = 0
 
 
-class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tenant stands after a step.
 
     - `refused`: the limit for which the request that was asked for may not come in, if it may not.
@@ -68,40 +68,44 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
       milliseconds after which all of the limit is there again. They mean nothing where there is no such limit.
     """
 
-    refused: What | None = None
-    wait: int = 0
-    requests_left: int = 0
-    requests_reset: int = 0
-    tokens_left: int = 0
-    tokens_reset: int = 0
+    exceeded: LimitKind | None = None
+    retry_after_ms: int = 0
+    requests_remaining: int = 0
+    requests_reset_ms: int = 0
+    tokens_remaining: int = 0
+    tokens_reset_ms: int = 0
 
 
-class Ledger:
+class TenantUsage:
     """What one tenant has used, as far as this process knows: what the script keeps in Redis."""
 
-    __slots__ = ("_at", "_requests", "_tokens", "_working")
+    __slots__ = ("_requests", "_running", "_token_level", "_updated_at")
 
     def __init__(self) -> None:
-        self._at = 0
-        self._tokens: float | None = None
+        self._updated_at = 0
+        self._token_level: float | None = None
         self._requests: list[tuple[int, int]] = []  # by second: when the last of it came, and how many
-        self._working: dict[str, tuple[int, int]] = {}  # by process: how many, and until when that holds
+        self._running: dict[str, tuple[int, int]] = {}  # by process: how many, and until when that holds
 
-    def step(self, quota: Quota, step: Step, now: int, lease: int) -> Allowance:
+    def apply(self, quota: Quota, update: UsageUpdate, now: int, lease: int) -> RateLimitStatus:
         """Takes a step; `now` and `lease`, for how long a process' word holds, in milliseconds."""
         # What is to come was seen on a clock that has been set back, or on that of a server that is no more.
-        self._requests = [pair for pair in self._requests if now - MINUTE < pair[0] < now + MINUTE]
+        self._requests = [pair for pair in self._requests if now - MINUTE_MS < pair[0] < now + MINUTE_MS]
         used = sum(count for _, count in self._requests)
         cap = quota.tokens_per_minute or 0
-        level = min(cap, self._tokens + max(0, now - self._at) * cap / MINUTE) if self._tokens is not None else cap
-        level -= step.spent
-        mine = self._working.pop(step.process, (0, 0))[0]
-        mine = max(0, mine - step.done) if step.working is None else step.working
+        level = (
+            min(cap, self._token_level + max(0, now - self._updated_at) * cap / MINUTE_MS)
+            if self._token_level is not None
+            else cap
+        )
+        level -= update.tokens_used
+        mine = self._running.pop(update.process, (0, 0))[0]
+        mine = max(0, mine - update.released) if update.running is None else update.running
         # A clock that was set back must not keep the places of a process that is gone: none holds longer than a lease.
-        working = ((name, count, min(until, now + lease)) for name, (count, until) in self._working.items())
-        self._working = {name: (count, until) for name, count, until in working if until > now}
-        refused, wait = self._refuse(quota, now, used, level, mine) if step.ask else (None, 0)
-        if step.ask and refused is None:
+        working = ((name, count, min(until, now + lease)) for name, (count, until) in self._running.items())
+        self._running = {name: (count, until) for name, count, until in working if until > now}
+        refused, wait = self._check_limits(quota, now, used, level, mine) if update.acquire else (None, 0)
+        if update.acquire and refused is None:
             used += 1
             mine += 1
             if self._requests and self._requests[-1][0] // 1000 >= now // 1000:
@@ -110,59 +114,59 @@ class Ledger:
             else:
                 self._requests.append((now, 1))
         if mine:
-            self._working[step.process] = (mine, now + lease)
-        self._at, self._tokens = now, level if cap else None
-        return Allowance(
-            refused=refused,
-            wait=wait,
-            requests_left=max(0, (quota.requests_per_minute or 0) - used),
-            requests_reset=self._requests[-1][0] + MINUTE - now if self._requests else 0,
-            tokens_left=max(0, floor(level)),
-            tokens_reset=ceil((cap - level) * MINUTE / cap) if cap else 0,
+            self._running[update.process] = (mine, now + lease)
+        self._updated_at, self._token_level = now, level if cap else None
+        return RateLimitStatus(
+            exceeded=refused,
+            retry_after_ms=wait,
+            requests_remaining=max(0, (quota.requests_per_minute or 0) - used),
+            requests_reset_ms=self._requests[-1][0] + MINUTE_MS - now if self._requests else 0,
+            tokens_remaining=max(0, floor(level)),
+            tokens_reset_ms=ceil((cap - level) * MINUTE_MS / cap) if cap else 0,
         )
 
-    def _refuse(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[What | None, int]:
+    def _check_limits(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[LimitKind | None, int]:
         concurrent, requests, tokens = quota.concurrent_requests, quota.requests_per_minute, quota.tokens_per_minute
-        if concurrent is not None and mine + sum(count for count, _ in self._working.values()) >= concurrent:
-            return "concurrent requests", CONCURRENT_WAIT
+        if concurrent is not None and mine + sum(count for count, _ in self._running.values()) >= concurrent:
+            return "concurrent requests", CONCURRENT_RETRY_MS
         if requests is not None and used >= requests:
             for last, count in self._requests:
                 used -= count
                 if used < requests:
-                    return "requests", last + MINUTE - now
-        if tokens is not None and level < TOKEN:
-            return "tokens", ceil((1 - level) * MINUTE / tokens)
+                    return "requests", last + MINUTE_MS - now
+        if tokens is not None and level < ONE_TOKEN:
+            return "tokens", ceil((1 - level) * MINUTE_MS / tokens)
         return None, 0
 
 
-def estimate(asked: int, events: int, body: int) -> int:
+def estimate_tokens(prompt_bytes: int, event_count: int, body_bytes: int) -> int:
     """Tokens of a generation whose usage nobody told, from the bytes that were asked and what was said.
 
     `events`: how many events of a stream came; `body`: the bytes of a JSON answer.
     """
-    return asked // _BYTES_PER_TOKEN + events + body // _BYTES_PER_TOKEN
+    return prompt_bytes // _BYTES_PER_TOKEN + event_count + body_bytes // _BYTES_PER_TOKEN
 
 
-def headers(quota: Quota, allowance: Allowance) -> list[tuple[bytes, bytes]]:
+def rate_limit_headers(quota: Quota, status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
     """What the client is told of its limits.
 
     Source: https://platform.openai.com/docs/guides/rate-limits, "Rate limits in headers".
     """
     told: list[tuple[bytes, bytes]] = []
     for name, limit, left, reset in (
-        (b"requests", quota.requests_per_minute, allowance.requests_left, allowance.requests_reset),
-        (b"tokens", quota.tokens_per_minute, allowance.tokens_left, allowance.tokens_reset),
+        (b"requests", quota.requests_per_minute, status.requests_remaining, status.requests_reset_ms),
+        (b"tokens", quota.tokens_per_minute, status.tokens_remaining, status.tokens_reset_ms),
     ):
         if limit is not None:
             told += [
                 (b"x-ratelimit-limit-" + name, b"%d" % limit),
                 (b"x-ratelimit-remaining-" + name, b"%d" % left),
-                (b"x-ratelimit-reset-" + name, duration(reset)),
+                (b"x-ratelimit-reset-" + name, encode_duration(reset)),
             ]
     return told
 
 
-def duration(milliseconds: int) -> bytes:
+def encode_duration(milliseconds: int) -> bytes:
     """As OpenAI writes durations: `20ms`, `1s`, `6m0s`."""
     if 0 < milliseconds < 1000:
         return b"%dms" % milliseconds
@@ -170,17 +174,17 @@ def duration(milliseconds: int) -> bytes:
     return b"%dm%ds" % (minutes, seconds) if minutes else b"%ds" % seconds
 
 
-def refusal(quota: Quota, allowance: Allowance) -> ApiError:
+def rate_limit_error(quota: Quota, status: RateLimitStatus) -> ApiError:
     """What a client is told whose request may not come in: 429."""
-    assert allowance.refused is not None
+    assert status.exceeded is not None
     limit = {
         "requests": f"{quota.requests_per_minute} requests per minute",
         "tokens": f"{quota.tokens_per_minute} tokens per minute",
         "concurrent requests": f"{quota.concurrent_requests} concurrent requests",
-    }[allowance.refused]
-    seconds = max(1, ceil(allowance.wait / 1000))
+    }[status.exceeded]
+    seconds = max(1, ceil(status.retry_after_ms / 1000))
     return ApiError(
         429, f"Rate limit reached: {limit}. Try again in {seconds} s.",
-        kind=RATE_LIMIT if allowance.refused == "concurrent requests" else allowance.refused,
-        code="rate_limit_exceeded", retry_after=seconds, reason=f"{allowance.refused.replace(' ', '_')}_limit",
+        kind=RATE_LIMIT if status.exceeded == "concurrent requests" else status.exceeded,
+        code="rate_limit_exceeded", retry_after=seconds, reason=f"{status.exceeded.replace(' ', '_')}_limit",
     )  # fmt: skip

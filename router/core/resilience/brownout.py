@@ -4,7 +4,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class Level(IntEnum):
+class BrownoutLevel(IntEnum):
     """Each holds what the ones before it do.
 
     - FALLBACK: new work goes to the fallback model first, if it is well itself.
@@ -19,12 +19,15 @@ class Level(IntEnum):
     STALE = 2
 
 
-_RISES_AT: Final = {Level.FALLBACK: 0.5, Level.STALE: 0.75}
-_FALLS_BELOW: Final = {Level.FALLBACK: 0.25, Level.STALE: 0.5}
+_ENTER_AT: Final = {BrownoutLevel.FALLBACK: 0.5, BrownoutLevel.STALE: 0.75}
+_LEAVE_BELOW: Final = {BrownoutLevel.FALLBACK: 0.25, BrownoutLevel.STALE: 0.5}
 
 
-def level(share: float, before: Level) -> Level:
+def brownout_level(pressured_share: float, previous: BrownoutLevel) -> BrownoutLevel:
     """The level for that share (0 to 1) of a model's engines being under pressure, where it was `before` until now."""
-    rising = max((at for at in _RISES_AT if share >= _RISES_AT[at]), default=Level.NORMAL)
-    holding = max((at for at in _FALLS_BELOW if at <= before and share >= _FALLS_BELOW[at]), default=Level.NORMAL)
+    rising = max((at for at in _ENTER_AT if pressured_share >= _ENTER_AT[at]), default=BrownoutLevel.NORMAL)
+    holding = max(
+        (at for at in _LEAVE_BELOW if at <= previous and pressured_share >= _LEAVE_BELOW[at]),
+        default=BrownoutLevel.NORMAL,
+    )
     return max(rising, holding)

@@ -17,16 +17,16 @@ from typing import Final
 
 import xxhash
 
-from router.core.cache.key_derivation import NOTHING
+from router.core.cache.key_derivation import EMPTY_HASH
 
-SESSION: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+SESSION_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """What an X-Session-ID may be; any other is passed over."""
 
-BOUND: Final = 1.25
+LOAD_BOUND: Final = 1.25
 """How many times the mean load an engine may have and still be preferred."""
 
 
-def affinity_of(key: str, tenant: str, session: str | None, shares: str | None = None) -> str | None:
+def affinity_key(key: str, tenant: str, session: str | None, sharing_group: str | None = None) -> str | None:
     """The affinity of a request with this key: its session's, else that of its system prompt and documents, if any.
 
     `shares`: the name of those whose prompts share prefixes; the tenant's where it is left out. See cache_salt.
@@ -34,18 +34,22 @@ def affinity_of(key: str, tenant: str, session: str | None, shares: str | None =
     if session is not None:
         return f"session:{tenant}:{session}"
     *_, model, system, rag, _ = key.split(":")
-    return f"prefix:{shares or tenant}:{model}:{system}:{rag}" if (system, rag) != (NOTHING, NOTHING) else None
+    return (
+        f"prefix:{sharing_group or tenant}:{model}:{system}:{rag}"
+        if (system, rag) != (EMPTY_HASH, EMPTY_HASH)
+        else None
+    )
 
 
-def weight(affinity: str, engine: str) -> int:
+def rendezvous_weight(affinity: str, engine: str) -> int:
     """How much an engine is preferred for an affinity: 64 bits, the same in every process."""
     return xxhash.xxh3_64_intdigest(f"{engine}\0{affinity}".encode())
 
 
-def has_room(load: float, loads: Iterable[float]) -> bool:
+def is_within_load_bound(load: float, loads: Iterable[float]) -> bool:
     """Whether an engine with this load may be preferred beside engines with these, its own included.
 
     Loads count the request that is to be placed. The bound is rounded up, so that few requests stay together.
     """
     all_ = list(loads)
-    return load <= ceil(BOUND * sum(all_) / len(all_))
+    return load <= ceil(LOAD_BOUND * sum(all_) / len(all_))

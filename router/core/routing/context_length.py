@@ -10,23 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.request import Request
+from router.core.endpoints.request import InferenceRequest
 from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
 
-TEMPLATE: Final = 256
+TEMPLATE_OVERHEAD: Final = 256
 """Tokens that a chat template may add of its own, beside what it writes for each message."""
 
-_TEXTS: Final = ("text", "input_text", "output_text", "refusal", "tool_use", "tool_result", "thinking", "function_call")
-_ELSEWHERE: Final = frozenset(("previous_response_id", "conversation", "prompt_embeds"))
-_PROMPT: Final = {
+_TEXT_TYPES: Final = (
+    "text",
+    "input_text",
+    "output_text",
+    "refusal",
+    "tool_use",
+    "tool_result",
+    "thinking",
+    "function_call",
+)
+_REFERENCE_FIELDS: Final = frozenset(("previous_response_id", "conversation", "prompt_embeds"))
+_PROMPT_FIELD: Final = {
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.EMBEDDINGS: "input",
     Endpoint.RESPONSES: "input",
 }
 
 
-class Length(msgspec.Struct, frozen=True):
+class TokenBounds(msgspec.Struct, frozen=True):
     """What a request takes of a context, in tokens; vLLM's context holds prompt and answer together.
 
     - `prompt`: what the prompt has for certain.
@@ -34,88 +43,90 @@ class Length(msgspec.Struct, frozen=True):
     - `most`: prompt and answer cannot have more; None where nobody can say, as with images.
     """
 
-    prompt: int
-    answer: int
-    most: int | None
+    min_prompt: int
+    completion: int
+    max_total: int | None
 
 
 class Fit(IntEnum):
     """Whether a request fits into an engine's context."""
 
-    SURELY = 0
-    PERHAPS = 1
-    NEVER = 2
+    FITS = 0
+    MAY_FIT = 1
+    TOO_LONG = 2
 
 
-def length_of(request: Request) -> Length:
+def token_bounds(request: InferenceRequest) -> TokenBounds:
     """The bounds of a request."""
-    prompt, answer = _certain(request)
-    most = None if _holds_more_than_text(request.fields) else len(request.body) + TEMPLATE + max(answer, 1)
-    return Length(prompt, answer, most)
+    prompt, answer = _known_token_counts(request)
+    most = None if _has_non_text(request.fields) else len(request.body) + TEMPLATE_OVERHEAD + max(answer, 1)
+    return TokenBounds(prompt, answer, most)
 
 
-def least_context(request: Request) -> int:
+def min_context(request: InferenceRequest) -> int:
     """The tokens that a context must have at the least: to one with fewer, the request is Fit.NEVER."""
-    return max(_certain(request))
+    return max(_known_token_counts(request))
 
 
-def _certain(request: Request) -> tuple[int, int]:
+def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
     """How many tokens the prompt and the answer have for certain."""
     fields, answer = request.fields, max(request.max_tokens or 0, 0)
-    place = _PROMPT.get(request.endpoint)
+    place = _PROMPT_FIELD.get(request.endpoint)
     # Whoever has his prompt cut to fit can send one of any length.
     if place is None or fields.get("truncate_prompt_tokens") is not None:
         return 0, answer
-    return _ids(fields.get(place)), answer
+    return _token_id_count(fields.get(place)), answer
 
 
-def fit(length: Length, max_model_len: int | None) -> Fit:
+def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
     """`max_model_len`: the engine's; None is unknown, and then it may well fit."""
     if max_model_len is None:
-        return Fit.PERHAPS
-    if max(length.prompt, length.answer) > max_model_len:
-        return Fit.NEVER
-    return Fit.SURELY if length.most is not None and length.most <= max_model_len else Fit.PERHAPS
+        return Fit.MAY_FIT
+    if max(bounds.min_prompt, bounds.completion) > max_model_len:
+        return Fit.TOO_LONG
+    return Fit.FITS if bounds.max_total is not None and bounds.max_total <= max_model_len else Fit.MAY_FIT
 
 
-def too_long(request: Request, length: Length, longest: int) -> ApiError:
+def context_length_error(request: InferenceRequest, bounds: TokenBounds, max_context: int) -> ApiError:
     """What a client is told whose request no engine could take, in OpenAI's words; `longest` is the largest context."""
-    place = "messages" if "messages" in request.fields else _PROMPT.get(request.endpoint, "messages")
+    place = "messages" if "messages" in request.fields else _PROMPT_FIELD.get(request.endpoint, "messages")
     return bad_request(
-        f"This model's maximum context length is {longest} tokens. However, you requested at least "
-        f"{length.prompt + length.answer} tokens ({length.prompt} in the {place}, {length.answer} in the completion; "
-        f"`max_tokens`). Please reduce the length of the {place} or completion.",
+        f"This model's maximum context length is {max_context} tokens. However, you requested at least "
+        f"{bounds.min_prompt + bounds.completion} tokens ({bounds.min_prompt} in the {place}, "
+        f"{bounds.completion} in the completion; `max_tokens`). Please reduce the length of the {place} or completion.",
         param=place,
         code="context_length_exceeded",
     )
 
 
-def _ids(prompt: Any) -> int:
+def _token_id_count(prompt: Any) -> int:
     """How many tokens the longest prompt of ids has; 0 for a text, of which nothing is certain."""
     if not isinstance(prompt, list) or not prompt:
         return 0
     if isinstance(prompt[0], list):
-        return max((_ids(one) for one in prompt), default=0)
+        return max((_token_id_count(one) for one in prompt), default=0)
     return len(prompt) if isinstance(prompt[0], int) else 0
 
 
-def _holds_more_than_text(fields: dict[str, Any]) -> bool:
+def _has_non_text(fields: dict[str, Any]) -> bool:
     """Whether a request has images or the like, of which a short address can be many tokens, or refers to a text."""
-    if any(map(fields.get, _ELSEWHERE)) or isinstance(fields.get("prompt"), dict):
+    if any(map(fields.get, _REFERENCE_FIELDS)) or isinstance(fields.get("prompt"), dict):
         return True
     said = fields.get("messages") or fields.get("input")
     for item in said if isinstance(said, list) else ():
         if isinstance(item, dict):
             kind = item.get("type", "message" if "role" in item else "item_reference")
             content = item.get("content")
-            if kind == "item_reference" or (isinstance(content, list) and not _is_text(content)):
+            if kind == "item_reference" or (isinstance(content, list) and not _is_text_only(content)):
                 return True
     return False
 
 
-def _is_text(content: Any) -> bool:
+def _is_text_only(content: Any) -> bool:
     """Whether all parts of a message's content are text, those in the results of tools too."""
     parts = content if isinstance(content, list) else ()
     return all(
-        part.get("type", "text") in _TEXTS and _is_text(part.get("content")) for part in parts if isinstance(part, dict)
+        part.get("type", "text") in _TEXT_TYPES and _is_text_only(part.get("content"))
+        for part in parts
+        if isinstance(part, dict)
     )

@@ -18,18 +18,18 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.affinity import has_room, weight
-from router.core.routing.context_length import Fit, Length, fit
+from router.core.routing.affinity import is_within_load_bound, rendezvous_weight
+from router.core.routing.context_length import Fit, TokenBounds, check_fit
 from router.core.types import EngineTask, Task
 
-CROWDED: Final = 0.25
+BACKLOG_RATIO: Final = 0.25
 """How many may wait at an engine, as a share of those that it works on, before it is crowded."""
 
-_FEW: Final = 4  # waiting requests that mean nothing: vLLM's next step may take them all
-_FULLEST: Final = 0.95  # of a KV cache; a share nearer to 1 would tell nothing more
+_MIN_BACKLOG: Final = 4  # waiting requests that mean nothing: vLLM's next step may take them all
+_MAX_KV_USAGE: Final = 0.95  # of a KV cache; a share nearer to 1 would tell nothing more
 
 
-class EngineView(msgspec.Struct, frozen=True):
+class EngineSnapshot(msgspec.Struct, frozen=True):
     """What the choice knows of an engine. None is unknown, which is never 0.
 
     - `up`: None until somebody has asked it; then it may well be up.
@@ -45,7 +45,7 @@ class EngineView(msgspec.Struct, frozen=True):
     task: EngineTask
     up: bool | None
     in_flight: int
-    others: float | None = None
+    external_load: float | None = None
     running: float | None = None
     waiting: float | None = None
     kv_cache_usage: float | None = None
@@ -54,24 +54,24 @@ class EngineView(msgspec.Struct, frozen=True):
     drained: bool = False
 
     @property
-    def crowded(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether a request would have to wait there, as far as is known."""
-        return self.waiting is not None and self.waiting > max(_FEW, CROWDED * (self.running or 0.0))
+        return self.waiting is not None and self.waiting > max(_MIN_BACKLOG, BACKLOG_RATIO * (self.running or 0.0))
 
-    def load(self, usual: float) -> float:
+    def load(self, default_kv_usage: float) -> float:
         """Requests that it would have to work on with one more, weighed by how full its KV cache is.
 
         What is in flight from here counts at once; what else is known of it is as old as the last probe. `usual`: the
         usage of a cache that does not tell it.
         """
-        work = 1 + self.in_flight + (self.others or 0.0)
-        usage = self.kv_cache_usage if self.kv_cache_usage is not None else usual
-        return work / (1 - min(usage, _FULLEST))
+        work = 1 + self.in_flight + (self.external_load or 0.0)
+        usage = self.kv_cache_usage if self.kv_cache_usage is not None else default_kv_usage
+        return work / (1 - min(usage, _MAX_KV_USAGE))
 
 
-def plan(
-    task: Task, engines: Iterable[EngineView], *, length: Length | None = None, affinity: str | None = None
-) -> list[EngineView]:
+def rank_engines(
+    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, affinity: str | None = None
+) -> list[EngineSnapshot]:
     """The engines of a model in the order in which they are to be tried.
 
     None that could never take the request, and none that is drained.
@@ -79,38 +79,42 @@ def plan(
     able = [
         engine
         for engine in engines
-        if not engine.drained and (length is None or fit(length, engine.max_model_len) is not Fit.NEVER)
+        if not engine.drained and (bounds is None or check_fit(bounds, engine.max_model_len) is not Fit.TOO_LONG)
     ]
     # One that does not say how large it is counts as no larger than the others, so that this alone decides nothing.
     smallest = min((engine.max_model_len for engine in able if engine.max_model_len is not None), default=None)
 
-    def grade(engine: EngineView) -> tuple[bool, bool, int, bool, bool, int]:
+    def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, int]:
         """What counts before affinity and load."""
         size = engine.max_model_len or smallest
-        surely = length is None or fit(length, size) is Fit.SURELY
+        surely = bounds is None or check_fit(bounds, size) is Fit.FITS
         # Where none surely suffices, the largest is the best guess.
         room = 0 if surely else -(size or 0)
         distance = 0 if engine.task == task else 1 if engine.task == "any" else 2
-        return engine.up is False, not surely, room, engine.crowded, engine.slow, distance
+        return engine.up is False, not surely, room, engine.has_backlog, engine.slow, distance
 
-    order: list[EngineView] = []
+    order: list[EngineSnapshot] = []
     for _, equals in groupby(sorted(able, key=grade), key=grade):
-        order += _among_equals(list(equals), affinity)
+        order += _rank_equals(list(equals), affinity)
     return order
 
 
-def _among_equals(engines: Sequence[EngineView], affinity: str | None) -> list[EngineView]:
+def _rank_equals(engines: Sequence[EngineSnapshot], affinity: str | None) -> list[EngineSnapshot]:
     known = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
     usual = sum(known) / len(known) if known else 0.0
 
-    def idlest(engine: EngineView) -> tuple[float, str]:
+    def idlest(engine: EngineSnapshot) -> tuple[float, str]:
         return engine.load(usual), engine.name
 
     if affinity is None or len(engines) == 1:
         return sorted(engines, key=idlest)
     loads = [engine.load(usual) for engine in engines]
 
-    def nearest(engine: EngineView) -> tuple[bool, int, str]:
-        return not has_room(engine.load(usual), loads), -weight(affinity, engine.name), engine.name
+    def nearest(engine: EngineSnapshot) -> tuple[bool, int, str]:
+        return (
+            not is_within_load_bound(engine.load(usual), loads),
+            -rendezvous_weight(affinity, engine.name),
+            engine.name,
+        )
 
     return sorted(engines, key=nearest)

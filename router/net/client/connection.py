@@ -14,21 +14,21 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeAlias, cast
 
-from router.net.client.errors import EngineError, broken_off, reset, too_late
+from router.net.client.errors import EngineError, broken_off, connection_reset, timed_out
 from router.net.client.http1 import ResponseReader
 from router.net.client.target import Origin
 
 Sink: TypeAlias = Callable[[bytes], bool]
 """Takes a piece of a body, which is never empty, and tells whether that was enough."""
 
-Arrival: TypeAlias = asyncio.Future[Exception | None]
+Waiter: TypeAlias = asyncio.Future[Exception | None]
 """Done when what was waited for has come, or has failed, with what it failed of."""
 
 CLOCK_RESOLUTION: Final = 0.001
 """Seconds; uvloop's clock counts milliseconds, so its timers fire up to one early."""
 
 
-class Connection(asyncio.Protocol):
+class HTTPConnection(asyncio.Protocol):
     """A socket to an origin.
 
     - `ask` starts an exchange and waits for its head, `pour` for its body; `finish` ends it, telling whether the
@@ -42,27 +42,27 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_buffered",
         "_busy",
+        "_chunk_timeout",
         "_closed",
-        "_each",
-        "_exchanges",
+        "_deadline",
+        "_exchange_count",
         "_failure",
-        "_held",
         "_high_water",
-        "_last",
         "_loop",
         "_on_lost",
         "_paused",
         "_sink",
         "_timer",
         "_timer_at",
+        "_total_deadline",
         "_transport",
-        "_unread",
-        "_until",
+        "_unread_bytes",
         "_waiter",
-        "enough",
         "origin",
         "reader",
+        "sink_done",
     )
 
     def __init__(
@@ -72,25 +72,25 @@ class Connection(asyncio.Protocol):
         *,
         high_water: int,
         max_head: int,
-        on_lost: Callable[["Connection"], None],
+        on_lost: Callable[["HTTPConnection"], None],
     ) -> None:
         self.origin = origin
         self.reader = ResponseReader(max_head=max_head)
-        self.enough = False  # the sink has what it wanted
-        self._until = self._last = 0.0
-        self._each: float | None = None
+        self.sink_done = False  # the sink has what it wanted
+        self._deadline = self._total_deadline = 0.0
+        self._chunk_timeout: float | None = None
         self._loop = loop
         self._high_water = high_water
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._closed = False
         self._busy = False  # an exchange is under way
-        self._exchanges = 0
+        self._exchange_count = 0
         self._failure: EngineError | None = None
-        self._waiter: Arrival | None = None
+        self._waiter: Waiter | None = None
         self._sink: Sink | None = None
-        self._held: list[bytes] = []  # body that came while there was no sink for it
-        self._unread = 0  # all bytes that came then
+        self._buffered: list[bytes] = []  # body that came while there was no sink for it
+        self._unread_bytes = 0  # all bytes that came then
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -102,35 +102,40 @@ class Connection(asyncio.Protocol):
         return not self._closed and self._transport is not None and not self._transport.is_closing()
 
     @property
-    def stale(self) -> bool:
+    def closed_while_idle(self) -> bool:
         failure = self._failure
-        return failure is not None and failure.reason != "timeout" and self._exchanges > 1 and self.reader.untouched
+        return (
+            failure is not None
+            and failure.reason != "timeout"
+            and self._exchange_count > 1
+            and self.reader.nothing_received
+        )
 
     @property
-    def is_spent(self) -> bool:
+    def is_consumed(self) -> bool:
         """Whether the response is complete, and all of its body has been given."""
-        return self.reader.done and not any(self._held)
+        return self.reader.done and not any(self._buffered)
 
     @property
     def is_open(self) -> bool:
         """Whether there is a socket, which `on_lost` will be called for."""
         return self._transport is not None
 
-    def ask(self, message: bytes, until: float, last: float) -> Arrival:
+    def send_request(self, request: bytes, deadline: float, total_deadline: float) -> Waiter:
         """Start an exchange: send the request and wait for the head of the response."""
         if self._transport is None or self._closed:
             raise broken_off()
         self.reader.begin()
         self._busy = True
-        self._exchanges += 1
+        self._exchange_count += 1
         self._failure = None
-        self._held.clear()
-        self._unread = 0
-        self._until, self._last = until, last
-        self._transport.write(message)
-        return self._wait()
+        self._buffered.clear()
+        self._unread_bytes = 0
+        self._deadline, self._total_deadline = deadline, total_deadline
+        self._transport.write(request)
+        return self._start_wait()
 
-    def pour(self, sink: Sink, each: float | None = None) -> Arrival | None:
+    def stream_to(self, sink: Sink, chunk_timeout: float | None = None) -> Waiter | None:
         """Give the body to `sink` as it comes, until it has enough or that is all; None if this is so at once.
 
         `each`: the seconds that each piece may take from now on.
@@ -139,21 +144,21 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None:
             raise RuntimeError("another task is already reading this response")
         reader = self.reader
-        held, self._held = b"".join(self._held), []
-        self.enough = bool(held) and sink(held)
-        self._unread = 0
+        held, self._buffered = b"".join(self._buffered), []
+        self.sink_done = bool(held) and sink(held)
+        self._unread_bytes = 0
         if self._paused:
-            self._resume()
-        if self.enough or reader.done:
+            self._resume_reading()
+        if self.sink_done or reader.done:
             return None
         if self._failure is not None:
             raise self._failure
-        self._sink, self._each = sink, each
-        if each is not None:
-            self._until = min(self._loop.time() + each, self._last)
-        return self._wait()
+        self._sink, self._chunk_timeout = sink, chunk_timeout
+        if chunk_timeout is not None:
+            self._deadline = min(self._loop.time() + chunk_timeout, self._total_deadline)
+        return self._start_wait()
 
-    def finish(self) -> bool:
+    def finish_exchange(self) -> bool:
         """End the exchange: whether the connection can carry another one."""
         reusable = (
             self.reader.reusable
@@ -162,18 +167,18 @@ class Connection(asyncio.Protocol):
             and not self._transport.is_closing()
             and not self._transport.get_write_buffer_size()  # else the server has answered before it was asked
         )
-        self._held.clear()
+        self._buffered.clear()
         self._busy = False
         if self._waiter is not None:
             self._wake(RuntimeError("the response was closed"))
         if self._paused and reusable:
-            self._resume()
+            self._resume_reading()
         return reusable
 
     def abort(self, failure: EngineError | None = None) -> None:
         """Close the socket now; an exchange in progress fails, with this unless it has failed already."""
         self._closed = True
-        self._fail(failure or reset())
+        self._fail(failure or connection_reset())
         if self._transport is not None:
             self._transport.abort()
 
@@ -187,46 +192,46 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         sink, reader = self._sink, self.reader
         if sink is None:
-            self._hold(data)
+            self._buffer_data(data)
             return
         piece = reader.feed(data)
         if piece:
-            if self._each is not None:
-                until = self._loop.time() + self._each
-                self._until = until if until < self._last else self._last
+            if self._chunk_timeout is not None:
+                until = self._loop.time() + self._chunk_timeout
+                self._deadline = until if until < self._total_deadline else self._total_deadline
             try:
-                self.enough = sink(piece)
+                self.sink_done = sink(piece)
             except Exception as error:  # noqa: BLE001 - it goes to the one who waits
                 self._wake(error)
                 return
-        if self.enough or reader.done:
+        if self.sink_done or reader.done:
             self._wake(None)
         if reader.malformed is not None:
-            self._refuse(reader.malformed)
+            self._fail_malformed(reader.malformed)
 
-    def _hold(self, data: bytes) -> None:
+    def _buffer_data(self, data: bytes) -> None:
         """Takes what comes while there is no sink for it."""
         if not self._busy:  # an answer to no question must never become one to the next
             self.abort()
             return
-        self._held.append(self.reader.feed(data))
-        self._unread += len(data)
-        if self.reader.head and self._waiter is not None:
+        self._buffered.append(self.reader.feed(data))
+        self._unread_bytes += len(data)
+        if self.reader.head_complete and self._waiter is not None:
             self._wake(None)
-        if self._unread > self._high_water and not self._paused and self._transport is not None:
+        if self._unread_bytes > self._high_water and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         if self.reader.malformed is not None:
-            self._refuse(self.reader.malformed)
+            self._fail_malformed(self.reader.malformed)
 
-    def _refuse(self, malformed: str) -> None:
+    def _fail_malformed(self, reason: str) -> None:
         failure = broken_off()
-        failure.__cause__ = ValueError(malformed)
+        failure.__cause__ = ValueError(reason)
         self.abort(failure)
 
     def eof_received(self) -> None:
         self._closed = True  # returning None has the loop close the socket
-        if self.reader.end():
+        if self.reader.feed_eof():
             self._wake(None)
         else:
             self._fail(broken_off())
@@ -234,7 +239,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._transport = None
-        failure = broken_off() if exc is None else reset()
+        failure = broken_off() if exc is None else connection_reset()
         failure.__cause__ = exc
         self._fail(failure)
         if self._timer is not None:
@@ -245,8 +250,8 @@ class Connection(asyncio.Protocol):
 
     # Inside.
 
-    def _wait(self) -> Arrival:
-        if self._timer is None or self._until < self._timer_at:
+    def _start_wait(self) -> Waiter:
+        if self._timer is None or self._deadline < self._timer_at:
             self._set_timer()
         self._waiter = arrival = self._loop.create_future()
         return arrival
@@ -261,7 +266,7 @@ class Connection(asyncio.Protocol):
             self._failure = failure
             self._wake(failure)
 
-    def _resume(self) -> None:
+    def _resume_reading(self) -> None:
         self._paused = False
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
@@ -269,14 +274,14 @@ class Connection(asyncio.Protocol):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = self._until
+        self._timer_at = self._deadline
         self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
-        if self._until - self._loop.time() > CLOCK_RESOLUTION:
+        if self._deadline - self._loop.time() > CLOCK_RESOLUTION:
             self._set_timer()
         else:
-            self.abort(too_late())
+            self.abort(timed_out())

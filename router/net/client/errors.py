@@ -22,12 +22,12 @@ def unreachable() -> EngineError:
     return EngineError("connect", "the engine cannot be reached")
 
 
-def out_of_resources(lacking: str) -> EngineError:
+def out_of_resources(cause: str) -> EngineError:
     """No connection, for want of something on this side; see router.net.local_errors."""
-    return EngineError("local", f"the router cannot connect: {lacking}")
+    return EngineError("local", f"the router cannot connect: {cause}")
 
 
-def too_late() -> EngineError:
+def timed_out() -> EngineError:
     """What was waited for did not come in time."""
     return EngineError("timeout", "the engine took too long")
 
@@ -37,6 +37,6 @@ def broken_off() -> EngineError:
     return EngineError("broken-off", "the engine broke its answer off")
 
 
-def reset() -> EngineError:
+def connection_reset() -> EngineError:
     """The connection broke."""
     return EngineError("reset", "the connection to the engine broke")

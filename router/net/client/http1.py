@@ -20,15 +20,15 @@ from typing import Final
 
 import httptools
 
-_FAULTS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+_PARSE_ERRORS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
-def _size_lines(most: int) -> tuple[bytes, ...]:
+def _size_lines(max_length: int) -> tuple[bytes, ...]:
     """How a chunk of so many bytes, borders included, begins: by their number; b"" where there is no such chunk."""
-    lines = [b""] * (most + 1)
-    for size in range(1, most):
+    lines = [b""] * (max_length + 1)
+    for size in range(1, max_length):
         line = b"%x\r\n" % size
-        if (length := len(line) + size + 2) <= most:
+        if (length := len(line) + size + 2) <= max_length:
             lines[length] = line
     return tuple(lines)
 
@@ -49,31 +49,31 @@ class ResponseReader:
     """
 
     __slots__ = (
-        "_between",
+        "_at_chunk_boundary",
         "_body",
+        "_bytes_without_progress",
         "_excess",
-        "_fields",
+        "_header_fields",
         "_keep_alive",
         "_max_head",
         "_parse",
         "_parser",
-        "_progressless",
         "done",
-        "head",
+        "head_complete",
         "headers",
         "malformed",
+        "nothing_received",
         "on_body",
         "on_header",
         "status",
-        "untouched",
     )
 
     def __init__(self, *, max_head: int) -> None:
         self._max_head = max_head
         self._body: list[bytes] = []
         self.on_body = self._body.append
-        self._fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
-        self.on_header = self._fields.__setitem__
+        self._header_fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
+        self.on_header = self._header_fields.__setitem__
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._parse: Callable[[bytes], object] = self._parser.feed_data
         self.begin()
@@ -82,55 +82,55 @@ class ResponseReader:
         """Make ready for a response."""
         self._excess = False  # bytes came after the end of the response
         self._keep_alive = False
-        self._between = False  # the last byte was that of a chunk's end
-        self._progressless = 0  # bytes that have come since the last that ended a head or brought body
-        self.untouched = True  # no byte has come
-        self.head = False
+        self._at_chunk_boundary = False  # the last byte was that of a chunk's end
+        self._bytes_without_progress = 0  # bytes that have come since the last that ended a head or brought body
+        self.nothing_received = True  # no byte has come
+        self.head_complete = False
         self.done = False
         self.status = 0
         self.headers: Mapping[bytes, bytes] = {}
         self.malformed: str | None = None
-        self._fields.clear()
+        self._header_fields.clear()
         self._body.clear()
 
     def feed(self, data: bytes) -> bytes:
         """Read bytes as they came; the body that they brought, b"" if none. The attributes say what else they did."""
-        if self._between and len(data) < len(_SIZE_LINES):
+        if self._at_chunk_boundary and len(data) < len(_SIZE_LINES):
             line = _SIZE_LINES[len(data)]
             if line and data.startswith(line) and data.endswith(_CRLF):
-                self._progressless = 0
+                self._bytes_without_progress = 0
                 return data[len(line) : -2]
         if self.done:
             self._excess = True
             return b""
         try:
-            if not self.head:
-                self.untouched = False
+            if not self.head_complete:
+                self.nothing_received = False
                 data = self._feed_head(data)
             if data:
                 self._parse(data)
             # What begins behind a chunk without reaching the end of its size line does not end like this.
-            self._between = self._between and data.endswith(_CRLF)
-        except _FAULTS as error:
-            self._fails(error)
+            self._at_chunk_boundary = self._at_chunk_boundary and data.endswith(_CRLF)
+        except _PARSE_ERRORS as error:
+            self._on_parse_error(error)
         body = self._body
         if body:
-            self._progressless = 0
+            self._bytes_without_progress = 0
             if len(body) == 1:
                 return body.pop()
             whole = b"".join(body)
             body.clear()
             return whole
-        if self.head and not self.done:
+        if self.head_complete and not self.done:
             # Chunk extensions and trailers are not kept, but an endless one would be, in the parser.
-            self._progressless += len(data)
-            if self._progressless > self._max_head:
-                self._give_up(f"{self._progressless} bytes of chunk heads or trailers without body")
+            self._bytes_without_progress += len(data)
+            if self._bytes_without_progress > self._max_head:
+                self._mark_malformed(f"{self._bytes_without_progress} bytes of chunk heads or trailers without body")
         return b""
 
-    def end(self) -> bool:
+    def feed_eof(self) -> bool:
         """No more bytes will come: whether the response is complete with that."""
-        if self.head and not self.done and self.malformed is None and self._ends_with_connection():
+        if self.head_complete and not self.done and self.malformed is None and self._is_close_delimited():
             self.done = True
         return self.done
 
@@ -141,7 +141,7 @@ class ResponseReader:
     def close(self) -> None:
         """Let go of the parser, which refers back to this reader; what was read stays."""
         self._parser = None
-        self._parse = _pass_over
+        self._parse = _discard
 
     @property
     def reusable(self) -> bool:
@@ -149,37 +149,37 @@ class ResponseReader:
 
     def _feed_head(self, data: bytes) -> bytes:
         """Read no further than the largest head goes; what is left if the head ended within that."""
-        room = self._max_head - self._progressless
-        self._progressless += min(room, len(data))
+        room = self._max_head - self._bytes_without_progress
+        self._bytes_without_progress += min(room, len(data))
         self._parse(data[:room])
-        if self.head:
-            self._progressless = 0
-        elif self._progressless >= self._max_head and self.malformed is None:
-            self._give_up(f"a head of more than {self._max_head} bytes")
+        if self.head_complete:
+            self._bytes_without_progress = 0
+        elif self._bytes_without_progress >= self._max_head and self.malformed is None:
+            self._mark_malformed(f"a head of more than {self._max_head} bytes")
         rest = data[room:]
         if self.done and rest:
             self._excess = True
-        return rest if self.head and not self.done else b""
+        return rest if self.head_complete and not self.done else b""
 
-    def _ends_with_connection(self) -> bool:
+    def _is_close_delimited(self) -> bool:
         """Whether a response with these headers has no length of its own (RFC 9112 section 6.3, point 8)."""
         coding = self.header(b"transfer-encoding")
         if coding is not None:
             return not coding.strip().lower().endswith(b"chunked")
         return self.header(b"content-length") is None
 
-    def _fails(self, error: Exception) -> None:
+    def _on_parse_error(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserUpgrade):
-            self._give_up("a switch to another protocol that was not asked for")
+            self._mark_malformed("a switch to another protocol that was not asked for")
         elif self.done:
             self._excess = True
         else:
-            self._give_up(str(error))
+            self._mark_malformed(str(error))
 
-    def _give_up(self, why: str) -> None:
-        self.malformed = why
-        self._between = False
-        self._parse = _pass_over
+    def _mark_malformed(self, reason: str) -> None:
+        self.malformed = reason
+        self._at_chunk_boundary = False
+        self._parse = _discard
 
     # Called by the parser.
 
@@ -189,27 +189,27 @@ class ResponseReader:
             raise httptools.HttpParserError("a response that was not asked for")
 
     def on_headers_complete(self) -> None:
-        if self.head or self._parser is None:
+        if self.head_complete or self._parser is None:
             return
         status = self._parser.get_status_code()
         if status >= 200:
             self.status = status
-            self.headers = self._fields.copy()
-            self.head = True
-        self._fields.clear()
+            self.headers = self._header_fields.copy()
+            self.head_complete = True
+        self._header_fields.clear()
 
     def on_chunk_header(self) -> None:
-        self._between = False
+        self._at_chunk_boundary = False
 
     def on_chunk_complete(self) -> None:
-        self._between = True
+        self._at_chunk_boundary = True
 
     def on_message_complete(self) -> None:
-        self._between = False
-        if self.head and not self.done and self._parser is not None:
+        self._at_chunk_boundary = False
+        if self.head_complete and not self.done and self._parser is not None:
             self.done = True
             self._keep_alive = self._parser.should_keep_alive()
 
 
-def _pass_over(data: bytes) -> None:
+def _discard(data: bytes) -> None:
     """What comes after something that was no HTTP is of no interest."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from router.net.client.connection import Connection, Sink
+from router.net.client.connection import HTTPConnection, Sink
 from router.net.client.errors import EngineError
 
 LINGER: Final = 1.0
@@ -22,18 +22,18 @@ class EngineResponse:
 
     __slots__ = ("_complete", "_connection", "_release", "status")
 
-    def __init__(self, connection: Connection, release: Callable[[Connection], None]) -> None:
+    def __init__(self, connection: HTTPConnection, release: Callable[[HTTPConnection], None]) -> None:
         self.status = connection.reader.status
         self._complete = False
-        self._connection: Connection | None = connection
+        self._connection: HTTPConnection | None = connection
         self._release = release
 
     @property
     def retry_after(self) -> str | None:
-        found = self._held().reader.header(b"retry-after")
+        found = self._require_connection().reader.header(b"retry-after")
         return found.decode("latin-1") if found is not None else None
 
-    async def pour(self, sink: Sink, each: float | None = None) -> bool:
+    async def stream_to(self, sink: Sink, chunk_timeout: float | None = None) -> bool:
         """Gives `sink` all that comes of the body, piece by piece, in the moment at which it comes.
 
         `each`: seconds that each piece may take, if not all of it has to be there by the time that the head had.
@@ -42,9 +42,9 @@ class EngineResponse:
         """
         if self._complete:
             return False
-        connection = self._held()
+        connection = self._require_connection()
         try:
-            arrival = connection.pour(sink, each)
+            arrival = connection.stream_to(sink, chunk_timeout)
             failure = await arrival if arrival is not None else None
         except BaseException:
             self.close()
@@ -52,20 +52,20 @@ class EngineResponse:
         if failure is not None:
             self.close()
             raise failure
-        enough = connection.enough
-        if connection.is_spent:
+        enough = connection.sink_done
+        if connection.is_consumed:
             self._complete = True
             self.close()
         return enough
 
-    async def read(self, limit: int, each: float | None = None) -> bytes:
+    async def read(self, limit: int, chunk_timeout: float | None = None) -> bytes:
         """The whole body; `each` as for `pour`. Raises EngineError, also for one of more than `limit` bytes."""
-        body, complete = await self.read_up_to(limit, each)
+        body, complete = await self.read_up_to(limit, chunk_timeout)
         if not complete:
             raise EngineError("too-large", f"the engine's answer has more than {limit} bytes")
         return body
 
-    async def read_up_to(self, limit: int, each: float | None = None) -> tuple[bytes, bool]:
+    async def read_up_to(self, limit: int, chunk_timeout: float | None = None) -> tuple[bytes, bool]:
         """The body, or the first `limit` bytes of it and something; and whether it is the whole body.
 
         `each` as for `pour`. Raises EngineError. What follows is not read, so the connection is closed.
@@ -79,19 +79,19 @@ class EngineResponse:
             parts.append(part)
             return left < 0
 
-        exceeded = await self.pour(take, each)
+        exceeded = await self.stream_to(take, chunk_timeout)
         if exceeded:
             self.close()
         return parts[0] if len(parts) == 1 else b"".join(parts), not exceeded
 
-    def close(self, *, spent: bool = False) -> None:
+    def close(self, *, linger: bool = False) -> None:
         """Lets go of the connection. `spent`: all that matters has come, so that only the end may follow."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         ending = None
-        if spent and not connection.reader.done:
-            ending = connection.pour(lambda _: True, LINGER)
+        if linger and not connection.reader.done:
+            ending = connection.stream_to(lambda _: True, LINGER)
         if ending is None:
             self._release(connection)
         else:
@@ -105,7 +105,7 @@ class EngineResponse:
     ) -> None:
         self.close()
 
-    def _held(self) -> Connection:
+    def _require_connection(self) -> HTTPConnection:
         if self._connection is None:
             raise RuntimeError("the response is closed")
         return self._connection

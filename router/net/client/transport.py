@@ -17,15 +17,15 @@ from typing import Self
 
 import httpx
 
-from router.net.client.connection import Connection
-from router.net.client.errors import out_of_resources, too_late, unreachable
+from router.net.client.connection import HTTPConnection
+from router.net.client.errors import out_of_resources, timed_out, unreachable
 from router.net.client.pool import IdlePool
 from router.net.client.response import EngineResponse
 from router.net.client.target import Origin
 from router.net.local_errors import local_cause
 
 
-class Transport:
+class HTTPTransport:
     """Carries requests over HTTP/1.1, each on a connection of its own while it lasts.
 
     - A request is one write.
@@ -60,17 +60,17 @@ class Transport:
         max_head: int = 64 * 1024,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        self._idle: IdlePool[Origin, Connection] = IdlePool(max_idle=max_idle, expiry=idle_expiry)
-        self._busy: set[Connection] = set()
-        self._open: set[Connection] = set()  # those with a socket, idle, busy or just being closed
+        self._idle: IdlePool[Origin, HTTPConnection] = IdlePool(max_idle=max_idle, expiry=idle_expiry)
+        self._busy: set[HTTPConnection] = set()
+        self._open: set[HTTPConnection] = set()  # those with a socket, idle, busy or just being closed
         self._high_water = high_water
         self._max_head = max_head
         self._ssl_context = ssl_context
         # Asked for once: up to Python 3.11, get_running_loop makes a system call each time.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._closing = False
-        self._all_lost: asyncio.Event | None = None
+        self._all_closed: asyncio.Event | None = None
 
     @property
     def in_use(self) -> int:
@@ -81,7 +81,7 @@ class Transport:
         return len(self._idle)
 
     async def send(
-        self, origin: Origin, message: bytes, *, connect: float, patience: float, total: float
+        self, origin: Origin, request: bytes, *, connect_timeout: float, head_timeout: float, total_timeout: float
     ) -> EngineResponse:
         """Send a request and wait for the head; whoever gets the response reads it to its end or closes it.
 
@@ -92,13 +92,13 @@ class Transport:
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = loop.time()
-        until, last = now + patience, now + total
+        until, last = now + head_timeout, now + total_timeout
         connection = self._take_idle(origin, now)
         while True:
             if connection is None:
-                connection = await self._connect(loop, origin, until, connect)
+                connection = await self._connect(loop, origin, until, connect_timeout)
             try:
-                failure = await connection.ask(message, until, last)
+                failure = await connection.send_request(request, until, last)
             except BaseException:
                 self._release(connection)
                 raise
@@ -106,22 +106,22 @@ class Transport:
                 return EngineResponse(connection, self._release)
             self._release(connection)
             # The server may have closed it while the request was under way (RFC 9112 section 9.3.1).
-            if not connection.stale or self._closing:
+            if not connection.closed_while_idle or self._closing:
                 raise failure
             connection = None
 
     async def aclose(self) -> None:
         """Close all connections and wait until they are; exchanges under way fail with EngineError, `reset`."""
         self._closing = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
         self._idle.clear()
         for connection in self._busy | self._open:
             connection.abort()
         if self._open:
-            self._all_lost = self._all_lost or asyncio.Event()
-            await self._all_lost.wait()
+            self._all_closed = self._all_closed or asyncio.Event()
+            await self._all_closed.wait()
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,7 +129,7 @@ class Transport:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _take_idle(self, origin: Origin, now: float) -> Connection | None:
+    def _take_idle(self, origin: Origin, now: float) -> HTTPConnection | None:
         while (connection := self._idle.take(origin, now)) is not None:
             if connection.usable:
                 self._busy.add(connection)
@@ -138,19 +138,19 @@ class Transport:
         return None
 
     async def _connect(
-        self, loop: asyncio.AbstractEventLoop, origin: Origin, until: float, seconds: float
-    ) -> Connection:
+        self, loop: asyncio.AbstractEventLoop, origin: Origin, deadline: float, connect_timeout: float
+    ) -> HTTPConnection:
         if self._closing:
             raise RuntimeError("the transport is closed")
         scheme, host, port = origin
-        context = self._secure() if scheme == "https" else None
-        connection = Connection(
-            origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._forget
+        context = self._tls_context() if scheme == "https" else None
+        connection = HTTPConnection(
+            origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._on_connection_lost
         )
         self._busy.add(connection)
-        patience = loop.time() + seconds
+        patience = loop.time() + connect_timeout
         try:
-            async with asyncio.timeout_at(min(patience, until)):
+            async with asyncio.timeout_at(min(patience, deadline)):
                 await loop.create_connection(
                     lambda: connection, host, port, ssl=context, server_hostname=host if context is not None else None
                 )
@@ -163,42 +163,42 @@ class Transport:
             if lacking is not None:
                 failure = out_of_resources(lacking)
             else:
-                failure = too_late() if isinstance(error, TimeoutError) and until < patience else unreachable()
+                failure = timed_out() if isinstance(error, TimeoutError) and deadline < patience else unreachable()
             failure.__cause__ = error
             raise failure  # noqa: B904 - mypyc passes over `from`
         if connection.is_open:
             self._open.add(connection)
         return connection
 
-    def _secure(self) -> ssl.SSLContext:
+    def _tls_context(self) -> ssl.SSLContext:
         if self._ssl_context is None:
             self._ssl_context = httpx.create_ssl_context()
         return self._ssl_context
 
-    def _release(self, connection: Connection) -> None:
+    def _release(self, connection: HTTPConnection) -> None:
         """The one way in which an exchange lets go of its connection."""
         self._busy.discard(connection)
-        if not connection.finish() or self._closing or (loop := self._loop) is None:
+        if not connection.finish_exchange() or self._closing or (loop := self._loop) is None:
             connection.abort()
             return
         for surplus in self._idle.put(connection.origin, connection, loop.time()):
             surplus.abort()
-        if self._sweeper is None:
+        if self._sweep_timer is None:
             self._schedule_sweep(loop)
 
-    def _forget(self, connection: Connection) -> None:
+    def _on_connection_lost(self, connection: HTTPConnection) -> None:
         self._idle.discard(connection)
         self._open.discard(connection)
-        if not self._open and self._all_lost is not None:
-            self._all_lost.set()
+        if not self._open and self._all_closed is not None:
+            self._all_closed.set()
 
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         expiry = self._idle.next_expiry()
         if expiry is not None:
-            self._sweeper = loop.call_at(expiry, self._sweep, loop)
+            self._sweep_timer = loop.call_at(expiry, self._sweep, loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweeper = None
+        self._sweep_timer = None
         for connection in self._idle.expire(loop.time()):
             connection.abort()
         self._schedule_sweep(loop)

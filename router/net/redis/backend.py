@@ -3,18 +3,18 @@
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
-from router.net.redis.commands import Command, Packed
-from router.net.redis.connection import Connection
+from router.net.redis.commands import Command, EncodedCommand
+from router.net.redis.connection import RedisConnection
 
 
-class Answer(Protocol):
+class ReplyFuture(Protocol):
     """The replies to come; a future is one. Who waits for them is told no later than a future tells him.
 
     Whoever is told by a callback may be told at once, in the midst of what brings the replies. To stop waiting is to
     give up what was asked; it may be done all the same.
     """
 
-    def add_done_callback(self, told: Callable[[Any], object], /) -> None: ...
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
 
     def result(self) -> list[Any]:
         """The replies, once they are there. Raises LinkError."""
@@ -25,11 +25,11 @@ class Answer(Protocol):
 class Server(Protocol):
     """One server that holds keys."""
 
-    async def connect(self, connection: Connection, timeout: float) -> None:
+    async def connect(self, connection: RedisConnection, timeout: float) -> None:
         """Connects a new connection, which is the caller's, to the server. Raises LinkError."""
 
 
-class Link(Protocol):
+class RedisBackend(Protocol):
     """The way to a Redis, or to a cluster of them.
 
     - `execute` sends commands of one key each, those of one key in their order, and gives a reply each; one that
@@ -50,7 +50,7 @@ class Link(Protocol):
     def counts_receivers(self) -> bool:
         """Whether the reply to PUBLISH counts all who listen. A server of a cluster counts its own clients alone."""
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float) -> Answer: ...
+    def execute(self, commands: Sequence[Command | EncodedCommand], timeout: float) -> ReplyFuture: ...
 
     async def servers(self) -> Sequence[Server]:
         """Every server that holds keys, for whoever wants connections of his own to be told of changes.

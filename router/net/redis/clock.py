@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from router.net.redis.commands import Packed, pack
+from router.net.redis.commands import EncodedCommand, encode_command
 
 log = logging.getLogger("roundhouse.redis")
 
-ASK_TIME: Final[Packed] = pack(("TIME",))
+TIME_COMMAND: Final[EncodedCommand] = encode_command(("TIME",))
 
-_STEP: Final = 1.0  # seconds; a change beyond that is logged
+_LOGGED_STEP: Final = 1.0  # seconds; a change beyond that is logged
 
 
 class RedisClock:
@@ -39,56 +39,56 @@ class RedisClock:
         """Both in seconds; `wall` since the epoch."""
         self.monotonic = monotonic
         self._offset = wall() - monotonic()  # seconds from the monotonic clock to Redis'
-        self._known = False
-        self._servers: list[float | None] = []  # the same for each server that is listened to
+        self._synchronized = False
+        self._server_offsets: list[float | None] = []  # the same for each server that is listened to
 
     def now(self) -> float:
         """Seconds since the epoch."""
         return self.monotonic() + self._offset
 
-    def shared(self, instant: float) -> float:
+    def to_redis_time(self, instant: float) -> float:
         """An instant of this process' monotonic clock, as one of Redis'."""
         return instant + self._offset
 
-    def own(self, instant: float) -> float:
+    def to_monotonic(self, instant: float) -> float:
         """An instant of Redis' clock, as one of this process' monotonic clock."""
         return instant - self._offset
 
-    def listen(self, servers: int) -> None:
+    def set_server_count(self, count: int) -> None:
         """From now on, so many servers are asked, each by its number; 0 where nobody listens."""
-        self._servers = [None] * servers
+        self._server_offsets = [None] * count
 
-    def note(self, reply: Any, sent: float, server: int | None = None) -> None:
+    def update(self, reply: Any, sent_at: float, server: int | None = None) -> None:
         """Takes in the reply to ASK_TIME. `sent`: the monotonic time before the command was sent.
 
         Without a number of a server, it counts only while nobody listens.
         """
         received = self.monotonic()
-        shown = _read(reply)
-        if shown is None or (server is None and self._servers):
+        shown = _parse_time(reply)
+        if shown is None or (server is None and self._server_offsets):
             return
-        low, high = shown - received, shown - sent
-        before = self._servers[server] if server is not None else None
+        low, high = shown - received, shown - sent_at
+        before = self._server_offsets[server] if server is not None else None
         if before is None:
-            before = self._offset if self._known else (low + high) / 2
+            before = self._offset if self._synchronized else (low + high) / 2
         offset = min(max(before, low), high)
         if server is not None:
-            self._servers[server] = offset
-            known = [each for each in self._servers if each is not None]
-            if len(known) < len(self._servers):
+            self._server_offsets[server] = offset
+            known = [each for each in self._server_offsets if each is not None]
+            if len(known) < len(self._server_offsets):
                 return
             offset = sorted(known)[(len(known) - 1) // 2]
-        self._set(offset)
+        self._set_offset(offset)
 
-    def _set(self, offset: float) -> None:
+    def _set_offset(self, offset: float) -> None:
         change, self._offset = offset - self._offset, offset
-        if self._known and abs(change) > _STEP:
+        if self._synchronized and abs(change) > _LOGGED_STEP:
             direction = "forward" if change > 0 else "back"
             log.warning("Redis' clock has gone %s by %.1f s; ages of entries are wrong by that", direction, abs(change))
-        self._known = True
+        self._synchronized = True
 
 
-def _read(reply: Any) -> float | None:
+def _parse_time(reply: Any) -> float | None:
     """Seconds since the epoch; None for what is no reply to TIME, such as a refusal."""
     if not isinstance(reply, list):
         return None

@@ -5,51 +5,51 @@ from typing import Final
 
 import hiredis
 
-Word = bytes | str | int | float
-Command = tuple[Word, ...]
+Arg = bytes | str | int | float
+Command = tuple[Arg, ...]
 """A command's name and its arguments."""
 
 
-Packed = bytes
+EncodedCommand = bytes
 """A command as it goes over the wire: for what is sent often and is nearly always the same; see `form`."""
 
 
-class Later(Command):
+class AfterPrevious(Command):
     """See `later`."""
 
     __slots__ = ()
 
 
-class PackedLater(bytes):
+class EncodedAfterPrevious(bytes):
     """See `later`."""
 
     __slots__ = ()
 
 
-def later(command: Command | Packed) -> Command | Packed:
+def after_previous(command: Command | EncodedCommand) -> Command | EncodedCommand:
     """The same command, to be done when all those given before it have been, whichever servers these belong to.
 
     It may then come after others of the same key.
     """
-    return PackedLater(command) if isinstance(command, bytes) else Later(command)
+    return EncodedAfterPrevious(command) if isinstance(command, bytes) else AfterPrevious(command)
 
 
-pack: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
+encode_command: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
 """How a command goes over the wire."""
 
 
-def form(*words: Word | None) -> bytes:
+def command_template(*args: Arg | None) -> bytes:
     """A command over the wire, to be filled with %: with the length, and then the bytes, of each word that is None.
 
     Filling it takes a third of what packing takes.
     """
-    return b"*%d\r\n" % len(words) + part(*words)
+    return b"*%d\r\n" % len(args) + template_part(*args)
 
 
-def part(*words: Word | None) -> bytes:
+def template_part(*args: Arg | None) -> bytes:
     """Some words of such a command; what begins with `*%d` and goes on with parts is filled with their number first."""
-    return b"".join([b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in words])
+    return b"".join([b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in args])
 
 
-def _word(word: Word) -> bytes:
-    return pack((word,)).partition(b"\r\n")[2]
+def _word(word: Arg) -> bytes:
+    return encode_command((word,)).partition(b"\r\n")[2]

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-MORE: Final = 1.0
+MAX_EXTRA_TIME: Final = 1.0
 """Seconds that a batch may take beyond its timeout while the bytes of its replies keep coming.
 
 A timeout says how long Redis may be silent, not how large its replies may be: at `cache.timeout`'s 50 ms and 45 MB/s,
@@ -24,17 +24,17 @@ class Deadline:
         """`timeout` in seconds."""
         self._clock = asyncio.get_running_loop().time
         self._timeout = timeout
-        self._until = self._clock() + timeout
-        self._cap = self._until + MORE
+        self._deadline = self._clock() + timeout
+        self._max_deadline = self._deadline + MAX_EXTRA_TIME
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds for which a server may now be silent."""
-        return self._until - self._clock()
+        return self._deadline - self._clock()
 
-    def more(self) -> float:
+    def extra_time(self) -> float:
         """Seconds beyond those for which the bytes of its replies may keep coming."""
-        return self._cap - self._until
+        return self._max_deadline - self._deadline
 
     def extend(self) -> None:
         """Every server that was asked has replied."""
-        self._until = min(self._clock() + self._timeout, self._cap)
+        self._deadline = min(self._clock() + self._timeout, self._max_deadline)

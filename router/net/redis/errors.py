@@ -19,7 +19,7 @@ from redis.exceptions import (
 
 from router.net.local_errors import local_cause
 
-_BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
+_EXCEPTION_BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
     "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
     "LOADING": BusyLoadingError,
@@ -31,25 +31,25 @@ _BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
 }
 
 
-def refusal(text: str) -> RedisError:
+def parse_error_reply(text: str) -> RedisError:
     """The exception for the text of an error reply.
 
     A ResponseError is about the command; any other says that the server does not serve at all.
     """
     code, _, rest = text.partition(" ")
-    kind = _BY_CODE.get(code)
+    kind = _EXCEPTION_BY_CODE.get(code)
     return ResponseError(text) if kind is None else kind(rest)
 
 
-FAULTS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
+REDIS_ERRORS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 """What is raised when Redis does not do what it was asked, by redis-py and by what lies below it."""
 
 
-class LinkError(Exception):
+class RedisBackendError(Exception):
     """Redis cannot be asked; the message names the kind of fault, and never an address or a password."""
 
     @classmethod
-    def of(cls, error: Exception) -> "LinkError":
+    def from_exception(cls, error: Exception) -> "RedisBackendError":
         # redis-py repeats the address, which may hold a password; what Redis itself said holds none.
         if isinstance(error, redis.exceptions.ResponseError):
             return cls(str(error))

@@ -10,7 +10,7 @@ from router.net.redis.commands import Command
 CLIENT_NAME: Final = "roundhouse"
 
 
-class Login(msgspec.Struct, frozen=True):
+class Handshake(msgspec.Struct, frozen=True):
     """What a server wants of those who connect."""
 
     username: str | None

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-BEAT: Final = 0.3
+PING_INTERVAL: Final = 0.3
 """Seconds between two signs of life that Redis is asked for."""
 
-SILENCE: Final = 0.8
+PING_TIMEOUT: Final = 0.8
 """Seconds without any sign after which a connection is taken to be lost: with what it takes to notice, under one."""
 
 
@@ -24,20 +24,20 @@ class Liveness:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._beats: list[float] = []
-        self._until = -inf
+        self._last_pings: list[float] = []
+        self._alive_until = -inf
 
-    def listen(self, servers: int) -> None:
+    def set_server_count(self, count: int) -> None:
         """From now on, so many servers are listened to, each known by its number; 0 where none is."""
-        self._beats = [-inf] * servers
-        self._until = -inf
+        self._last_pings = [-inf] * count
+        self._alive_until = -inf
 
-    def answered(self, sent: float, server: int) -> None:
+    def on_ping_reply(self, sent_at: float, server: int) -> None:
         """A server has answered the beat that was sent at this instant of the monotonic clock."""
-        if server < len(self._beats):
-            self._beats[server] = sent
-            self._until = min(self._beats) + SILENCE
+        if server < len(self._last_pings):
+            self._last_pings[server] = sent_at
+            self._alive_until = min(self._last_pings) + PING_TIMEOUT
 
     def alive(self) -> bool:
         """Whether all servers have answered of late."""
-        return self._monotonic() < self._until
+        return self._monotonic() < self._alive_until

@@ -14,28 +14,28 @@ from typing import Any
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from router.net.redis.commands import Command
-from router.net.redis.connection import Place
-from router.net.redis.errors import FAULTS, LinkError
-from router.net.redis.standalone import ServerLink
+from router.net.redis.connection import ServerAddress
+from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
+from router.net.redis.standalone import StandaloneBackend
 
 
-class SentinelLink(ServerLink):
+class SentinelBackend(StandaloneBackend):
     """The link to one master, through one connection."""
 
     @property
     def topology(self) -> object:
         return self._pool.master_address
 
-    async def _place(self) -> Place:
+    async def _resolve_address(self) -> ServerAddress:
         host, port = await self._pool.get_master_address()
         return host, int(port)
 
-    def _questions(self) -> Sequence[Command]:
+    def _check_commands(self) -> Sequence[Command]:
         return [("ROLE",)]
 
-    def _check(self, reply: Any) -> None:
+    def _verify_check_reply(self, reply: Any) -> None:
         if isinstance(reply, Exception) or reply[0] != b"master":
-            raise LinkError("the server is no master")
+            raise RedisBackendError("the server is no master")
 
 
 class SentinelPool(SentinelConnectionPool):
@@ -47,19 +47,19 @@ class SentinelPool(SentinelConnectionPool):
             await self.sentinel_manager.aclose()
 
 
-class Sentinels(Sentinel):
+class ParallelSentinel(Sentinel):
     """redis-py's, which asks one Sentinel after the other and waits for each that is frozen."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
-        self._asked: set[asyncio.Task[dict[str, Any] | None]] = set()
+        self._queries: set[asyncio.Task[dict[str, Any] | None]] = set()
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        asked = [asyncio.create_task(_state(sentinel, service_name)) for sentinel in self.sentinels]
+        asked = [asyncio.create_task(_query_state(sentinel, service_name)) for sentinel in self.sentinels]
         # Those that are slow end by themselves, since every Sentinel has a bounded time to answer.
-        self._asked.update(asked)
+        self._queries.update(asked)
         for task in asked:
-            task.add_done_callback(self._asked.discard)
+            task.add_done_callback(self._queries.discard)
         states: list[dict[str, Any]] = []
         for answer in asyncio.as_completed(asked):
             state = await answer
@@ -75,16 +75,16 @@ class Sentinels(Sentinel):
         return latest["ip"], int(latest["port"])
 
     async def aclose(self) -> None:
-        for task in self._asked:
+        for task in self._queries:
             task.cancel()
         await super().aclose()
 
 
-async def _state(sentinel: Any, service: str) -> dict[str, Any] | None:
+async def _query_state(sentinel: Any, service: str) -> dict[str, Any] | None:
     """What a Sentinel knows of a master; None where it does not answer or does not know it."""
     try:
         masters = await sentinel.sentinel_masters()
-    except FAULTS:
+    except REDIS_ERRORS:
         return None
     state: dict[str, Any] | None = masters.get(service)
     return state

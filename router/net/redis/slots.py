@@ -10,52 +10,63 @@ from typing import Any, Final
 import hiredis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from router.net.redis.commands import Command, Packed
-from router.net.redis.url import Host
+from router.net.redis.commands import Command, EncodedCommand
+from router.net.redis.url import HostPort
 
-_SCRIPTS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
-_SECOND: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")
-_STREAMS: Final = ("XREAD", "XREADGROUP")
-_KEYLESS: Final = ("PING", "ECHO", "PUBLISH", "TIME", "INFO", "DBSIZE", "SCRIPT", "CLIENT", "CONFIG", "CLUSTER")
+_SCRIPT_COMMANDS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
+_KEY_SECOND_COMMANDS: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")
+_STREAM_READ_COMMANDS: Final = ("XREAD", "XREADGROUP")
+_KEYLESS_COMMANDS: Final = (
+    "PING",
+    "ECHO",
+    "PUBLISH",
+    "TIME",
+    "INFO",
+    "DBSIZE",
+    "SCRIPT",
+    "CLIENT",
+    "CONFIG",
+    "CLUSTER",
+)
 
-SlotMap = list[Host | None]
+SlotMap = list[HostPort | None]
 """The primary of each slot; None where there is none."""
 
 
-def slot_of(command: Command | Packed) -> int | None:
+def command_slot(command: Command | EncodedCommand) -> int | None:
     """The slot of a command's key; None for one without a key, which any server can do."""
-    words = _unpacked(command) if isinstance(command, bytes) else command
-    name = _word(words[0])
-    if name in _KEYLESS:
+    words = _decode_command(command) if isinstance(command, bytes) else command
+    name = _to_upper(words[0])
+    if name in _KEYLESS_COMMANDS:
         return None
-    if name in _SCRIPTS:
+    if name in _SCRIPT_COMMANDS:
         at = 3 if int(words[2]) else 0
-    elif name in _STREAMS:
-        at = 1 + [_word(word) for word in words].index("STREAMS")
+    elif name in _STREAM_READ_COMMANDS:
+        at = 1 + [_to_upper(word) for word in words].index("STREAMS")
     else:
-        at = 2 if name in _SECOND else 1
+        at = 2 if name in _KEY_SECOND_COMMANDS else 1
     if not 0 < at < len(words):
         return None
     key = words[at]
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 
-def _unpacked(command: Packed) -> Sequence[bytes]:
+def _decode_command(command: EncodedCommand) -> Sequence[bytes]:
     reader = hiredis.Reader()  # a command goes over the wire as a list of its words, as a reply may
     reader.feed(command)
     words: Sequence[bytes] = reader.gets()
     return words
 
 
-def read_slots(reply: Sequence[Any], asked: str) -> SlotMap:
+def parse_slots(reply: Sequence[Any], asked_host: str) -> SlotMap:
     """The map in a reply to CLUSTER SLOTS; a server that does not say its name is called as it was `asked`."""
     owners: SlotMap = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, stop, primary, *_ in reply:
         name, port = primary[0], primary[1]
-        host = (name.decode() if name else asked, int(port))
+        host = (name.decode() if name else asked_host, int(port))
         owners[start : stop + 1] = [host] * (stop + 1 - start)
     return owners
 
 
-def _word(word: bytes | str | float) -> str:
-    return (word.decode("latin-1") if isinstance(word, bytes) else str(word)).upper()
+def _to_upper(arg: bytes | str | float) -> str:
+    return (arg.decode("latin-1") if isinstance(arg, bytes) else str(arg)).upper()

@@ -13,15 +13,15 @@ from typing import Any
 
 import redis.exceptions
 
-from router.net.redis.backend import Answer
-from router.net.redis.commands import Command, Packed
-from router.net.redis.connection import Connection, Place
-from router.net.redis.deadline import MORE
-from router.net.redis.errors import FAULTS, LinkError
-from router.net.redis.handshake import Login
+from router.net.redis.backend import ReplyFuture
+from router.net.redis.commands import Command, EncodedCommand
+from router.net.redis.connection import RedisConnection, ServerAddress
+from router.net.redis.deadline import MAX_EXTRA_TIME
+from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
+from router.net.redis.handshake import Handshake
 
 
-class ServerLink:
+class StandaloneBackend:
     """The link to one server, through one connection."""
 
     def __init__(self, pool: Any, *, unused_key: str | None = None) -> None:
@@ -32,8 +32,8 @@ class ServerLink:
         self._pool = pool
         self._unused_key = unused_key
         self._demotions = 0
-        self._connection: Connection | None = None
-        self._login: Login | None = None
+        self._connection: RedisConnection | None = None
+        self._handshake: Handshake | None = None
 
     @property
     def topology(self) -> object:
@@ -43,87 +43,91 @@ class ServerLink:
     def counts_receivers(self) -> bool:
         return True
 
-    def execute(self, commands: Sequence[Command | Packed], timeout: float, more: float = MORE) -> Answer:
+    def execute(
+        self, commands: Sequence[Command | EncodedCommand], timeout: float, extra_time: float = MAX_EXTRA_TIME
+    ) -> ReplyFuture:
         """As a Link's; `more`: seconds beyond `timeout` for which the bytes of replies may keep coming."""
         connection = self._connection
         if connection is not None and connection.ready:
-            return connection.send(commands, timeout, more)
-        return asyncio.get_running_loop().create_task(self._execute_anew(commands, timeout, more))
+            return connection.execute(commands, timeout, extra_time)
+        return asyncio.get_running_loop().create_task(self._reconnect_and_execute(commands, timeout, extra_time))
 
-    async def _execute_anew(self, commands: Sequence[Command | Packed], timeout: float, more: float) -> list[Any]:
-        self._drop()
+    async def _reconnect_and_execute(
+        self, commands: Sequence[Command | EncodedCommand], timeout: float, extra_time: float
+    ) -> list[Any]:
+        self._drop_connection()
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
-        connection = Connection(refused=self._refused)
+        connection = RedisConnection(on_error_reply=self._on_error_reply)
         await self.connect(connection, timeout)
         self._connection = connection
         try:
-            return await connection.send(commands, until - loop.time(), more)
+            return await connection.execute(commands, until - loop.time(), extra_time)
         except asyncio.CancelledError:
-            self._drop()
+            self._drop_connection()
             raise
 
-    async def servers(self) -> "list[ServerLink]":
+    async def servers(self) -> "list[StandaloneBackend]":
         return [self]
 
     async def aclose(self) -> None:
-        self._drop()
+        self._drop_connection()
         await self._pool.disconnect()
         await asyncio.sleep(0)  # the transport closes its socket in the next turn of the loop
 
     # -- connecting -------------------------------------------------------------------------------------------------
 
-    async def connect(self, connection: Connection, timeout: float) -> None:
+    async def connect(self, connection: RedisConnection, timeout: float) -> None:
         """Connects a new connection, which is the caller's, to the server. Raises LinkError."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         try:
             async with asyncio.timeout(timeout):
-                place = await self._place()
-            login = self._login = self._login or _login(self._settings())
-        except FAULTS as error:
-            raise LinkError.of(error) from error
-        for reply in await connection.connect(place, login, until - loop.time(), self._questions()):
+                place = await self._resolve_address()
+            login = self._handshake = self._handshake or _build_handshake(self._connection_settings())
+        except REDIS_ERRORS as error:
+            raise RedisBackendError.from_exception(error) from error
+        for reply in await connection.connect(place, login, until - loop.time(), self._check_commands()):
             try:
-                self._check(reply)
-            except LinkError:
+                self._verify_check_reply(reply)
+            except RedisBackendError:
                 connection.abort()
                 raise
 
-    def _questions(self) -> Sequence[Command]:
+    def _check_commands(self) -> Sequence[Command]:
         """What a new connection asks the server about itself."""
         # DEL of a key that does not exist changes nothing. A replica refuses it; a primary executes it even when it is
         # out of memory.
         return [("DEL", self._unused_key)] if self._unused_key is not None else []
 
-    def _check(self, reply: Any) -> None:
+    def _verify_check_reply(self, reply: Any) -> None:
         """Raises LinkError where the reply to such a question shows that the server is of no use."""
         # It may refuse for another reason, such as a right that is missing, and is of use all the same.
-        if is_read_only(reply):
-            raise LinkError("it is a read-only replica")
+        if is_read_only_error(reply):
+            raise RedisBackendError("it is a read-only replica")
 
-    async def _place(self) -> Place:
+    async def _resolve_address(self) -> ServerAddress:
         """Where the server is now. Raises one of FAULTS where that is not known."""
-        settings = self._settings()
+        settings = self._connection_settings()
         return settings.path if hasattr(settings, "path") else (settings.host, settings.port)
 
-    def _settings(self) -> Any:
+    def _connection_settings(self) -> Any:
         """What redis-py knows of a connection, which it holds in one that is never made."""
         return self._pool.make_connection()
 
-    def _refused(self, error: redis.exceptions.ResponseError) -> None:
-        if self._connection is not None and is_read_only(error):
+    def _on_error_reply(self, error: redis.exceptions.ResponseError) -> None:
+        if self._connection is not None and is_read_only_error(error):
             self._connection.retire()
             self._demotions += 1  # whoever listens to the server does so in vain
 
-    def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         # What has been sent and not answered must not answer the next question.
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
 
 
-def is_read_only(reply: object) -> bool:
+def is_read_only_error(reply: object) -> bool:
     """Whether that is what a replica says to a write."""
     # A script's writes are refused in words of their own by Redis 6, which are not those of a ReadOnlyError.
     return isinstance(reply, redis.exceptions.ReadOnlyError) or (
@@ -131,7 +135,7 @@ def is_read_only(reply: object) -> bool:
     )
 
 
-def _login(settings: Any) -> Login:
+def _build_handshake(settings: Any) -> Handshake:
     """What redis-py would say to the server, and the TLS that it would use."""
     tls = settings.ssl_context.get() if hasattr(settings, "ssl_context") else None
-    return Login(settings.username, settings.password, settings.db, tls)
+    return Handshake(settings.username, settings.password, settings.db, tls)

@@ -12,34 +12,36 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from router.net.server.errors import ProtocolError
-from router.net.server.write_batcher import Sender
+from router.net.server.write_batcher import BufferedWriter
 
 log = logging.getLogger("uvicorn.error")
 
-Message = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
 
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
-STATUS_LINES: Final = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(600)]
+_REASON_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
+STATUS_LINES: Final = [
+    f"HTTP/1.1 {status} {_REASON_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(600)
+]
 """By status; an engine's may be one that nobody knows."""
 
-_CONTROLS: Final = bytes([*range(9), *range(10, 32), 127])
+_CONTROL_BYTES: Final = bytes([*range(9), *range(10, 32), 127])
 """What no value of a header may have in it (RFC 9110, section 5.5)."""
 
-_colon: Final = b": ".join
-_FRAMING: Final = (b"connection", b"content-length")
-_CHUNK_HEADS: Final = [b"%x\r\n" % size for size in range(2048)]  # nearly all chunks have one of these sizes
-_NO_BODY: Final = (204, 304)
-_MAX_HELD: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
+_join_with_colon: Final = b": ".join
+_FRAMING_HEADERS: Final = (b"connection", b"content-length")
+_CHUNK_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(2048)]  # nearly all chunks have one of these sizes
+_BODYLESS_STATUSES: Final = (204, 304)
+_MAX_BUFFERED: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
 
 
-class Connection(Protocol):
+class CycleConnection(Protocol):
     """What a cycle needs of the connection that it is a part of. `sent` is done; to be awaited where nothing waits."""
 
     transport: asyncio.Transport
-    sender: Sender
-    sent: "asyncio.Future[None]"
+    writer: BufferedWriter
+    completed_future: "asyncio.Future[None]"
 
-    def defaults(self) -> tuple[bytes, bool]:
+    def default_headers(self) -> tuple[bytes, bool]:
         """The header lines that every answer has, and whether they say that the connection closes."""
 
     async def drain(self) -> None:
@@ -54,16 +56,16 @@ class Connection(Protocol):
     def resume_reading(self) -> None:
         """More of the request is wanted."""
 
-    def works(self, task: "asyncio.Task[None]") -> None:
+    def track_task(self, task: "asyncio.Task[None]") -> None:
         """A task of the application's works on a request."""
 
-    def answered(self, cycle: "Cycle") -> None:
+    def on_response_complete(self, cycle: "Cycle") -> None:
         """The answer is whole."""
 
-    def ended(self, cycle: "Cycle") -> None:
+    def on_cycle_done(self, cycle: "Cycle") -> None:
         """The application has come to its end."""
 
-    def answer(self, error: ProtocolError) -> None:
+    def respond_with_error(self, error: ProtocolError) -> None:
         """Answers in the application's place, and closes."""
 
 
@@ -78,174 +80,196 @@ class Cycle:
     """
 
     __slots__ = (
-        "_connection", "_expects_continue", "_has_news", "_head", "_held", "_in_chunks", "_is_head", "_missing",
-        "_more_body", "_news", "_parts", "_sender", "_takes_chunks", "_watched", "begun", "complete",
-        "disconnected", "keep_alive", "left", "task",
+        "_body_parts",
+        "_buffered_bytes",
+        "_cancel_enabled",
+        "_chunked",
+        "_connection",
+        "_expects_continue",
+        "_has_message",
+        "_is_head_request",
+        "_message_event",
+        "_more_body",
+        "_remaining_length",
+        "_response_head",
+        "_supports_chunked",
+        "_writer",
+        "cancelled_by_disconnect",
+        "disconnected",
+        "keep_alive",
+        "response_complete",
+        "response_started",
+        "task",
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, is_head: bool, takes_chunks: bool, keep_alive: bool, expects_continue: bool
+        self,
+        connection: CycleConnection,
+        is_head_request: bool,
+        supports_chunked: bool,
+        keep_alive: bool,
+        expects_continue: bool,
     ) -> None:
         self.keep_alive = keep_alive
-        self.complete = self.begun = False  # the answer: begun is what has been written of
-        self.disconnected = self.left = False
+        self.response_complete = self.response_started = False  # the answer: begun is what has been written of
+        self.disconnected = self.cancelled_by_disconnect = False
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
-        self._sender = connection.sender
-        self._is_head = is_head
-        self._takes_chunks = takes_chunks
+        self._writer = connection.writer
+        self._is_head_request = is_head_request
+        self._supports_chunked = supports_chunked
         self._expects_continue = expects_continue
         self._more_body = True
-        self._parts: list[bytes] = []
-        self._held = 0  # bytes of the request's body that nobody has taken
-        self._has_news = self._watched = self._in_chunks = False
-        self._news: asyncio.Event | None = None
-        self._head: bytes | None = None
-        self._missing: int | None = None  # bytes of the answer's body, where its length is known
+        self._body_parts: list[bytes] = []
+        self._buffered_bytes = 0  # bytes of the request's body that nobody has taken
+        self._has_message = self._cancel_enabled = self._chunked = False
+        self._message_event: asyncio.Event | None = None
+        self._response_head: bytes | None = None
+        self._remaining_length: int | None = None  # bytes of the answer's body, where its length is known
 
     # -- the request ------------------------------------------------------------------------------------------------
 
-    def arrives(self, body: bytes) -> None:
+    def on_body(self, body: bytes) -> None:
         """A part of the body has come."""
-        if self.complete:
+        if self.response_complete:
             return
-        self._parts.append(body)
-        self._held += len(body)
-        if self._held > _MAX_HELD:
+        self._body_parts.append(body)
+        self._buffered_bytes += len(body)
+        if self._buffered_bytes > _MAX_BUFFERED:
             self._connection.pause_reading(self)
-        self._tell()
+        self._wake_receiver()
 
-    def arrived(self) -> None:
+    def on_body_complete(self) -> None:
         """All of it has come."""
         self._more_body = False
-        self._tell()
+        self._wake_receiver()
 
-    def _tell(self) -> None:
-        self._has_news = True
-        if self._news is not None:
-            self._news.set()
+    def _wake_receiver(self) -> None:
+        self._has_message = True
+        if self._message_event is not None:
+            self._message_event.set()
 
-    async def receive(self) -> Message:
+    async def receive(self) -> AsgiMessage:
         connection = self._connection
         if self._expects_continue:
             self._expects_continue = False
-            if not self.begun and not connection.transport.is_closing():
-                self._sender.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self._has_news or self.disconnected or self.complete):
+            if not self.response_started and not connection.transport.is_closing():
+                self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._has_message or self.disconnected or self.response_complete):
             connection.resume_reading()
-            self._news = self._news or asyncio.Event()
-            self._news.clear()
-            await self._news.wait()
-        if self.disconnected or self.complete:
+            self._message_event = self._message_event or asyncio.Event()
+            self._message_event.clear()
+            await self._message_event.wait()
+        if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
-        body = b"".join(self._parts)
-        self._parts.clear()
-        self._held, self._has_news = 0, False
+        body = b"".join(self._body_parts)
+        self._body_parts.clear()
+        self._buffered_bytes, self._has_message = 0, False
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     # -- the application --------------------------------------------------------------------------------------------
 
-    def works(self, task: "asyncio.Task[None]") -> None:
+    def on_task_started(self, task: "asyncio.Task[None]") -> None:
         """The application goes on in a task."""
         self.task = task
-        self._connection.works(task)
-        if self._watched:  # the client may have left before there was one
-            self.watch()
+        self._connection.track_task(task)
+        if self._cancel_enabled:  # the client may have left before there was one
+            self.cancel_on_disconnect()
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_app_done(self, error: BaseException | None) -> None:
         """The application has come to its end, or has raised."""
         if error is not None:
             log.error("Exception in ASGI application\n", exc_info=error)
-        elif not self.complete and not self.disconnected:
+        elif not self.response_complete and not self.disconnected:
             log.error("the application has ended, and its answer has not")
-        if not self.complete and not self.disconnected:
-            if self.begun:
+        if not self.response_complete and not self.disconnected:
+            if self.response_started:
                 self._connection.close()
             else:
                 self.disconnected = True
-                self._connection.answer(ProtocolError(500, "internal_error"))
-        self._connection.ended(self)
+                self._connection.respond_with_error(ProtocolError(500, "internal_error"))
+        self._connection.on_cycle_done(self)
 
     # -- the client leaves ------------------------------------------------------------------------------------------
 
-    def leave(self) -> None:
+    def on_disconnect(self) -> None:
         """The client has left, or gets no answer of the application's any more. It is told once."""
         if self.disconnected:
             return
         self.disconnected = True
-        self._tell()
-        if self._watched:
-            self.watch()
+        self._wake_receiver()
+        if self._cancel_enabled:
+            self.cancel_on_disconnect()
 
-    def watch(self) -> None:
-        self._watched = True
-        if self.disconnected and not self.complete and self.task is not None:
-            self.left = True
+    def cancel_on_disconnect(self) -> None:
+        self._cancel_enabled = True
+        if self.disconnected and not self.response_complete and self.task is not None:
+            self.cancelled_by_disconnect = True
             self.task.cancel()
 
-    def stop(self) -> None:
-        self._watched = False
+    def ignore_disconnect(self) -> None:
+        self._cancel_enabled = False
 
     # -- the answer -------------------------------------------------------------------------------------------------
 
-    def begin(self, status: int, lines: bytes, length: int | None) -> None:
-        if self._head is not None:
+    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
+        if self._response_head is not None:
             raise RuntimeError("the answer has begun")
-        defaults, closes = self._connection.defaults()
+        defaults, closes = self._connection.default_headers()
         if closes:
             self.keep_alive = False
         elif not self.keep_alive:
-            lines += b"connection: close\r\n"
-        if length is not None:
-            self._missing = length
-            lines += b"content-length: %d\r\n" % length
-        elif self._is_head or status in _NO_BODY:
-            self._missing = 0
-        elif self._takes_chunks:
-            self._in_chunks = True
-            lines += b"transfer-encoding: chunked\r\n"
-        self._head = b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, lines)
+            header_bytes += b"connection: close\r\n"
+        if content_length is not None:
+            self._remaining_length = content_length
+            header_bytes += b"content-length: %d\r\n" % content_length
+        elif self._is_head_request or status in _BODYLESS_STATUSES:
+            self._remaining_length = 0
+        elif self._supports_chunked:
+            self._chunked = True
+            header_bytes += b"transfer-encoding: chunked\r\n"
+        self._response_head = b"%b%b%b\r\n" % (STATUS_LINES[status], defaults, header_bytes)
 
-    def send(self, message: Message) -> Awaitable[None]:
+    def send(self, message: AsgiMessage) -> Awaitable[None]:
         connection = self._connection
         if self.disconnected:
-            return connection.sent
-        if self._sender.is_full:
-            return self._send_later(message)
+            return connection.completed_future
+        if self._writer.is_full:
+            return self._send_after_drain(message)
         kind = message["type"]
-        if self._head is None:
+        if self._response_head is None:
             if kind != "http.response.start":
                 raise RuntimeError(f"the answer begins with {kind}")
-            self._start(message["status"], message.get("headers", ()))
-            return connection.sent
-        if kind != "http.response.body" or self.complete:
+            self._start_from_asgi_headers(message["status"], message.get("headers", ()))
+            return connection.completed_future
+        if kind != "http.response.body" or self.response_complete:
             raise RuntimeError(f"{kind} has no place there")
-        data, last = self._framed(message.get("body", b"")), not message.get("more_body", False)
+        data, last = self._frame_body(message.get("body", b"")), not message.get("more_body", False)
         if last:
-            data += self._end()
-        if not self.begun:
-            self.begun = True
-            data = self._head + data
+            data += self._body_terminator()
+        if not self.response_started:
+            self.response_started = True
+            data = self._response_head + data
         if data:
-            self._sender.write(data)
+            self._writer.write(data)
         if last:
-            self.complete = True
-            if self._news is not None:
-                self._news.set()
-            connection.answered(self)
-        return connection.sent
+            self.response_complete = True
+            if self._message_event is not None:
+                self._message_event.set()
+            connection.on_response_complete(self)
+        return connection.completed_future
 
-    def take(self, data: bytes) -> bool:
-        if self._sender.is_full or self.disconnected or self.complete or not self.begun:
+    def try_send(self, data: bytes) -> bool:
+        if self._writer.is_full or self.disconnected or self.response_complete or not self.response_started:
             return False
-        self._sender.write(self._framed(data))
+        self._writer.write(self._frame_body(data))
         return True
 
-    async def _send_later(self, message: Message) -> None:
+    async def _send_after_drain(self, message: AsgiMessage) -> None:
         await self._connection.drain()
         await self.send(message)
 
-    def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _start_from_asgi_headers(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Begins with headers as ASGI has them; how the body is framed, and whether the connection stays, is said in
         one place for all."""
         said = dict(headers)
@@ -254,38 +278,38 @@ class Cycle:
         if b"connection" in said and b"close" in [word.strip() for word in said[b"connection"].lower().split(b",")]:
             self.keep_alive = False
         length = said.get(b"content-length")
-        lines = header_lines([header for header in headers if header[0] not in _FRAMING])
-        self.begin(status, lines, int(length) if length is not None else None)
+        lines = header_lines([header for header in headers if header[0] not in _FRAMING_HEADERS])
+        self.start_response(status, lines, int(length) if length is not None else None)
 
-    def _framed(self, body: bytes) -> bytes:
-        if self._in_chunks:
-            return _chunk_head(len(body)) + body + b"\r\n" if body else b""
-        if self._is_head:
+    def _frame_body(self, body: bytes) -> bytes:
+        if self._chunked:
+            return _chunk_size_line(len(body)) + body + b"\r\n" if body else b""
+        if self._is_head_request:
             return b""
-        if self._missing is not None:
-            self._missing -= len(body)
-            if self._missing < 0:
-                raise _other_length()
+        if self._remaining_length is not None:
+            self._remaining_length -= len(body)
+            if self._remaining_length < 0:
+                raise _length_mismatch()
         return body
 
-    def _end(self) -> bytes:
+    def _body_terminator(self) -> bytes:
         """What follows the last of the body."""
-        if self._missing and not self._is_head:
-            raise _other_length()
-        return b"0\r\n\r\n" if self._in_chunks else b""
+        if self._remaining_length and not self._is_head_request:
+            raise _length_mismatch()
+        return b"0\r\n\r\n" if self._chunked else b""
 
 
 def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Headers as they are sent. Raises RuntimeError for one with a control character in it: it might become two."""
-    lines = b"\r\n".join([*map(_colon, headers), b""])
-    if len(lines.translate(None, _CONTROLS)) != len(lines) - 2 * len(headers):
+    lines = b"\r\n".join([*map(_join_with_colon, headers), b""])
+    if len(lines.translate(None, _CONTROL_BYTES)) != len(lines) - 2 * len(headers):
         raise RuntimeError("a header that cannot be sent")
     return lines
 
 
-def _chunk_head(size: int) -> bytes:
-    return _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+def _chunk_size_line(size: int) -> bytes:
+    return _CHUNK_SIZE_LINES[size] if size < len(_CHUNK_SIZE_LINES) else b"%x\r\n" % size
 
 
-def _other_length() -> RuntimeError:
+def _length_mismatch() -> RuntimeError:
     return RuntimeError("the body has another length than the head says")

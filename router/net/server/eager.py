@@ -6,14 +6,14 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Final
 
-from router.net.pending_replies import Reply
+from router.net.pending_replies import PendingReplies
 
-Works = Callable[["asyncio.Task[None]"], None]
-Ended = Callable[[BaseException | None], None]
-Work = Coroutine[Any, Any, None]
+OnTaskStarted = Callable[["asyncio.Task[None]"], None]
+OnDone = Callable[[BaseException | None], None]
+RequestCoroutine = Coroutine[Any, Any, None]
 
 
-class Runner:
+class EagerRunner:
     """Runs coroutines: each is begun at once, and gets a task only once it waits for something else than a Reply.
 
     - Where it waits for nothing, nothing was scheduled: it has cost what a call costs.
@@ -26,27 +26,29 @@ class Runner:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._driver: _Driver | None = None  # one that is at leisure
+        self._idle_driver: _Driver | None = None  # one that is at leisure
 
-    def begin(self, work: Work, works: Works, ended: Ended) -> None:
+    def start(self, coroutine: RequestCoroutine, on_task_started: OnTaskStarted, on_done: OnDone) -> None:
         """Makes the first step, and each that comes after a Reply. `works` is told the task that makes the others."""
-        driver, self._driver = self._driver, None
+        driver, self._idle_driver = self._idle_driver, None
         if driver is None:
             driver = _drive()
             driver.send(None)
-        self._go_on(driver, works, (work, ended))
+        self._resume(driver, on_task_started, (coroutine, on_done))
 
-    def _go_on(self, driver: "_Driver", works: Works, sent: "tuple[Work, Ended] | None" = None) -> None:
-        waits_for = driver.send(sent)
-        if waits_for is _OVER:
-            self._driver = driver
-        elif type(waits_for) is Reply:
-            waits_for.then(partial(self._go_on, driver, works))
+    def _resume(
+        self, driver: "_Driver", on_task_started: OnTaskStarted, job: "tuple[RequestCoroutine, OnDone] | None" = None
+    ) -> None:
+        waits_for = driver.send(job)
+        if waits_for is _DONE:
+            self._idle_driver = driver
+        elif type(waits_for) is PendingReplies:
+            waits_for.then(partial(self._resume, driver, on_task_started))
         else:
-            works(self._loop.create_task(_Rest(driver, waits_for)))
+            on_task_started(self._loop.create_task(_RemainingSteps(driver, waits_for)))
 
 
-_OVER: Final = object()
+_DONE: Final = object()
 _Driver = Generator[Any, Any, None]
 
 
@@ -65,30 +67,30 @@ def _drive() -> _Driver:
             failure = error  # the last line of defence: the server says what went wrong, and ends the answer
         ended(failure)
         del work, ended, failure  # nothing is held while there is nothing to do
-        work, ended = yield _OVER
+        work, ended = yield _DONE
 
 
-class _Rest(Coroutine[Any, Any, None]):
+class _RemainingSteps(Coroutine[Any, Any, None]):
     """The steps that are left of a coroutine, for a task."""
 
-    __slots__ = ("_driver", "_waits_for")
+    __slots__ = ("_awaited", "_driver")
 
-    def __init__(self, driver: _Driver, waits_for: Any) -> None:
+    def __init__(self, driver: _Driver, awaited: Any) -> None:
         self._driver = driver
-        self._waits_for = waits_for  # what the last step did, where the task does not know it yet
+        self._awaited = awaited  # what the last step did, where the task does not know it yet
 
     def __next__(self) -> Any:
-        waits_for, self._waits_for = self._waits_for, None
-        return waits_for if waits_for is not None else self._unless_over(self._driver.send(None))
+        waits_for, self._awaited = self._awaited, None
+        return waits_for if waits_for is not None else self._unless_done(self._driver.send(None))
 
     def send(self, value: None) -> Any:
         return self.__next__()
 
     def throw(self, error: Any, *_: Any) -> Any:
-        waits_for, self._waits_for = self._waits_for, None
+        waits_for, self._awaited = self._awaited, None
         if waits_for is not None:
             waits_for.cancel()  # as its task would have done, had it known of it
-        return self._unless_over(self._driver.throw(error))
+        return self._unless_done(self._driver.throw(error))
 
     def close(self) -> None:
         self._driver.close()
@@ -99,7 +101,7 @@ class _Rest(Coroutine[Any, Any, None]):
     def __iter__(self) -> Any:
         return self
 
-    def _unless_over(self, waits_for: Any) -> Any:
-        if waits_for is _OVER:
+    def _unless_done(self, awaited: Any) -> Any:
+        if awaited is _DONE:
             raise StopIteration
-        return waits_for
+        return awaited

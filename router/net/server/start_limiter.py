@@ -11,31 +11,31 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-A_TURN: Final = 8
+MAX_STARTS_PER_ITERATION: Final = 8
 """Requests that begin before the others wait for the next turn; their first steps take less than a millisecond."""
 
 
-class Turns:
+class StartLimiter:
     """Begins requests in the order in which they come, few in each turn of the loop; nothing waits while few come."""
 
-    __slots__ = ("_left", "_most", "_waiting")
+    __slots__ = ("_limit", "_remaining", "_waiting")
 
-    def __init__(self, most: int = A_TURN) -> None:
-        self._most = most
-        self._left = most
+    def __init__(self, limit: int = MAX_STARTS_PER_ITERATION) -> None:
+        self._limit = limit
+        self._remaining = limit
         self._waiting: deque[Callable[[], None]] = deque()
 
-    def begin(self, request: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+    def start(self, callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         """Begins it now, or in one of the next turns."""
-        if self._left == 0:
-            self._waiting.append(request)
+        if self._remaining == 0:
+            self._waiting.append(callback)
             return
-        self._left -= 1
-        if self._left == 0:
-            loop.call_soon(self._next, loop)
-        request()
+        self._remaining -= 1
+        if self._remaining == 0:
+            loop.call_soon(self._next_iteration, loop)
+        callback()
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._most
-        while self._waiting and self._left > 0:
-            self.begin(self._waiting.popleft(), loop)
+    def _next_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._remaining = self._limit
+        while self._waiting and self._remaining > 0:
+            self.start(self._waiting.popleft(), loop)

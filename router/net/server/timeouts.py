@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class ClientTimeouts(msgspec.Struct, frozen=True):
     """In seconds: for a request to arrive whole, and for a client to take what was sent to it; see settings.Router."""
 
     receive: float = 30.0

@@ -9,61 +9,63 @@ parts in a turn is one write.
 import asyncio
 from typing import Final
 
-_LARGE: Final = 16 * 1024  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
+_FLUSH_THRESHOLD: Final = (
+    16 * 1024
+)  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
 
 
-class Sender:
+class BufferedWriter:
     """What one connection has to say.
 
     `is_full`: the other end does not take it as fast as it comes; who owns the connection says so.
     """
 
-    __slots__ = ("_loop", "_outbox", "_transport", "_unsent", "is_full")
+    __slots__ = ("_batcher", "_buffer", "_loop", "_transport", "is_full")
 
-    def __init__(self, transport: asyncio.Transport, outbox: "Outbox", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, batcher: "WriteBatcher", loop: asyncio.AbstractEventLoop) -> None:
         self.is_full = False
         self._transport = transport
-        self._outbox = outbox
+        self._batcher = batcher
         self._loop = loop
-        self._unsent = b""
+        self._buffer = b""
 
     def write(self, data: bytes) -> None:
         """Sends this, at the latest when this turn of the loop ends."""
-        if self._unsent:
-            data = self._unsent + data
+        if self._buffer:
+            data = self._buffer + data
         else:
-            self._outbox.add(self, self._loop)
-        self._unsent = data
-        if len(data) > _LARGE:
+            self._batcher.schedule_flush(self, self._loop)
+        self._buffer = data
+        if len(data) > _FLUSH_THRESHOLD:
             self.flush()
 
     def flush(self) -> None:
         """Sends what has been written."""
-        data, self._unsent = self._unsent, b""
+        data, self._buffer = self._buffer, b""
         if data:
             self._transport.write(data)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Forgets what has been written: nobody is there any more."""
-        self._unsent = b""
+        self._buffer = b""
 
 
-class Outbox:
+class WriteBatcher:
     """Has senders send before the loop waits again, in the order in which they asked for it."""
 
-    __slots__ = ("_senders",)
+    __slots__ = ("_pending",)
 
     def __init__(self) -> None:
-        self._senders: list[Sender] = []
+        self._pending: list[BufferedWriter] = []
 
-    def add(self, sender: Sender, loop: asyncio.AbstractEventLoop) -> None:
+    def schedule_flush(self, writer: BufferedWriter, loop: asyncio.AbstractEventLoop) -> None:
         """Has it flush at the end of this turn; it need not ask again until it has."""
-        if not self._senders:
-            loop.call_soon(self._flush, loop)
-        self._senders.append(sender)
+        if not self._pending:
+            loop.call_soon(self._flush_all, loop)
+        self._pending.append(writer)
 
-    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        senders, self._senders = self._senders, []
+    def _flush_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        senders, self._pending = self._pending, []
         sent = 0
         try:
             for sender in senders:
@@ -71,4 +73,4 @@ class Outbox:
                 sender.flush()
         finally:
             for sender in senders[sent:]:  # one has raised, which is not the fault of the others
-                self.add(sender, loop)
+                self.schedule_flush(sender, loop)

@@ -14,20 +14,27 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from router.core.cache.entry_filter import EntryKey, Scope
+from router.core.cache.entry_filter import EntryFilter, EntryKey
 from router.net.redis.commands import Command
-from router.store.admin.purge_record import last_record
-from router.store.admin.scan import Client, Progress, ask, find, redis_clock, unheard
-from router.store.codec import to_entry, why_no_entry
+from router.store.admin.purge_record import last_record_id
+from router.store.admin.scan import (
+    OnProgress,
+    RedisClient,
+    execute_commands,
+    no_progress,
+    read_redis_clock,
+    scan_entries,
+)
+from router.store.codec import decode_entry, invalid_entry_reason
 
 MAX_LINE: Final = 64 << 20
 """Bytes of a line. An entry of the usual `cache.max_entry` needs some MiB at the most."""
 
-_AT_ONCE: Final = 50  # entries that are read or written in one go; each may be large
-_BYTES_AT_ONCE: Final = 8 << 20
+_BATCH_ENTRIES: Final = 50  # entries that are read or written in one go; each may be large
+_BATCH_BYTES: Final = 8 << 20
 
 # All in one step, so that what another process stores meanwhile is not lost. The key is the only one it touches.
-_PUT_UNLESS_NEWER: Final = """
+_PUT_UNLESS_NEWER_SCRIPT: Final = """
 if redis.call('TYPE', KEYS[1]).ok == 'hash' then
   local there = tonumber(redis.call('HGET', KEYS[1], 'created') or '')
   if there and there >= tonumber(ARGV[1]) then return 0 end
@@ -39,32 +46,32 @@ return 1
 """
 
 
-class _Coded(msgspec.Struct, forbid_unknown_fields=True):
+class _Base64Value(msgspec.Struct, forbid_unknown_fields=True):
     base64: bytes
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True):
+class _ExportLine(msgspec.Struct, forbid_unknown_fields=True):
     key: EntryKey
     expires: Annotated[float, Meta(ge=0, le=1e12)]
-    fields: dict[str, str | _Coded]
+    fields: dict[str, str | _Base64Value]
 
 
-_encode = msgspec.json.Encoder().encode
-_decode_line = msgspec.json.Decoder(_Line).decode
+_encode_json = msgspec.json.Encoder().encode
+_decode_line = msgspec.json.Decoder(_ExportLine).decode
 
 
-class LineError(Exception):
+class ImportLineError(Exception):
     """A line is none of ours; the message says which, and why."""
 
 
-class Exported(msgspec.Struct, frozen=True, kw_only=True):
+class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many `entries` were written; what stood at an entry's key and was none was `left_out`."""
 
     entries: int
     left_out: int
 
 
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
+class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many were `stored`; how many were not, since they had `expired` or something as new was there (`older`)."""
 
     stored: int
@@ -72,61 +79,63 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     older: int
 
 
-async def export(
-    client: Client, scope: Scope, write: Callable[[bytes], object], progress: Progress = unheard
-) -> Exported:
+async def export_entries(
+    client: RedisClient, scope: EntryFilter, write: Callable[[bytes], object], progress: OnProgress = no_progress
+) -> ExportResult:
     """Writes a line for each entry that a scope means; `progress` is told of those. Raises LinkError.
 
     Where Redis moves its keys about meanwhile, one may come twice, as SCAN has it; that does no harm.
     """
     entries = left_out = 0
-    clock = await redis_clock(client)
-    async for found in find(client, scope):
-        for at in range(0, len(found), _AT_ONCE):
-            some = found[at : at + _AT_ONCE]
+    clock = await read_redis_clock(client)
+    async for found in scan_entries(client, scope):
+        for at in range(0, len(found), _BATCH_ENTRIES):
+            some = found[at : at + _BATCH_ENTRIES]
             commands: list[Command] = []
             for key in some:
                 commands += [("HGETALL", key), ("PTTL", key)]
-            replies = await ask(client, commands)
+            replies = await execute_commands(client, commands)
             now = clock.now()
             for key, fields, pttl in zip(some, replies[::2], replies[1::2], strict=True):
-                entry = to_entry(fields or {})
+                entry = decode_entry(fields or {})
                 if entry is not None and pttl > 0:
-                    write(_line(key, now + pttl / 1000, fields))
+                    write(_encode_line(key, now + pttl / 1000, fields))
                     entries += 1
                 elif pttl != -2:  # else it went while we looked
                     left_out += 1
             progress(entries)
-    return Exported(entries=entries, left_out=left_out)
+    return ExportResult(entries=entries, left_out=left_out)
 
 
-def _line(key: str, expires: float, fields: Mapping[bytes, bytes]) -> bytes:
-    written = {name.decode("ascii", "replace"): _written(value) for name, value in fields.items()}
-    return _encode({"key": key, "expires": round(expires, 3), "fields": written}) + b"\n"
+def _encode_line(key: str, expires: float, fields: Mapping[bytes, bytes]) -> bytes:
+    written = {name.decode("ascii", "replace"): _encode_value(value) for name, value in fields.items()}
+    return _encode_json({"key": key, "expires": round(expires, 3), "fields": written}) + b"\n"
 
 
-def _written(value: bytes) -> Any:
+def _encode_value(value: bytes) -> Any:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(value).decode()}
 
 
-async def import_(client: Client, lines: Iterable[bytes], progress: Progress = unheard) -> Imported:
+async def import_entries(
+    client: RedisClient, lines: Iterable[bytes], progress: OnProgress = no_progress
+) -> ImportResult:
     """Stores the entries of lines; `progress` is told of those looked at. Raises LinkError, and LineError.
 
     - What is stored already and is as new or newer stays as it is.
     - An entry lives as long as it would have lived where it came from.
     - What stood before a line that is refused is stored, and no more is read; to import it again does no harm.
     """
-    mark = await last_record(client)  # what was purged where an entry comes from means nothing here
+    mark = await last_record_id(client)  # what was purged where an entry comes from means nothing here
     stored = expired = older = read = size = 0
     batch: list[Command] = []
-    clock = await redis_clock(client)
+    clock = await read_redis_clock(client)
 
     async def store() -> None:
         nonlocal stored, older, size
-        replies = await ask(client, batch)
+        replies = await execute_commands(client, batch)
         stored += sum(replies)
         older += len(replies) - sum(replies)
         batch.clear()
@@ -137,46 +146,46 @@ async def import_(client: Client, lines: Iterable[bytes], progress: Progress = u
         if not line.strip():
             continue
         try:
-            command = _command(line, clock.now(), mark)
-        except LineError as error:
+            command = _put_command(line, clock.now(), mark)
+        except ImportLineError as error:
             await store()
-            raise LineError(f"line {number}: {error}") from None
+            raise ImportLineError(f"line {number}: {error}") from None
         read += 1
         if command is None:
             expired += 1
             continue
         batch.append(command)
         size += len(line)
-        if len(batch) >= _AT_ONCE or size >= _BYTES_AT_ONCE:
+        if len(batch) >= _BATCH_ENTRIES or size >= _BATCH_BYTES:
             await store()
     await store()
-    return Imported(stored=stored, expired=expired, older=older)
+    return ImportResult(stored=stored, expired=expired, older=older)
 
 
-def _command(line: bytes, now: float, mark: bytes) -> Command | None:
+def _put_command(line: bytes, now: float, purge_position: bytes) -> Command | None:
     """What stores a line's entry; None where it has expired. Raises LineError."""
     if len(line) > MAX_LINE:
-        raise LineError(f"more than {MAX_LINE} bytes")
+        raise ImportLineError(f"more than {MAX_LINE} bytes")
     try:
         read = _decode_line(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineError(f"not an entry: {error}") from None
+        raise ImportLineError(f"not an entry: {error}") from None
     fields = {
-        name.encode(): value.base64 if isinstance(value, _Coded) else value.encode()
+        name.encode(): value.base64 if isinstance(value, _Base64Value) else value.encode()
         for name, value in read.fields.items()
     }
-    fields[b"purges"] = mark
-    entry = to_entry(fields)
+    fields[b"purges"] = purge_position
+    entry = decode_entry(fields)
     if entry is None:
-        raise LineError(why_no_entry(fields))
+        raise ImportLineError(invalid_entry_reason(fields))
     left = int((read.expires - now) * 1000)
     if left <= 0:
         return None
     pairs = [part for field in fields.items() for part in field]
-    return ("EVAL", _PUT_UNLESS_NEWER, 1, read.key, repr(entry.created), left, *pairs)
+    return ("EVAL", _PUT_UNLESS_NEWER_SCRIPT, 1, read.key, repr(entry.created), left, *pairs)
 
 
-def lines_of(read_line: Callable[[int], bytes]) -> Iterable[bytes]:
+def read_lines(read_line: Callable[[int], bytes]) -> Iterable[bytes]:
     """The lines of a file, given its `readline`; of one that is too long, only as much as shows it."""
     while line := read_line(MAX_LINE + 1):
         yield line

@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from router.core.cache.entry_filter import Scope
+from router.core.cache.entry_filter import EntryFilter
 from router.core.endpoints.answer_text import answer_text
-from router.core.endpoints.stream_encoding import NOT_A_STREAM, decode_stream, is_lossless
+from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
-from router.store.admin.scan import Client, ask, find, redis_clock
-from router.store.codec import documents_of, to_entry, why_no_entry
+from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock, scan_entries
+from router.store.codec import decode_documents, decode_entry, invalid_entry_reason
 
-_LISTED: Final = (
+_SUMMARY_FIELDS: Final = (
     "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms", "documents",
 )  # fmt: skip
 
@@ -32,11 +32,11 @@ class KeyParts(msgspec.Struct, frozen=True):
     query: str
 
     @classmethod
-    def of(cls, key: str) -> "KeyParts":
+    def parse(cls, key: str) -> "KeyParts":
         return cls(*key.split(":")[2:7])
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):
     """An entry as a listing shows it; None is: it does not say so, or not in a way that can be read.
 
     `created` in seconds since the epoch, `age`, `ttl` (until it is stale) and `gone_in` (until Redis drops it) in
@@ -59,14 +59,14 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     documents: list[str] = []
 
 
-class Page(msgspec.Struct, frozen=True):
+class EntryPage(msgspec.Struct, frozen=True):
     """Some entries in the order of their keys. `cursor` is where the next page begins; None where this is the last."""
 
-    entries: list[Listed]
+    entries: list[EntrySummary]
     cursor: str | None
 
 
-class ShownStream(msgspec.Struct, frozen=True, kw_only=True):
+class StreamDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What an entry's field `stream` is.
 
     - `bytes`: its length. `events`: bytes of the events that it gives, with the usage event and without `[DONE]`; None
@@ -79,109 +79,109 @@ class ShownStream(msgspec.Struct, frozen=True, kw_only=True):
     lossless: bool
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One entry with all that it holds, in a form that can be read.
 
     `type` is Redis' own; `problem` says why it is no entry that the router would use. `text` is that of the answer; it
     and `stream` are None where there is a problem, or none of it. In `fields`, what is not UTF-8 is `base64:` and that.
     """
 
-    entry: Listed
+    entry: EntrySummary
     type: str
     problem: str | None
     text: str | None
-    stream: ShownStream | None
+    stream: StreamDetail | None
     fields: dict[str, str]
 
 
-async def page(client: Client, scope: Scope, limit: int, after: str | None = None) -> Page:
+async def list_entries(client: RedisClient, scope: EntryFilter, limit: int, after: str | None = None) -> EntryPage:
     """The first `limit` entries that a scope means, or those after the key `after`. Raises LinkError.
 
     Every page looks at all keys: so it needs no memory of the page before, and entries that come and go meanwhile move
     none of the others.
     """
     smallest: list[str] = []
-    async for found in find(client, scope):
+    async for found in scan_entries(client, scope):
         later = {key for key in found if after is None or key > after}
         smallest = heapq.nsmallest(limit + 1, later.union(smallest))
     shown = smallest[:limit]
-    entries = [entry for entry in await listed(client, shown) if entry is not None]
-    return Page(entries, shown[-1] if len(smallest) > limit else None)
+    entries = [entry for entry in await fetch_summaries(client, shown) if entry is not None]
+    return EntryPage(entries, shown[-1] if len(smallest) > limit else None)
 
 
-async def listed(client: Client, found: list[str]) -> list[Listed | None]:
+async def fetch_summaries(client: RedisClient, keys: list[str]) -> list[EntrySummary | None]:
     """Entries as a listing shows them; None for one that is gone. Raises LinkError."""
     commands: list[Command] = []
-    for key in found:
-        commands += [("HMGET", key, *_LISTED), ("PTTL", key), memory_of(key)]
-    replies = await ask(client, commands)
-    now = (await redis_clock(client)).now()
+    for key in keys:
+        commands += [("HMGET", key, *_SUMMARY_FIELDS), ("PTTL", key), memory_command(key)]
+    replies = await execute_commands(client, commands)
+    now = (await read_redis_clock(client)).now()
     entries = []
-    for at, key in zip(range(0, len(replies), 3), found, strict=True):
+    for at, key in zip(range(0, len(replies), 3), keys, strict=True):
         values, pttl, size = replies[at : at + 3]
-        fields = dict(zip(_LISTED, values, strict=True)) if values is not None else {}
-        entries.append(_listed(key, fields, pttl, size, now) if pttl != -2 else None)
+        fields = dict(zip(_SUMMARY_FIELDS, values, strict=True)) if values is not None else {}
+        entries.append(_summarize(key, fields, pttl, size, now) if pttl != -2 else None)
     return entries
 
 
-def _listed(key: str, fields: Mapping[str, bytes | None], pttl: int, size: int | None, now: float) -> Listed:
-    created, ttl = number(fields.get("created")), number(fields.get("ttl"))
+def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: int | None, now: float) -> EntrySummary:
+    created, ttl = parse_number(fields.get("created")), parse_number(fields.get("ttl"))
     left = None if created is None or ttl is None else created + ttl - now
-    return Listed(
+    return EntrySummary(
         key=key,
-        parts=KeyParts.of(key),
-        engine=text(fields.get("engine")),
-        task=text(fields.get("task")),
+        parts=KeyParts.parse(key),
+        engine=decode_text(fields.get("engine")),
+        task=decode_text(fields.get("task")),
         created=created,
         age=None if created is None else max(0, int(now - created)),
         ttl=None if left is None else max(0, int(left)),
         gone_in=None if pttl < 0 else pttl // 1000,
         stale=left is not None and left < 0,
-        prompt_tokens=_whole(fields.get("prompt_tokens")),
-        completion_tokens=_whole(fields.get("completion_tokens")),
-        generation_ms=_whole(fields.get("generation_ms")),
+        prompt_tokens=_parse_int(fields.get("prompt_tokens")),
+        completion_tokens=_parse_int(fields.get("completion_tokens")),
+        generation_ms=_parse_int(fields.get("generation_ms")),
         bytes=size,
-        documents=_names(fields.get("documents")),
+        documents=_document_names(fields.get("documents")),
     )
 
 
-def memory_of(key: str) -> Command:
+def memory_command(key: str) -> Command:
     """Asks for the bytes of memory of a key, by all of its fields: of so few, a sample would say little."""
     return ("MEMORY USAGE", key, "SAMPLES", 0)
 
 
-async def show(client: Client, key: str) -> Shown | None:
+async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     """What stands at the key of an entry, whether or not it is one; None where nothing does. Raises LinkError."""
-    fields, kind = await ask(client, [("HGETALL", key), ("TYPE", key)])
-    (entry,) = await listed(client, [key])
+    fields, kind = await execute_commands(client, [("HGETALL", key), ("TYPE", key)])
+    (entry,) = await fetch_summaries(client, [key])
     if entry is None:
         return None
     fields = fields or {}
-    stored = to_entry(fields)
+    stored = decode_entry(fields)
     problem = None
     if kind != b"hash":
-        problem = f"not a hash, but what Redis calls a {text(kind)}"
+        problem = f"not a hash, but what Redis calls a {decode_text(kind)}"
     elif stored is None:
-        problem = why_no_entry(fields)
-    return Shown(
+        problem = invalid_entry_reason(fields)
+    return EntryDetail(
         entry=entry,
-        type=text(kind) or "",
+        type=decode_text(kind) or "",
         problem=problem,
         text=answer_text(stored.body) if stored is not None else None,
-        stream=_shown_stream(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
-        fields={text(name) or "": text(value) or "" for name, value in sorted(fields.items())},
+        stream=_stream_detail(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
+        fields={decode_text(name) or "": decode_text(value) or "" for name, value in sorted(fields.items())},
     )
 
 
-def _shown_stream(stream: bytes, body: bytes) -> ShownStream:
+def _stream_detail(stream: bytes, body: bytes) -> StreamDetail:
     try:
         events = len(decode_stream(stream, body, include_usage=True, end=b""))
-    except NOT_A_STREAM:
+    except STREAM_DECODE_ERRORS:
         events = None
-    return ShownStream(bytes=len(stream), events=events, lossless=is_lossless(stream))
+    return StreamDetail(bytes=len(stream), events=events, lossless=is_lossless(stream))
 
 
-def number(value: bytes | None) -> float | None:
+def parse_number(value: bytes | None) -> float | None:
     """An amount as a field holds it; None for what is none that a clock could say."""
     try:
         amount = float(value or b"")
@@ -190,12 +190,12 @@ def number(value: bytes | None) -> float | None:
     return amount if 0 <= amount < 1e12 else None  # nan is neither
 
 
-def _whole(value: bytes | None) -> int | None:
-    amount = number(value)
+def _parse_int(value: bytes | None) -> int | None:
+    amount = parse_number(value)
     return None if amount is None else int(amount)
 
 
-def text(value: bytes | None) -> str | None:
+def decode_text(value: bytes | None) -> str | None:
     """A field's bytes as text, whatever they are."""
     if value is None:
         return None
@@ -205,8 +205,8 @@ def text(value: bytes | None) -> str | None:
         return "base64:" + base64.b64encode(value).decode()
 
 
-def _names(value: bytes | None) -> list[str]:
+def _document_names(value: bytes | None) -> list[str]:
     try:
-        return list(documents_of(value))
+        return list(decode_documents(value))
     except ValueError:
         return []

@@ -2,14 +2,14 @@
 
 import msgspec
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.fingerprint import Fingerprint, MissReason, stored_fingerprint
-from router.core.cache.key_derivation import NOTHING
-from router.store.admin.listing import number
-from router.store.admin.scan import Client, ask, find
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.fingerprint import Fingerprint, MissReason, entry_fingerprint
+from router.core.cache.key_derivation import EMPTY_HASH
+from router.store.admin.listing import parse_number
+from router.store.admin.scan import RedisClient, execute_commands, scan_entries
 
 
-class Nearest(msgspec.Struct, frozen=True, kw_only=True):
+class NearestEntry(msgspec.Struct, frozen=True, kw_only=True):
     """`differs`: the parts in which the entry at `key` differs. `key` is None where the tenant has no other entry.
 
     `looked_at`: how many entries were compared; `everything`: whether those were all that the tenant has.
@@ -21,48 +21,50 @@ class Nearest(msgspec.Struct, frozen=True, kw_only=True):
     everything: bool
 
 
-async def nearest(client: Client, wanted: Fingerprint, key: str, most: int) -> Nearest:
+async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_compared: int) -> NearestEntry:
     """The entry with the fewest parts that differ, the newest of several; at most about `most` are compared.
 
     The entry at `key` itself is passed over. Raises LinkError.
     """
     best: tuple[tuple[int, int, float], str, list[MissReason]] | None = None
     looked_at = 0
-    async for found in find(client, Scope(tenant=wanted.tenant)):
-        if looked_at >= most:
-            return _nearest(best, looked_at, everything=False)
+    async for found in scan_entries(client, EntryFilter(tenant=wanted.tenant)):
+        if looked_at >= max_compared:
+            return _to_result(best, looked_at, everything=False)
         others = [other for other in found if other != key]
-        replies = await ask(client, [("HMGET", other, "question", "params", "created") for other in others])
+        replies = await execute_commands(
+            client, [("HMGET", other, "question", "params", "created") for other in others]
+        )
         for other, values in zip(others, replies, strict=True):
             question, params, created = values or (b"", b"", None)
-            stored = stored_fingerprint(other, _ascii(question), _ascii(params))
+            stored = entry_fingerprint(other, _decode_ascii(question), _decode_ascii(params))
             if stored is None:
                 continue
             looked_at += 1
-            differs = wanted.differences(stored)
+            differs = wanted.differing_parts(stored)
             # Of two that differ in as many parts, the one that shares what was asked is the one that is meant.
-            rank = (len(differs), _strangeness(wanted, stored), -(number(created) or 0.0))
+            rank = (len(differs), _dissimilarity(wanted, stored), -(parse_number(created) or 0.0))
             if best is None or rank < best[0]:
                 best = (rank, other, differs)
-    return _nearest(best, looked_at, everything=True)
+    return _to_result(best, looked_at, everything=True)
 
 
-def _nearest(
+def _to_result(
     best: tuple[tuple[int, int, float], str, list[MissReason]] | None, looked_at: int, *, everything: bool
-) -> Nearest:
+) -> NearestEntry:
     _, key, differs = best or (None, None, [])
-    return Nearest(key=key, differs=differs, looked_at=looked_at, everything=everything)
+    return NearestEntry(key=key, differs=differs, looked_at=looked_at, everything=everything)
 
 
-def _strangeness(wanted: Fingerprint, stored: Fingerprint) -> int:
+def _dissimilarity(wanted: Fingerprint, stored: Fingerprint) -> int:
     """How little two requests share that few others share; an absent system prompt is shared by many."""
     shared = (
         wanted.question == stored.question,
-        wanted.system == stored.system != NOTHING,
-        wanted.rag == stored.rag != NOTHING,
+        wanted.system == stored.system != EMPTY_HASH,
+        wanted.rag == stored.rag != EMPTY_HASH,
     )
     return -sum(shared)
 
 
-def _ascii(value: bytes | None) -> str:
+def _decode_ascii(value: bytes | None) -> str:
     return (value or b"").decode("ascii", "replace")

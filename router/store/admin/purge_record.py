@@ -10,91 +10,99 @@ from typing import Any, Final
 import msgspec
 from redis.asyncio.cluster import ClusterNode, PipelineCommand, RedisCluster
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.commands import Command
-from router.shared.purges import BEGINNING, REMEMBERED, Mark, begin_log, mark_of, scope_of, unique
-from router.store.admin.scan import Client, faults_told
+from router.shared.purges import (
+    BEGINNING,
+    MAX_PURGES,
+    PurgePosition,
+    decode_entry_filter,
+    log_start_command,
+    nonce_field,
+    parse_position,
+)
+from router.store.admin.scan import RedisClient, map_redis_errors
 
-RECORDS: Final = REMEMBERED
+MAX_RECORDS: Final = MAX_PURGES
 """Purges that the log remembers, or a few more."""
 
 SCOPE_FIELD: Final = "scope"
 """The field of a record that holds the scope as JSON."""
 
-_REPLICATED_WITHIN: Final = 1000  # milliseconds that replicas have to confirm; they take about one
-_PAGE: Final = 1000
-_INFO: Final[Command] = ("INFO", "replication")
+_REPLICATION_TIMEOUT_MS: Final = 1000  # milliseconds that replicas have to confirm; they take about one
+_PAGE_SIZE: Final = 1000
+_INFO_COMMAND: Final[Command] = ("INFO", "replication")
 
 
-class Replicas(msgspec.Struct, frozen=True):
+class ReplicaAcks(msgspec.Struct, frozen=True):
     """Of `connected` replicas, how many have `acknowledged` a record."""
 
     connected: int
     acknowledged: int
 
 
-NO_REPLICAS: Final = Replicas(0, 0)
+NO_REPLICAS: Final = ReplicaAcks(0, 0)
 
 
-async def add_record(client: Client, scope: Scope) -> Replicas | None:
+async def add_record(client: RedisClient, scope: EntryFilter) -> ReplicaAcks | None:
     """Adds the record of a purge; waits a second at most for replicas to have it. Raises LinkError.
 
     None where it is not known which replicas have it: Redis refuses to say, or the record's slot is being moved.
     """
-    with faults_told():
-        server = _Server(client, await _node(client))
-        record = ("XADD", PURGES, "MAXLEN", "~", RECORDS, "*", SCOPE_FIELD, scope.record(), *unique())
+    with map_redis_errors():
+        server = _LogServer(client, await _log_node(client))
+        record = ("XADD", PURGE_LOG_KEY, "MAXLEN", "~", MAX_RECORDS, "*", SCOPE_FIELD, scope.to_json(), *nonce_field())
         connected = await server.connected_replicas()
         if connected is None or connected == 0:
             await client.execute_command(*record)
             return None if connected is None else NO_REPLICAS
-        added, acknowledged = await server.execute(record, ("WAIT", connected, _REPLICATED_WITHIN))
+        added, acknowledged = await server.execute(record, ("WAIT", connected, _REPLICATION_TIMEOUT_MS))
         if isinstance(added, Exception):
             # Not lost: the server has refused it. In a cluster, another one may have taken over the slot.
             await client.execute_command(*record)
             return None
-        return Replicas(connected, acknowledged) if isinstance(acknowledged, int) else None
+        return ReplicaAcks(connected, acknowledged) if isinstance(acknowledged, int) else None
 
 
-async def last_record(client: Client) -> bytes:
+async def last_record_id(client: RedisClient) -> bytes:
     """The id of the last record of the log, which is begun where there is none. Raises LinkError."""
-    with faults_told():
-        found = await client.execute_command("XREVRANGE", PURGES, "+", "-", "COUNT", 1)
-        id_: bytes = found[0][0] if found else await client.execute_command(*begin_log())
+    with map_redis_errors():
+        found = await client.execute_command("XREVRANGE", PURGE_LOG_KEY, "+", "-", "COUNT", 1)
+        id_: bytes = found[0][0] if found else await client.execute_command(*log_start_command())
     return id_
 
 
-async def is_purged(client: Client, key: str, documents: tuple[str, ...], since: Mark) -> bool:
+async def is_purged(client: RedisClient, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
     """Whether an entry with such a mark is not given although it is there; see Purges.cover. Raises LinkError."""
     after = "-"
     first = last = BEGINNING
     covered = False
-    with faults_told():
+    with map_redis_errors():
         while True:
-            found = await client.execute_command("XRANGE", PURGES, after, "+", "COUNT", _PAGE)
+            found = await client.execute_command("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE_SIZE)
             for id_, fields in found:
-                last = mark_of(id_)
+                last = parse_position(id_)
                 first = last if first == BEGINNING else first
-                scope = scope_of(fields)
+                scope = decode_entry_filter(fields)
                 covered = covered or (last > since and scope is not None and scope.matches(key, documents))
-            if len(found) < _PAGE:
+            if len(found) < _PAGE_SIZE:
                 return covered or not first <= since <= last
             after = "(" + found[-1][0].decode()
 
 
-async def _node(client: Client) -> ClusterNode | None:
+async def _log_node(client: RedisClient) -> ClusterNode | None:
     """Of a cluster, the server that holds the log."""
     if not isinstance(client, RedisCluster):
         return None
     await client.initialize()
-    return client.get_node_from_key(PURGES)
+    return client.get_node_from_key(PURGE_LOG_KEY)
 
 
-class _Server:
+class _LogServer:
     """The server that holds the log: of a cluster, one of its nodes."""
 
-    def __init__(self, client: Client, node: ClusterNode | None) -> None:
+    def __init__(self, client: RedisClient, node: ClusterNode | None) -> None:
         self._client = client
         self._node = node
 
@@ -114,5 +122,5 @@ class _Server:
 
     async def connected_replicas(self) -> int | None:
         """None where Redis does not say."""
-        (told,) = await self.execute(_INFO)
+        (told,) = await self.execute(_INFO_COMMAND)
         return told.get("connected_slaves") if isinstance(told, dict) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engines.process import Child, StartError, how_it_ended
+from engines.process import ManagedProcess, StartError, describe_exit
 from tests.support.waiting import eventually
 
 PARENT = """
@@ -33,10 +33,10 @@ class Started:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.children: list[Child] = []
+        self.children: list[ManagedProcess] = []
 
-    async def run(self, program: str, env: dict[str, str] | None = None) -> Child:
-        child = Child("it", [sys.executable, "-c", program], self.folder / "logs" / "it.log", env)
+    async def run(self, program: str, env: dict[str, str] | None = None) -> ManagedProcess:
+        child = ManagedProcess("it", [sys.executable, "-c", program], self.folder / "logs" / "it.log", env)
         self.children.append(child)
         await child.start()
         return child
@@ -48,7 +48,7 @@ async def started(tmp_path: Path) -> AsyncIterator[Started]:
     yield started
     for child in started.children:
         child.kill()
-        await child.ended()
+        await child.wait()
 
 
 def runs(pid: int) -> bool:
@@ -64,14 +64,14 @@ async def test_what_it_prints_is_in_its_log_which_begins_anew(started: Started) 
     log.parent.mkdir()
     log.write_text("of an earlier run\n")
     child = await started.run("import sys; print('out'); print('err', file=sys.stderr)")
-    assert await child.ended() == 0
+    assert await child.wait() == 0
     assert sorted(log.read_text().split()) == ["err", "out"]
 
 
 async def test_its_environment_is_ours_and_more(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "1")
     child = await started.run("import os; print(os.environ['OURS'], os.environ['MORE'])", {"MORE": "2"})
-    await child.ended()
+    await child.wait()
     assert child.log.read_text() == "1 2\n"
 
 
@@ -84,7 +84,7 @@ async def test_it_is_ready_when_the_check_says_so(started: Started) -> None:
         asked += 1
         return "ready" in child.log.read_text()
 
-    await child.wait_until(ready, limit=10, interval=0.01)
+    await child.wait_until_ready(ready, timeout=10, interval=0.01)
     assert asked >= 1
 
 
@@ -95,7 +95,7 @@ async def never() -> bool:
 async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Started) -> None:
     child = await started.run("import sys; print('one'); print('the reason'); print(); sys.exit(3)")
     with pytest.raises(StartError) as raised:
-        await child.wait_until(never, limit=10)
+        await child.wait_until_ready(never, timeout=10)
     assert str(raised.value) == (
         f"it: ended with code 3 before it was ready; its last line: the reason (all of it: {child.log})"
     )
@@ -104,11 +104,11 @@ async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Star
 async def test_one_that_is_not_ready_in_time_says_where_its_log_is(started: Started) -> None:
     child = await started.run(STUBBORN)
     with pytest.raises(StartError, match=r"^it: not ready after 0\.05 s; its log: .*it\.log$"):
-        await child.wait_until(never, limit=0.05, interval=0.01)
+        await child.wait_until_ready(never, timeout=0.05, interval=0.01)
 
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    child = Child("it", ["/no/such/program"], tmp_path / "it.log")
+    child = ManagedProcess("it", ["/no/such/program"], tmp_path / "it.log")
     with pytest.raises(StartError, match=r"^it: cannot start /no/such/program: No such file or directory$"):
         await child.start()
     await child.stop()
@@ -119,7 +119,7 @@ async def test_stopping_ends_what_it_started_too(started: Started) -> None:
     grandchild = int(await eventually(lambda: _pid_in(child.log)))
     assert runs(grandchild)
     await child.stop()
-    assert await child.ended() == -signal.SIGTERM
+    assert await child.wait() == -signal.SIGTERM
     await eventually(lambda: not runs(grandchild))
 
 
@@ -131,14 +131,14 @@ def _pid_in(log: Path) -> str:
 async def test_one_that_does_not_listen_is_ended_by_force_after_a_grace(started: Started) -> None:
     child = await started.run(STUBBORN)
     await eventually(lambda: "ready" in child.log.read_text())
-    await child.stop(grace=0.05)
-    assert await child.ended() == -signal.SIGKILL
+    await child.stop(grace_period=0.05)
+    assert await child.wait() == -signal.SIGKILL
 
 
 async def test_killing_lets_a_patient_stop_return(started: Started) -> None:
     child = await started.run(STUBBORN)
     await eventually(lambda: "ready" in child.log.read_text())
-    stopping = asyncio.ensure_future(child.stop(grace=600))
+    stopping = asyncio.ensure_future(child.stop(grace_period=600))
     await asyncio.sleep(0)
     child.kill()
     await asyncio.wait_for(stopping, 10)
@@ -146,9 +146,9 @@ async def test_killing_lets_a_patient_stop_return(started: Started) -> None:
 
 async def test_stopping_what_has_ended_or_never_began_does_nothing(started: Started, tmp_path: Path) -> None:
     child = await started.run("pass")
-    await child.ended()
+    await child.wait()
     await child.stop()
-    await Child("it", ["true"], tmp_path / "it.log").stop()
+    await ManagedProcess("it", ["true"], tmp_path / "it.log").stop()
 
 
 async def test_a_ctrl_c_on_the_terminal_does_not_reach_it(started: Started) -> None:
@@ -185,4 +185,4 @@ asyncio.run(main())
     [(0, "ended with code 0"), (3, "ended with code 3"), (-9, "was ended by SIGKILL"), (-99, "was ended by signal 99")],
 )
 def test_an_exit_code_in_words(code: int, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert describe_exit(code) == words

@@ -63,7 +63,7 @@ class Up:
             assert what in self.said or self.process.poll() is None, self.said
             return what in self.said
 
-        await eventually(said, within=60)
+        await eventually(said, timeout=60)
 
     async def ready(self) -> None:
         await self.says("stop: Ctrl-C")
@@ -87,7 +87,7 @@ class Up:
         return not [pid for pid in self.seen if Path(f"/proc/{pid}").exists()]
 
     async def ended(self) -> int:
-        code = await eventually(lambda: self.process.poll() is not None and [self.process.poll()], within=60)
+        code = await eventually(lambda: self.process.poll() is not None and [self.process.poll()], timeout=60)
         await eventually(self.all_gone)
         for port in (self.port, *self.engine_ports):
             with socket.create_server(("127.0.0.1", port)):
@@ -169,7 +169,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_answers_under_way(up: Callable[
         tree.process.send_signal(signal.SIGINT)
         await tree.says("Ctrl-C again")
         tree.process.send_signal(signal.SIGINT)
-        assert await eventually(lambda: tree.process.poll() is not None, within=10)
+        assert await eventually(lambda: tree.process.poll() is not None, timeout=10)
     assert await tree.ended() == 0
 
 

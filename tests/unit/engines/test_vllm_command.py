@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.spec import EngineSpec, Launch
-from engines.vllm_command import NotLaunchedHereError, vllm_argv, vllm_env, vocabularies_differ
+from engines.spec import EngineSpec, LaunchSpec
+from engines.vllm_command import MissingLaunchError, vllm_argv, vllm_env, vocabularies_differ
 
 
-def spec(launch: Launch | None = None, **fields: Any) -> EngineSpec:
+def spec(launch: LaunchSpec | None = None, **fields: Any) -> EngineSpec:
     given = {
         "name": "e",
         "model": "m",
@@ -45,7 +45,7 @@ def test_a_spec_is_read_from_json_and_fields_it_does_not_know_are_passed_over() 
     text = b"""{"name": "a", "model": "m", "task": "any", "url": "http://127.0.0.1:9", "served_model": "s",
                "max_in_flight": 3, "launch": {"target": "t", "colour": "red"}}"""
     read = msgspec.json.decode(text, type=EngineSpec)
-    assert read.launch == Launch(target="t")
+    assert read.launch == LaunchSpec(target="t")
     assert read.max_model_len is None
 
 
@@ -63,12 +63,12 @@ def test_host_and_port_come_from_the_url(url: str, host: str, port: int) -> None
 
 
 def test_the_server_is_started_by_module_because_the_console_script_of_the_cpu_build_fails() -> None:
-    argv = vllm_argv(spec(Launch(target="/m/llama")), "/venv/bin/python")
+    argv = vllm_argv(spec(LaunchSpec(target="/m/llama")), "/venv/bin/python")
     assert argv[:3] == ["/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
 
 
 def test_the_engine_listens_where_the_router_looks_and_answers_to_the_name_it_is_asked_by() -> None:
-    argv = vllm_argv(spec(Launch(target="/m/llama"), max_model_len=2048), "python")
+    argv = vllm_argv(spec(LaunchSpec(target="/m/llama"), max_model_len=2048), "python")
     assert option(argv, "--model") == "/m/llama"
     assert option(argv, "--served-model-name") == "org/M"
     assert (option(argv, "--host"), option(argv, "--port")) == ("127.0.0.1", "8001")
@@ -77,15 +77,15 @@ def test_the_engine_listens_where_the_router_looks_and_answers_to_the_name_it_is
 
 
 def test_without_a_context_length_the_model_says_its_own() -> None:
-    assert "--max-model-len" not in vllm_argv(spec(Launch(target="/m/llama")), "python")
+    assert "--max-model-len" not in vllm_argv(spec(LaunchSpec(target="/m/llama")), "python")
 
 
 def test_without_a_draft_there_is_no_speculation() -> None:
-    assert "--speculative-config" not in vllm_argv(spec(Launch(target="/m/llama")), "python")
+    assert "--speculative-config" not in vllm_argv(spec(LaunchSpec(target="/m/llama")), "python")
 
 
 def test_a_draft_is_named_in_the_speculative_configuration() -> None:
-    launch = Launch(target="org/Llama-3.1-8B", draft="org/Llama-3.2-1B", num_speculative_tokens=3)
+    launch = LaunchSpec(target="org/Llama-3.1-8B", draft="org/Llama-3.2-1B", num_speculative_tokens=3)
     assert speculation(vllm_argv(spec(launch), "python")) == {
         "method": "draft_model",
         "model": "org/Llama-3.2-1B",
@@ -96,7 +96,7 @@ def test_a_draft_is_named_in_the_speculative_configuration() -> None:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_explicit_word_on_the_vocabularies_wins_over_the_names(explicit: bool) -> None:
     draft = "org/Llama-3.2-1B" if explicit else "Qwen/Qwen2.5-1.5B"
-    launch = Launch(target="org/Llama-3.1-8B", draft=draft, heterogeneous_vocab=explicit)
+    launch = LaunchSpec(target="org/Llama-3.1-8B", draft=draft, heterogeneous_vocab=explicit)
     assert speculation(vllm_argv(spec(launch), "python")).get("use_heterogeneous_vocab", False) is explicit
 
 
@@ -145,52 +145,52 @@ def test_local_models_whose_tokenizer_says_nothing_go_by_their_names(tmp_path: P
 
 
 def test_all_gpus_of_an_engine_work_together_and_so_do_its_drafts() -> None:
-    argv = vllm_argv(spec(Launch(target="org/Llama-3", draft="org/Llama-3-s", gpus=[2, 3])), "python")
+    argv = vllm_argv(spec(LaunchSpec(target="org/Llama-3", draft="org/Llama-3-s", gpus=[2, 3])), "python")
     assert option(argv, "--tensor-parallel-size") == "2"
     assert speculation(argv)["draft_tensor_parallel_size"] == 2
 
 
 def test_options_of_the_configuration_come_last_so_that_they_win() -> None:
-    argv = vllm_argv(spec(Launch(target="/m/llama", args=["--host", "0.0.0.0"])), "python")
+    argv = vllm_argv(spec(LaunchSpec(target="/m/llama", args=["--host", "0.0.0.0"])), "python")
     assert argv[-2:] == ["--host", "0.0.0.0"]
 
 
 def test_an_engine_without_launch_has_no_command() -> None:
-    with pytest.raises(NotLaunchedHereError, match="'e' has no"):
+    with pytest.raises(MissingLaunchError, match="'e' has no"):
         vllm_argv(spec(), "python")
-    with pytest.raises(NotLaunchedHereError):
+    with pytest.raises(MissingLaunchError):
         vllm_env(spec(), cpu=True)
 
 
 @pytest.mark.parametrize("cpu", [True, False])
 def test_an_engine_tells_nobody_that_it_runs(cpu: bool) -> None:
-    env = vllm_env(spec(Launch(target="org/M")), cpu)
+    env = vllm_env(spec(LaunchSpec(target="org/M")), cpu)
     assert (env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1")
 
 
 def test_local_models_are_never_looked_up_on_the_hub(tmp_path: Path) -> None:
     local = local_model(tmp_path / "m", 2)
-    assert vllm_env(spec(Launch(target=local, draft=".roundhouse/models/d")), cpu=False)["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in vllm_env(spec(Launch(target=local, draft="org/draft")), cpu=False)
+    assert vllm_env(spec(LaunchSpec(target=local, draft=".roundhouse/models/d")), cpu=False)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in vllm_env(spec(LaunchSpec(target=local, draft="org/draft")), cpu=False)
 
 
 def test_an_engine_sees_its_gpus_and_without_any_named_those_that_its_launcher_sees() -> None:
-    assert vllm_env(spec(Launch(target="org/M", gpus=[1, 3])), cpu=False)["CUDA_VISIBLE_DEVICES"] == "1,3"
-    assert "CUDA_VISIBLE_DEVICES" not in vllm_env(spec(Launch(target="org/M")), cpu=False)
+    assert vllm_env(spec(LaunchSpec(target="org/M", gpus=[1, 3])), cpu=False)["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert "CUDA_VISIBLE_DEVICES" not in vllm_env(spec(LaunchSpec(target="org/M")), cpu=False)
 
 
 def test_engines_on_one_cpu_are_not_bound_to_the_same_core() -> None:
-    env = vllm_env(spec(Launch(target="org/M", gpus=[0])), cpu=True)
+    env = vllm_env(spec(LaunchSpec(target="org/M", gpus=[0])), cpu=True)
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize("args", [["--kv-cache-memory-bytes", "128M"], ["--kv-cache-memory-bytes=128M"]])
 def test_a_cache_size_in_bytes_is_not_overruled_by_one_in_whole_gibibytes(args: list[str]) -> None:
-    assert vllm_env(spec(Launch(target="org/M")), cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_env(spec(Launch(target="org/M", args=args)), cpu=True)
+    assert vllm_env(spec(LaunchSpec(target="org/M")), cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_env(spec(LaunchSpec(target="org/M", args=args)), cpu=True)
 
 
 def test_the_environment_of_the_configuration_wins() -> None:
-    env = vllm_env(spec(Launch(target="org/M", env={"VLLM_CPU_KVCACHE_SPACE": "40", "A": "b"})), cpu=True)
+    env = vllm_env(spec(LaunchSpec(target="org/M", env={"VLLM_CPU_KVCACHE_SPACE": "40", "A": "b"})), cpu=True)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["A"]) == ("40", "b")

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from router.access_log import ACCESS, AccessLog, set_up_logging
+from router.access_log import ACCESS_LOGGER, AccessLog, set_up_logging
 from router.core.types import CacheStatus, Endpoint
 from router.flow.exchange import Exchange
 from tests.support.waiting import eventually
@@ -28,11 +28,11 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 def exchange(number: int) -> Exchange:
-    return Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", begun=0.0)
+    return Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
 
 
 def write(log: AccessLog, exchange: Exchange) -> None:
-    log.write(log.line(exchange), exchange, 1.0)
+    log.write(log.line_template(exchange), exchange, 1.0)
 
 
 def flush() -> None:
@@ -43,8 +43,8 @@ def flush() -> None:
 def answered(*, first_token: float | None) -> Exchange:
     facts = exchange(1)
     facts.tenant, facts.model, facts.engine, facts.task, facts.stream = "acme", "m", "e", "chat", True
-    facts.cache, facts.reason, facts.key, facts.status = CacheStatus.MISS, "new", "rh:1:acme:m:0:0:0", 200
-    facts.prompt_tokens, facts.completion_tokens, facts.first_token = 3, 4, first_token
+    facts.cache_status, facts.miss_reason, facts.key, facts.status = CacheStatus.MISS, "new", "rh:1:acme:m:0:0:0", 200
+    facts.prompt_tokens, facts.completion_tokens, facts.first_token_at = 3, 4, first_token
     return facts
 
 
@@ -63,7 +63,7 @@ async def test_access_lines_are_written_together_in_a_moment_and_keep_their_orde
         return bool(lines)
 
     await eventually(written)
-    assert [line.split(" ")[2:4] for line in lines] == [[ACCESS, "request=r1"], [ACCESS, "request=r2"]]
+    assert [line.split(" ")[2:4] for line in lines] == [[ACCESS_LOGGER, "request=r1"], [ACCESS_LOGGER, "request=r2"]]
     write(log, exchange(3))
     logging.getLogger("roundhouse.store").warning("something else")
     assert ["r3" in line for line in capsys.readouterr().err.splitlines()] == [True, False]
@@ -77,8 +77,8 @@ from router.flow.exchange import Exchange
 
 async def main():
     set_up_logging("text")
-    log, exchange = AccessLog("text"), Exchange(endpoint=Endpoint.CHAT, request_id="last", begun=0.0)
-    log.write(log.line(exchange), exchange, 1.0)
+    log, exchange = AccessLog("text"), Exchange(endpoint=Endpoint.CHAT, request_id="last", started_at=0.0)
+    log.write(log.line_template(exchange), exchange, 1.0)
 
 asyncio.run(main())
 """
@@ -86,7 +86,7 @@ asyncio.run(main())
 
 def test_a_line_that_waits_when_the_process_ends_is_written_then() -> None:
     ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=True)
-    assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS, "request=last"]]
+    assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS_LOGGER, "request=last"]]
 
 
 async def test_access_lines_are_json_where_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ async def test_a_line_has_what_is_known_and_nothing_else(
         write(AccessLog(log_format), facts)
         flush()
     text, in_json = capsys.readouterr().err.splitlines()
-    assert text.split(f" {ACCESS} ")[1] == line
+    assert text.split(f" {ACCESS_LOGGER} ")[1] == line
     said = json.loads(in_json)
     assert said.pop("time").endswith("Z")
     assert {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in said.items()} == dict(
@@ -136,7 +136,7 @@ async def test_words_that_look_like_holes_are_written_as_they_stand(
     log_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = exchange(1)
-    facts.error = "{0}{x}"
+    facts.error_reason = "{0}{x}"
     set_up_logging(log_format)
     write(AccessLog(log_format), facts)
     flush()
@@ -144,7 +144,7 @@ async def test_words_that_look_like_holes_are_written_as_they_stand(
 
 
 async def test_where_another_handler_takes_the_lines_they_are_whole(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, ACCESS):
+    with caplog.at_level(logging.INFO, ACCESS_LOGGER):
         for log_format in ("text", "json"):
             write(AccessLog(log_format), exchange(1))
     text, in_json = [record.getMessage() for record in caplog.records]

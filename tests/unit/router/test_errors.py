@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.core.endpoints.sse import payload, split
+from router.core.endpoints.sse import payload, split_events
 from router.errors import ApiError, bad_request, internal_error, unavailable, unknown_model
 
 ERRORS = [
@@ -26,7 +26,7 @@ def test_an_error_has_openais_four_fields(error: ApiError) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_error_in_a_stream_is_one_event_and_no_end(error: ApiError) -> None:
-    assert split(error.frame()) == [error.frame()]
+    assert split_events(error.frame()) == [error.frame()]
     assert payload(error.frame()) == error.body()
     assert b"[DONE]" not in error.frame()
 

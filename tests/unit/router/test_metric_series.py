@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.types import CacheStatus, Endpoint
-from router.flow.exchange import Exchange, Work
-from router.metric_series import Batched
+from router.flow.exchange import Exchange, GenerationRecord
+from router.metric_series import BatchHistogram
 from router.telemetry import Telemetry
 from tests.support.waiting import eventually
 
@@ -20,12 +20,12 @@ BUCKETS = (0.25, 0.5, 1, 8)
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 1.0, 7.0, 9.0]) | st.floats(0, 16))))
 def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: list[list[float]]) -> None:
-    batched = Batched("b", "", buckets=BUCKETS, registry=CollectorRegistry())
+    batched = BatchHistogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
     single = Histogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
     for values in batches:
         for value in values:
             single.observe(value)
-        batched.add(values)
+        batched.observe_many(values)
     found, wanted = [
         {(s.name, s.labels.get("le")): s.value for family in one.collect() for s in family.samples}
         for one in (batched, single)
@@ -36,14 +36,14 @@ def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: 
 
 
 def hit(number: int) -> Exchange:
-    exchange = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", begun=0.0)
+    exchange = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
     exchange.model, exchange.engine, exchange.task = "m", "e", "chat"
-    exchange.cache, exchange.status, exchange.completion_tokens = CacheStatus.HIT, 200, 7
+    exchange.cache_status, exchange.status, exchange.completion_tokens = CacheStatus.HIT, 200, 7
     return exchange
 
 
 def counted(telemetry: Telemetry) -> dict[str, float]:
-    page = text_string_to_metric_families(telemetry.page().decode())
+    page = text_string_to_metric_families(telemetry.render().decode())
     return {sample.name: sample.value for family in page for sample in family.samples if "le" not in sample.labels}
 
 
@@ -86,19 +86,25 @@ async def test_at_the_end_all_is_told_and_what_comes_later_at_once() -> None:
     assert told(telemetry) == 2
 
 
-def work() -> Work:
-    done = Work(
-        request_id="r", traceparent=None, tenant="acme", model="m", task="chat", stream=True, begun=time.perf_counter()
+def work() -> GenerationRecord:
+    done = GenerationRecord(
+        request_id="r",
+        traceparent=None,
+        tenant="acme",
+        model="m",
+        task="chat",
+        stream=True,
+        started_at=time.perf_counter(),
     )
-    done.first_token, done.prompt_tokens, done.completion_tokens = done.begun, 3, 5
+    done.first_token_at, done.prompt_tokens, done.completion_tokens = done.started_at, 3, 5
     return done
 
 
 async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() -> None:
     telemetry = Telemetry(log_format="text")
     for number in range(1, 4):
-        telemetry.landed(work())
-        telemetry.written("stored")
+        telemetry.record_generation(work())
+        telemetry.record_write("stored")
         shown = counted(telemetry)
         assert shown["llm_cache_writes_total"] == shown["llm_tokens_per_second_count"] == number
         samples = {"prompt": 3 * number, "completion": 5 * number}

@@ -8,14 +8,14 @@ from msgspec.structs import astuple
 
 from router.settings import load, parse, tenants
 from router.units import Bytes, Seconds
-from tests.support.configurations import ENGINE, HASH, LEAST, MODEL, OTHER_HASH, mistake, read
+from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, OTHER_HASH, config_error, parse_config
 from tests.support.paths import ROOT
 
 # What is there
 
 
 def test_everything_has_a_default_but_the_models_and_engines() -> None:
-    settings = read(LEAST)
+    settings = parse_config(MINIMAL)
     assert (settings.router.host, settings.router.port, settings.router.workers) == ("127.0.0.1", 8080, 1)
     assert [float(settings.cache.ttl), float(settings.cache.stale_if_error)] == [86400, 3600]
     assert (settings.cache.max_entry, settings.cache.local) == (1 << 20, 64 << 20)
@@ -98,7 +98,7 @@ min_tokens_per_second = 10
 
 
 def test_every_setting_of_the_design_is_read() -> None:
-    settings = read(DESIGNED)
+    settings = parse_config(DESIGNED)
     assert settings.model[0].auto == ["chat", "code"]
     assert settings.tenant[0].tokens_per_minute == 200000
     launch = settings.engine[0].launch
@@ -116,7 +116,7 @@ def test_the_configurations_of_this_project_are_good(name: str) -> None:
 
 
 def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
-    assert read(DESIGNED.replace("failures = 5", "failures = 6")).not_yet() == []
+    assert parse_config(DESIGNED.replace("failures = 5", "failures = 6")).not_yet() == []
 
 
 # Amounts
@@ -136,7 +136,7 @@ def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
-    found = read(f"[cache]\nstale_if_error = {text}\n{LEAST}").cache.stale_if_error
+    found = parse_config(f"[cache]\nstale_if_error = {text}\n{MINIMAL}").cache.stale_if_error
     assert found == pytest.approx(seconds)
     assert isinstance(found, Seconds)
 
@@ -156,7 +156,7 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     ],
 )
 def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
-    found = read(f"[cache]\nlocal = {text}\n{LEAST}").cache.local
+    found = parse_config(f"[cache]\nlocal = {text}\n{MINIMAL}").cache.local
     assert found == size
     assert isinstance(found, Bytes)
 
@@ -172,7 +172,7 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
     "text", ['"10"', "10", '"s"', '""', '"-1s"', '"1 parsec"', "true", "[]", "1.5", '"1s "', '"1e3s"', '"1S"', "nan"]
 )
 def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, text: str) -> None:
-    message = mistake(f"[cache]\n{name} = {text}\n{LEAST}")
+    message = config_error(f"[cache]\n{name} = {text}\n{MINIMAL}")
     shown = "a list" if text == "[]" else text.replace('"', "'")
     assert message == f"cache.{name}: {shown} {said}"
 
@@ -186,16 +186,16 @@ def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, te
 )
 def test_an_amount_that_no_clock_and_no_machine_can_count_is_refused(name: str, unit: str, said: str) -> None:
     amount = f"{'9' * 13}{unit}"
-    assert mistake(f'[cache]\n{name} = "{amount}"\n{LEAST}') == f"cache.{name}: '{amount}' {said}"
-    assert mistake(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{LEAST}') == f"cache.{name} {said}"
+    assert config_error(f'[cache]\n{name} = "{amount}"\n{MINIMAL}') == f"cache.{name}: '{amount}' {said}"
+    assert config_error(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{MINIMAL}') == f"cache.{name} {said}"
 
 
 # The environment
 
 
 def test_a_variable_comes_from_the_environment() -> None:
-    text = LEAST.replace("127.0.0.1:8001", "${HOST}:${PORT}")
-    assert read(text, HOST="10.0.0.1", PORT="9").engine[0].url == "http://10.0.0.1:9"
+    text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}")
+    assert parse_config(text, HOST="10.0.0.1", PORT="9").engine[0].url == "http://10.0.0.1:9"
 
 
 @pytest.mark.parametrize(
@@ -221,14 +221,14 @@ def test_a_variable_is_put_in_as_a_shell_would(written: str, environment: dict[s
 
 
 def test_a_variable_that_is_not_there_is_told_by_its_place_and_name() -> None:
-    assert mistake(f'{MODEL}aliases = ["a", "${{NOWHERE}}"]\n{ENGINE}') == (
+    assert config_error(f'{MODEL}aliases = ["a", "${{NOWHERE}}"]\n{ENGINE}') == (
         "model[0].aliases[1]: the environment has no NOWHERE; set it, or write ${NOWHERE:-…} with a default"
     )
 
 
 def test_a_variable_can_hold_an_amount_but_no_number() -> None:
-    assert read(f'[cache]\nttl = "${{TTL}}"\n{LEAST}', TTL="5m").cache.ttl == Seconds(300)
-    assert mistake(f'[router]\nport = "${{PORT}}"\n{LEAST}', PORT="80") == (
+    assert parse_config(f'[cache]\nttl = "${{TTL}}"\n{MINIMAL}', TTL="5m").cache.ttl == Seconds(300)
+    assert config_error(f'[router]\nport = "${{PORT}}"\n{MINIMAL}', PORT="80") == (
         "router.port: '${PORT}' is no whole number from 1 to 65535; a number cannot come from the environment"
     )
 
@@ -259,21 +259,21 @@ def test_the_tenants_are_those_of_the_file_and_the_default_where_nobody_is_asked
     tables = "".join(f'[[tenant]]\nname = "{name}"\n' for name in names)
     if mode == "keys":
         tables += f'keys = ["{OTHER_HASH}"]\n'
-    assert tenants(read(f'[auth]\nmode = "{mode}"\n{tables}{LEAST}')) == found
+    assert tenants(parse_config(f'[auth]\nmode = "{mode}"\n{tables}{MINIMAL}')) == found
 
 
 def test_the_private_redis_listens_in_the_state_folder(tmp_path: Path) -> None:
-    settings = read(f'[router]\nstate = "{tmp_path}/s"\n{LEAST}')
+    settings = parse_config(f'[router]\nstate = "{tmp_path}/s"\n{MINIMAL}')
     assert settings.redis_socket == tmp_path / "s" / "redis.sock"
     assert settings.redis_url == f"unix://{tmp_path}/s/redis.sock"
 
 
 def test_the_socket_of_a_deep_state_folder_still_has_a_path_that_the_kernel_takes(tmp_path: Path) -> None:
-    deep = [read(f'[router]\nstate = "{tmp_path}/{"x" * 120}{n}"\n{LEAST}').redis_socket for n in range(2)]
+    deep = [parse_config(f'[router]\nstate = "{tmp_path}/{"x" * 120}{n}"\n{MINIMAL}').redis_socket for n in range(2)]
     assert all(len(str(path)) <= 100 for path in deep)
     assert deep[0] != deep[1]
 
 
 def test_another_redis_is_asked_by_its_own_url() -> None:
     for url in ("redis://h:1/2", "rediss://h", "unix:///tmp/x.sock"):
-        assert read(f'[cache]\nurl = "{url}"\n{LEAST}').redis_url == url
+        assert parse_config(f'[cache]\nurl = "{url}"\n{MINIMAL}').redis_url == url

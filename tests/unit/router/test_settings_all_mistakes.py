@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from router.settings import ConfigurationError, Settings, load
 from router.settings.walk import Walk
-from router.units import from_text
-from tests.support.configurations import ENGINE, HASH, LEAST, MODEL, mistake, mistakes, read
+from router.units import parse_quantity
+from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_error, mistakes, parse_config
 
 # All of them
 
@@ -61,14 +61,14 @@ def test_mistakes_of_every_kind_are_told_at_once_in_the_order_of_the_file() -> N
 
 def test_each_line_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    path.write_text(f'[router]\nprot = 1\nport = "x"\n{LEAST}')
+    path.write_text(f'[router]\nprot = 1\nport = "x"\n{MINIMAL}')
     with pytest.raises(ConfigurationError) as caught:
         load(path, {})
     assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [str(path)] * 2
 
 
 def test_each_variable_that_is_missing_is_told() -> None:
-    text = LEAST.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
+    text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
     assert [said.split(";")[0] for said in mistakes(text)] == [
         f"engine[0].url: the environment has no {name}" for name in ("HOST", "PORT")
     ]
@@ -82,12 +82,12 @@ SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, G
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LEAST.replace("[[model]]", "[[modle]]"), "modle: no such setting; did you mean model?"),
-        (LEAST.replace("[[engine]]", "[[engin]]"), "engin: no such setting; did you mean engine?"),
-        (LEAST.replace("[[engine]]", "[engine]"), "engine is no list; write [[engine]]"),
-        (LEAST.replace("url =", "ulr ="), "engine[0].ulr: no such setting; did you mean url?"),
+        (MINIMAL.replace("[[model]]", "[[modle]]"), "modle: no such setting; did you mean model?"),
+        (MINIMAL.replace("[[engine]]", "[[engin]]"), "engin: no such setting; did you mean engine?"),
+        (MINIMAL.replace("[[engine]]", "[engine]"), "engine is no list; write [[engine]]"),
+        (MINIMAL.replace("url =", "ulr ="), "engine[0].ulr: no such setting; did you mean url?"),
         (
-            LEAST.replace("url =", "urls ="),
+            MINIMAL.replace("url =", "urls ="),
             "engine[0].urls is no list; write [ and ] around it",
         ),
         (MODEL.replace("name", "nmae") + ENGINE, "model[0].nmae: no such setting; did you mean name?"),
@@ -97,29 +97,29 @@ SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, G
         ),
         (MODEL.replace('"llama"', "1") + ENGINE, "model[0].name: 1 is no text; write it in quotes"),
         (
-            LEAST.replace('url = "http://127.0.0.1:8001"', "urls = [1]"),
+            MINIMAL.replace('url = "http://127.0.0.1:8001"', "urls = [1]"),
             "engine[0].urls[0] is no text; write it in quotes",
         ),
         (
-            f'[auth]\nmode = "keys"\n[[tenant]]\nname = "a"\nkeys = "{HASH}"\n{LEAST}',
+            f'[auth]\nmode = "keys"\n[[tenant]]\nname = "a"\nkeys = "{HASH}"\n{MINIMAL}',
             "tenant[0].keys is no list; write [ and ] around it",
         ),
         (
-            f'[router]\nmax_body = "1 GiB"\nmax_bodies = "2 gib"\n{LEAST}',
+            f'[router]\nmax_body = "1 GiB"\nmax_bodies = "2 gib"\n{MINIMAL}',
             f"router.max_bodies: '2 gib' {SIZE}",
         ),
         (
-            f"[breaker]\nopen_above = 0\nclose_below = 0.9\n{LEAST}",
+            f"[breaker]\nopen_above = 0\nclose_below = 0.9\n{MINIMAL}",
             "breaker.open_above: 0 is no number of more than 0 and at most 1",
         ),
         (
-            LEAST.replace("llama", "Llama"),
+            MINIMAL.replace("llama", "Llama"),
             "model[0].name: 'Llama' may only have a-z, 0-9, '.', '_' and '-'",
         ),
     ],
 )
 def test_what_only_follows_from_a_mistake_is_not_told(text: str, said: str) -> None:
-    assert mistake(text) == said
+    assert config_error(text) == said
 
 
 # And no secret
@@ -131,34 +131,34 @@ ADDRESS: Final = f"redis://:{SECRET}@h"
 @pytest.mark.parametrize(
     "text",
     [
-        f'cache = "{ADDRESS}"\n{LEAST}',
-        f'cache = ["{ADDRESS}"]\n{LEAST}',
-        f'router = {{ state = ["{SECRET}"] }}\n{LEAST}',
-        f'[cache]\nurl = "{ADDRESS}:abc"\n{LEAST}',
-        f'[cache]\nurl = ["{ADDRESS}"]\n{LEAST}',
-        f'[cache]\nurl = "{SECRET}"\n{LEAST}',
-        f'[cache]\nttl = "{ADDRESS}"\n{LEAST}',
-        f'[cache]\nttl = "sk-{SECRET}"\n{LEAST}',
-        f'[cache]\nttl = "${{KEY}}"\n{LEAST}',
-        f'[cache]\nttl = "${{NONE:-sk-{SECRET}}}"\n{LEAST}',
-        f'[cache]\n"sk-{SECRET}" = 1\n{LEAST}',
-        f'[cache]\npassword = "{SECRET}"\n{LEAST}',
-        f'[auth]\nmode = "${{KEY}}"\n{LEAST}',
-        f'[auth]\nadmin_keys = "{SECRET}"\n{LEAST}',
-        f'[auth]\nadmin_keys = ["{SECRET}"]\n{LEAST}',
-        f'[auth]\nadmin_keys = [["{SECRET}"]]\n{LEAST}',
-        f'[[tenant]]\nname = "rh-WW8p4zyaN6VF1{SECRET}JZ1V0y07GNFQ9Ks-YybTaBW6s5FB8"\n{LEAST}',
-        f'[[tenant]]\nname = "a"\nkeys = [{{ key = "{SECRET}" }}]\n{LEAST}',
-        LEAST.replace("http://", f"http://me:{SECRET}@"),
-        LEAST.replace(":8001", f":{SECRET}"),
-        LEAST.replace(":8001", f":x?api_key={SECRET}"),
-        LEAST.replace("127.0.0.1:8001", "${KEY}:x"),
-        LEAST + f'api_key = "{SECRET}"\n',
-        LEAST + f'[engine.launch]\ntarget = "t"\nargs = "--api-key={SECRET}"\n',
-        LEAST + f'[engine.launch]\ntarget = "t"\nargs = [["--api-key={SECRET}"]]\n',
-        LEAST + f'[engine.launch]\ntarget = "t"\nenv = "HF_TOKEN={SECRET}"\n',
-        LEAST + f'[engine.launch]\ntarget = "t"\nenv = {{ HF_TOKEN = ["{SECRET}"] }}\n',
-        LEAST.replace('"llama"\nurl', '"${KEY}"\nurl'),
+        f'cache = "{ADDRESS}"\n{MINIMAL}',
+        f'cache = ["{ADDRESS}"]\n{MINIMAL}',
+        f'router = {{ state = ["{SECRET}"] }}\n{MINIMAL}',
+        f'[cache]\nurl = "{ADDRESS}:abc"\n{MINIMAL}',
+        f'[cache]\nurl = ["{ADDRESS}"]\n{MINIMAL}',
+        f'[cache]\nurl = "{SECRET}"\n{MINIMAL}',
+        f'[cache]\nttl = "{ADDRESS}"\n{MINIMAL}',
+        f'[cache]\nttl = "sk-{SECRET}"\n{MINIMAL}',
+        f'[cache]\nttl = "${{KEY}}"\n{MINIMAL}',
+        f'[cache]\nttl = "${{NONE:-sk-{SECRET}}}"\n{MINIMAL}',
+        f'[cache]\n"sk-{SECRET}" = 1\n{MINIMAL}',
+        f'[cache]\npassword = "{SECRET}"\n{MINIMAL}',
+        f'[auth]\nmode = "${{KEY}}"\n{MINIMAL}',
+        f'[auth]\nadmin_keys = "{SECRET}"\n{MINIMAL}',
+        f'[auth]\nadmin_keys = ["{SECRET}"]\n{MINIMAL}',
+        f'[auth]\nadmin_keys = [["{SECRET}"]]\n{MINIMAL}',
+        f'[[tenant]]\nname = "rh-WW8p4zyaN6VF1{SECRET}JZ1V0y07GNFQ9Ks-YybTaBW6s5FB8"\n{MINIMAL}',
+        f'[[tenant]]\nname = "a"\nkeys = [{{ key = "{SECRET}" }}]\n{MINIMAL}',
+        MINIMAL.replace("http://", f"http://me:{SECRET}@"),
+        MINIMAL.replace(":8001", f":{SECRET}"),
+        MINIMAL.replace(":8001", f":x?api_key={SECRET}"),
+        MINIMAL.replace("127.0.0.1:8001", "${KEY}:x"),
+        MINIMAL + f'api_key = "{SECRET}"\n',
+        MINIMAL + f'[engine.launch]\ntarget = "t"\nargs = "--api-key={SECRET}"\n',
+        MINIMAL + f'[engine.launch]\ntarget = "t"\nargs = [["--api-key={SECRET}"]]\n',
+        MINIMAL + f'[engine.launch]\ntarget = "t"\nenv = "HF_TOKEN={SECRET}"\n',
+        MINIMAL + f'[engine.launch]\ntarget = "t"\nenv = {{ HF_TOKEN = ["{SECRET}"] }}\n',
+        MINIMAL.replace('"llama"\nurl', '"${KEY}"\nurl'),
     ],
 )
 def test_what_may_be_a_secret_is_never_told(text: str) -> None:
@@ -206,7 +206,7 @@ def test_values_are_written_as_toml_reads_them() -> None:
 def test_no_configuration_raises_anything_but_the_error_of_the_settings(tables: dict[str, Any]) -> None:
     text = "\n".join(f"{toml(name)} = {toml(value)}" for name, value in tables.items())
     with suppress(ConfigurationError):
-        read(text, A="x")
+        parse_config(text, A="x")
         return
     lines = mistakes(text, A="x")
     assert "not valid TOML" not in lines[0]
@@ -238,7 +238,7 @@ def test_what_is_read_is_what_msgspec_reads(raw: dict[str, Any]) -> None:
     found = walk.read(Settings, raw)
     filled = json.loads(json.dumps(raw, default=str).replace("${A}", "x").replace("${B}", "x"))
     try:
-        expected = msgspec.convert(filled, Settings, dec_hook=from_text)
+        expected = msgspec.convert(filled, Settings, dec_hook=parse_quantity)
     except msgspec.ValidationError:
         assert walk.mistakes
         return

@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from router.core.cache.redis_keys import RESERVED
+from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.settings import ConfigurationError, load
-from tests.support.configurations import ENGINE, HASH, LEAST, MODEL, mistake, read
+from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_error, parse_config
 
 DURATION: Final = 'is no duration; write a number and one of ms, s, m, h, d, as in "10s"'
 SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
@@ -106,7 +106,7 @@ SCHEMES: Final = (
         ('[[tenant]]\nname = "Acme"\n', f"tenant[0].name: 'Acme' {NAME}"),
         ('[[tenant]]\nname = ""\n', "tenant[0].name: '' must not be empty"),
         ('[[tenant]]\nname = "acme\\n"\n', f"tenant[0].name: 'acme\\n' {NAME}"),
-        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} {TAKEN}") for name in RESERVED),
+        *((f'[[tenant]]\nname = "{name}"\n', f"tenant[0].name: {name!r} {TAKEN}") for name in RESERVED_TENANT_NAMES),
         (
             f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n',
             f"tenant[0].keys[0] {NO_HASH}",
@@ -133,7 +133,7 @@ SCHEMES: Final = (
     ],
 )
 def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
-    assert mistake(text + LEAST) == said
+    assert config_error(text + MINIMAL) == said
 
 
 @pytest.mark.parametrize(
@@ -164,86 +164,89 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         ),
         (MODEL + 'auto = ["poetry"]\n' + ENGINE, "model[0].auto[0]: 'poetry' is none of code, chat"),
         (
-            LEAST.replace("llama", "meta/llama"),
+            MINIMAL.replace("llama", "meta/llama"),
             f"model[0].name: 'meta/llama' {NAME}",
         ),
         (
-            LEAST.replace('model = "llama"', 'model = "phi"') + ENGINE.replace("one", "two"),
+            MINIMAL.replace('model = "llama"', 'model = "phi"') + ENGINE.replace("one", "two"),
             "engine[0].model: 'phi' is no model; the models are llama",
         ),
-        (LEAST + ENGINE, "engine[1].name: 'one' is also engine[0].name; every engine needs its own"),
-        ("[router]\nexplore = 1.5\n" + LEAST, "router.explore: 1.5 is no number from 0 to 1"),
-        ("[router]\nexplore = -0.1\n" + LEAST, "router.explore: -0.1 is no number from 0 to 1"),
-        (LEAST + 'task = "poetry"\n', "engine[0].task: 'poetry' is none of code, chat, any"),
-        (LEAST + "max_model_len = 0\n", "engine[0].max_model_len: 0 is no whole number of at least 1"),
+        (MINIMAL + ENGINE, "engine[1].name: 'one' is also engine[0].name; every engine needs its own"),
+        ("[router]\nexplore = 1.5\n" + MINIMAL, "router.explore: 1.5 is no number from 0 to 1"),
+        ("[router]\nexplore = -0.1\n" + MINIMAL, "router.explore: -0.1 is no number from 0 to 1"),
+        (MINIMAL + 'task = "poetry"\n', "engine[0].task: 'poetry' is none of code, chat, any"),
+        (MINIMAL + "max_model_len = 0\n", "engine[0].max_model_len: 0 is no whole number of at least 1"),
         (
-            LEAST + 'urls = ["http://a"]\n',
+            MINIMAL + 'urls = ["http://a"]\n',
             "engine[0].url: 'http://127.0.0.1:8001' stands beside urls; write only one of them",
         ),
-        (LEAST.replace("url =", "served_model ="), "engine[0].url is missing; write it, or urls for several replicas"),
         (
-            LEAST.replace("http://", ""),
+            MINIMAL.replace("url =", "served_model ="),
+            "engine[0].url is missing; write it, or urls for several replicas",
+        ),
+        (
+            MINIMAL.replace("http://", ""),
             f"engine[0].url: '127.0.0.1:8001' {ADDRESS}",
         ),
         (
-            LEAST.replace("8001", "eighty"),
+            MINIMAL.replace("8001", "eighty"),
             f"engine[0].url {ADDRESS}",
         ),
         (
-            LEAST.replace("http://", "http://me:secret@"),
+            MINIMAL.replace("http://", "http://me:secret@"),
             f"engine[0].url {ADDRESS}",
         ),
         (
-            '[cache]\nurl = "redis://:secret@h:abc/0"\n' + LEAST,
+            '[cache]\nurl = "redis://:secret@h:abc/0"\n' + MINIMAL,
             "cache.url: a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX",
         ),
         (
-            '[cache]\nurl = "redis://:secret@h?socket_timeout=soon"\n' + LEAST,
+            '[cache]\nurl = "redis://:secret@h?socket_timeout=soon"\n' + MINIMAL,
             "cache.url: the options here are db, each once and with a value; those of TLS need a scheme with rediss",
         ),
         (
-            LEAST.replace("8001", "0"),
+            MINIMAL.replace("8001", "0"),
             f"engine[0].url: 'http://127.0.0.1:0' {ADDRESS}",
         ),
         (
-            LEAST.replace("8001", "8001\\n"),
+            MINIMAL.replace("8001", "8001\\n"),
             f"engine[0].url {ADDRESS}",
         ),
         (
-            LEAST.replace("8001", "8001/ "),
+            MINIMAL.replace("8001", "8001/ "),
             f"engine[0].url {ADDRESS}",
         ),
         (
-            LEAST.replace("http://127.0.0.1:8001", "http://"),
+            MINIMAL.replace("http://127.0.0.1:8001", "http://"),
             f"engine[0].url {ADDRESS}",
         ),
         (
-            LEAST.replace("http://127.0.0.1:8001", "http://[::1"),
+            MINIMAL.replace("http://127.0.0.1:8001", "http://[::1"),
             f"engine[0].url {ADDRESS}",
         ),
-        (LEAST + "[engine.launch]\n", 'engine[0].launch.target is missing; write target = "…" below [engine.launch]'),
+        (MINIMAL + "[engine.launch]\n", 'engine[0].launch.target is missing; write target = "…" below [engine.launch]'),
         (
-            LEAST + '[engine.launch]\ntarget = "t"\ngpus = [-1]\n',
+            MINIMAL + '[engine.launch]\ntarget = "t"\ngpus = [-1]\n',
             "engine[0].launch.gpus[0]: -1 is no whole number of at least 0",
         ),
         (
-            LEAST + '[engine.launch]\ntarget = "t"\nenv = { A = 1 }\n',
+            MINIMAL + '[engine.launch]\ntarget = "t"\nenv = { A = 1 }\n',
             "engine[0].launch.env.A is no text; write it in quotes",
         ),
         (
-            LEAST.replace('url = "http://127.0.0.1:8001"', 'urls = ["http://a", "http://b"]')
+            MINIMAL.replace('url = "http://127.0.0.1:8001"', 'urls = ["http://a", "http://b"]')
             + '[engine.launch]\ntarget = "t"\n',
             "engine[0].launch is for an engine with one url; write an [[engine]] for each",
         ),
     ],
 )
 def test_a_mistake_about_models_and_engines_is_told_by_its_place(text: str, said: str) -> None:
-    assert mistake(text) == said
+    assert config_error(text) == said
 
 
 @pytest.mark.parametrize("text", ["[", "a = ", "x = 1\nx = 2\n", "a = \x00", "[router]\n[router]\n"])
 def test_what_is_no_toml_is_told_with_its_line(text: str) -> None:
-    assert re.match(r"not valid TOML: .*line \d", mistake(text)) or "end of document" in mistake(text)
+    assert re.match(r"not valid TOML: .*line \d", config_error(text)) or "end of document" in config_error(text)
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
@@ -264,19 +267,19 @@ def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000, "[" + "a." * 100_000 + "a]"])
 def test_what_is_too_much_for_a_parser_is_told_too(text: str) -> None:
     with pytest.raises(ConfigurationError):
-        read(text)
+        parse_config(text)
 
 
 def test_a_number_of_any_length_is_refused() -> None:
-    assert mistake(f"[router]\nport = 0x{'f' * 10_000}\n{LEAST}") == (
+    assert config_error(f"[router]\nport = 0x{'f' * 10_000}\n{MINIMAL}") == (
         "router.port: so large a number is no whole number from 1 to 65535"
     )
 
 
 def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    path.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
-    assert load(path, {}) == read(LEAST)
-    path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbf" + LEAST.encode())
+    path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
+    assert load(path, {}) == parse_config(MINIMAL)
+    path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbf" + MINIMAL.encode())
     with pytest.raises(ConfigurationError, match="not valid TOML"):
         load(path, {})

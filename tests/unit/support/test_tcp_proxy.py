@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.redis_process import RedisServer
-from tests.support.tcp_proxy import Kind, Order, ProxyProcess
+from tests.support.tcp_proxy import ConnectionFault, ConnectionKind, ProxyProcess
 from tests.support.waiting import free_port
 
 NAME = "some-router"
@@ -64,7 +64,7 @@ async def rig() -> AsyncIterator[Rig]:
         redis.remove()
 
 
-async def connect(rig: Rig, kind: Kind | None) -> Client:
+async def connect(rig: Rig, kind: ConnectionKind | None) -> Client:
     client = Client(*await asyncio.open_connection("127.0.0.1", rig.port))
     rig.clients.append(client)
     if kind is not None:
@@ -88,9 +88,9 @@ async def is_silent(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("held", ["listening", "commands"])
-async def test_one_kind_of_connection_is_held_and_the_other_goes_on(rig: Rig, held: Kind) -> None:
+async def test_one_kind_of_connection_is_held_and_the_other_goes_on(rig: Rig, held: ConnectionKind) -> None:
     clients = {kind: await connect(rig, kind) for kind in ("listening", "commands", None)}
-    assert await rig.proxy.order(Order("hold", held, seconds=LONG)) == 1
+    assert await rig.proxy.inject(ConnectionFault("hold", held, seconds=LONG)) == 1
     for kind, client in clients.items():
         client.send("PING")
         if kind == held:
@@ -102,7 +102,7 @@ async def test_one_kind_of_connection_is_held_and_the_other_goes_on(rig: Rig, he
 async def test_what_was_held_comes_when_the_time_is_over(rig: Rig) -> None:
     client = await connect(rig, "commands")
     began = asyncio.get_running_loop().time()
-    assert await rig.proxy.order(Order("hold", seconds=0.2)) == 1
+    assert await rig.proxy.inject(ConnectionFault("hold", seconds=0.2)) == 1
     assert await client.ask("PING") == b"+PONG"
     assert asyncio.get_running_loop().time() - began >= 0.1
     assert await client.ask("PING") == b"+PONG"
@@ -110,7 +110,7 @@ async def test_what_was_held_comes_when_the_time_is_over(rig: Rig) -> None:
 
 async def test_a_reply_can_be_lost_although_the_command_is_done(rig: Rig) -> None:
     client = await connect(rig, "commands")
-    assert await rig.proxy.order(Order("lose", seconds=0.1)) == 1
+    assert await rig.proxy.inject(ConnectionFault("lose", seconds=0.1)) == 1
     with pytest.raises(ConnectionError):
         await client.ask("SET k v")
     assert await rig.redis.command("GET", "k") == "v"
@@ -118,7 +118,7 @@ async def test_a_reply_can_be_lost_although_the_command_is_done(rig: Rig) -> Non
 
 async def test_a_cut_breaks_what_it_is_meant_for_and_new_connections_are_well(rig: Rig) -> None:
     cut, other = await connect(rig, "commands"), await connect(rig, None)
-    assert await rig.proxy.order(Order("cut")) == 1
+    assert await rig.proxy.inject(ConnectionFault("cut")) == 1
     with pytest.raises(ConnectionError):
         await cut.ask("PING")
     assert await other.ask("PING") == b"+PONG"
@@ -128,10 +128,10 @@ async def test_a_cut_breaks_what_it_is_meant_for_and_new_connections_are_well(ri
 
 async def test_one_of_several_can_be_picked_and_pieces_can_be_late(rig: Rig) -> None:
     clients = [await connect(rig, "commands") for _ in range(3)]
-    assert await rig.proxy.order(Order("cut", pick=0.5)) == 1
+    assert await rig.proxy.inject(ConnectionFault("cut", pick=0.5)) == 1
     with pytest.raises(ConnectionError):
         await clients[1].ask("PING")
-    assert await rig.proxy.order(Order("delay", seconds=LONG, late=0.1)) == 2
+    assert await rig.proxy.inject(ConnectionFault("delay", seconds=LONG, late=0.1)) == 2
     began = asyncio.get_running_loop().time()
     assert await clients[0].ask("PING") == b"+PONG"
     assert asyncio.get_running_loop().time() - began >= 0.2  # there and back

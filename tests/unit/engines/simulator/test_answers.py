@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.answers import Answer, Kind, looks_like_code, tokens
-from engines.simulator.faults import FaultBook, make, markers, script
+from engines.simulator.answers import OutputSpec, TokenKind, generate_tokens, looks_like_code
+from engines.simulator.faults import FaultRegistry, make_fault, parse_markers, plan_faults
 from engines.simulator.kvcache import BlockPool, block_hashes
 from engines.simulator.scheduler import Scheduler, Sequence
-from engines.simulator.schemas import document
-from engines.simulator.settings import Settings
-from engines.simulator.stop_strings import StopStrings
-from engines.simulator.tokens import pieces
+from engines.simulator.schemas import sample_document
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.stop_strings import StopStringMatcher
+from engines.simulator.tokens import split_tokens
 
 TEXT = st.text(alphabet=st.sampled_from("ab .,\n\r\t  é👩\u200d💻e\u03011234"), max_size=60)
 
 
 @given(st.text())
 def test_pieces_join_to_the_text_they_came_from(text: str) -> None:
-    found = pieces(text)
+    found = split_tokens(text)
     assert "".join(found) == text
     assert all(found)
 
@@ -30,7 +30,7 @@ def test_pieces_join_to_the_text_they_came_from(text: str) -> None:
 def test_a_stop_string_is_found_however_the_text_is_cut(
     text: str, stops: list[str], data: st.DataObject, keep: bool
 ) -> None:
-    watch = StopStrings(tuple(stops), keep=keep)
+    watch = StopStringMatcher(tuple(stops), include_stop=keep)
     shown, found, rest = "", None, text
     while rest and found is None:
         size = data.draw(st.integers(1, len(rest)))
@@ -41,7 +41,7 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
     first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
     if first is None:
         assert found is None
-        assert shown + watch.rest() == text
+        assert shown + watch.flush() == text
     elif keep:
         assert found is not None
         assert shown == text[: text.find(found) + len(found)]
@@ -51,30 +51,30 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
 
 
 def test_the_same_seed_says_the_same_and_another_seed_something_else() -> None:
-    said = ["".join(token.text for token in tokens(Answer(seed, "What is steam?"))) for seed in (1, 1, 2)]
+    said = ["".join(token.text for token in generate_tokens(OutputSpec(seed, "What is steam?"))) for seed in (1, 1, 2)]
     assert said[0] == said[1] != said[2]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_answer_ends_by_itself_after_some_dozens_of_tokens(seed: int) -> None:
     code = seed % 2 == 0
-    assert 40 <= len(list(tokens(Answer(seed, "prompt", code=code)))) <= 140
+    assert 40 <= len(list(generate_tokens(OutputSpec(seed, "prompt", code=code)))) <= 140
 
 
 def test_a_longer_answer_begins_with_the_shorter_one() -> None:
-    short = list(tokens(Answer(7, "prompt", length=10)))
-    long = list(islice(tokens(Answer(7, "prompt", endless=True)), 500))
+    short = list(generate_tokens(OutputSpec(7, "prompt", token_count=10)))
+    long = list(islice(generate_tokens(OutputSpec(7, "prompt", ignore_eos=True)), 500))
     assert len(short) == 10
     assert long[:10] == short
     assert len(long) == 500
 
 
 def test_a_thinking_answer_reasons_first() -> None:
-    kinds = [token.kind for token in tokens(Answer(7, "prompt", thinking=True))]
-    turn = kinds.index(Kind.CONTENT)
+    kinds = [token.kind for token in generate_tokens(OutputSpec(7, "prompt", reasoning=True))]
+    turn = kinds.index(TokenKind.CONTENT)
     assert turn > 0
-    assert set(kinds[:turn]) == {Kind.REASONING}
-    assert set(kinds[turn:]) == {Kind.CONTENT}
+    assert set(kinds[:turn]) == {TokenKind.REASONING}
+    assert set(kinds[turn:]) == {TokenKind.CONTENT}
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_a_document_fits_its_schema() -> None:
         "type": "object",
         "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "array", "items": {"const": 3}}},
     }
-    found = json.loads(document(schema, 5))
+    found = json.loads(sample_document(schema, 5))
     assert isinstance(found["a"], bool)
     assert (found["b"], found["c"]) == ("x", [3, 3])
 
 
 def test_markers_and_json_have_one_vocabulary() -> None:
-    assert markers("a [[sim:drop after=3 how=close]] b [[sim:no_done]]") == [
-        make("drop", {"after": 3, "how": "close"}),
-        make("no_done", {}),
+    assert parse_markers("a [[sim:drop after=3 how=close]] b [[sim:no_done]]") == [
+        make_fault("drop", {"after": 3, "how": "close"}),
+        make_fault("no_done", {}),
     ]
-    assert script(markers("[[sim:say text=a%20b%0A]]")).exact == "a b\n"
-    assert script(markers("[[sim:say base64=w6k=]]")).exact == "é"
+    assert plan_faults(parse_markers("[[sim:say text=a%20b%0A]]")).exact == "a b\n"
+    assert plan_faults(parse_markers("[[sim:say base64=w6k=]]")).exact == "é"
 
 
 @pytest.mark.parametrize(
@@ -111,42 +111,42 @@ def test_markers_and_json_have_one_vocabulary() -> None:
 )  # fmt: skip
 def test_a_wish_outside_of_the_vocabulary_is_an_error(wish: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"fault|option|times|is no"):
-        FaultBook().add(wish)
+        FaultRegistry().add(wish)
 
 
 def test_a_fault_with_times_runs_out_and_one_with_match_waits_for_its_prompt() -> None:
-    book = FaultBook()
+    book = FaultRegistry()
     book.add({"fault": "no_done", "times": 1, "match": "blue"})
-    assert book.take("red") == []
-    assert book.take("blue") == [make("no_done", {})]
-    assert book.take("blue") == []
+    assert book.take_matching("red") == []
+    assert book.take_matching("blue") == [make_fault("no_done", {})]
+    assert book.take_matching("blue") == []
 
 
 def test_a_model_length_beyond_the_kv_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        Settings(model="m", kv_blocks=4, max_model_len=100)
+        SimulatorSettings(model="m", kv_blocks=4, max_model_len=100)
 
 
 def test_prefixes_are_shared_and_stay_cached_until_the_room_is_needed() -> None:
     pool = BlockPool(11)
     prompt = list(range(40))
     hashes = block_hashes(0, prompt)
-    first, second = pool.start(hashes, 40), pool.start(hashes, 40)
+    first, second = pool.allocate(hashes, 40), pool.allocate(hashes, 40)
     assert first is not None
     assert second is not None
     assert (first[1], second[1]) == (0, 32)
     assert pool.used == 4, "two blocks shared, one of each own"
-    pool.release(first[0])
-    pool.release(second[0])
+    pool.free(first[0])
+    pool.free(second[0])
     assert pool.usage == 0
-    again = pool.start(hashes, 40)
+    again = pool.allocate(hashes, 40)
     assert again is not None
     assert again[1] == 32
-    pool.release(again[0])
-    filler = pool.start(block_hashes(1, list(range(160))), 160)
+    pool.free(again[0])
+    filler = pool.allocate(block_hashes(1, list(range(160))), 160)
     assert filler is not None
-    pool.release(filler[0])
-    evicted = pool.start(hashes, 40)
+    pool.free(filler[0])
+    evicted = pool.allocate(hashes, 40)
     assert evicted is not None
     assert evicted[1] == 0
 
@@ -161,7 +161,7 @@ def test_the_scheduler_never_hands_out_more_than_it_has_and_gets_all_back(work: 
         sequences.append(sequence)
         for token in range(grown):
             if sequence.admitted and len(sequence.tokens) < 100:
-                scheduler.grow(sequence, token)
+                scheduler.append_token(sequence, token)
         assert 0 <= scheduler.pool.used <= 7
         assert scheduler.running <= 3
         assert sum(found.admitted for found in sequences) == scheduler.running
@@ -176,7 +176,7 @@ def test_a_sequence_that_needs_room_preempts_the_last_admitted_one() -> None:
     scheduler.submit(old)
     scheduler.submit(young)
     assert scheduler.pool.usage == 1
-    scheduler.grow(old, 1)
+    scheduler.append_token(old, 1)
     assert (old.admitted, young.admitted) == (True, False)
     assert (scheduler.counts.preemptions, scheduler.running, scheduler.waiting) == (1, 1, 1)
     scheduler.finish(old)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from tests.support.http_exchange import exchange
+from tests.support.http_exchange import send_request
 from tests.support.paths import CAPTURES
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -56,8 +56,8 @@ async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str
     request = REQUESTS[name]
     headers = {"content-type": request.get("content_type", "application/json"), **request.get("headers", {})}
     body = request["body"].replace("{long}", "xyz " * 3000)
-    response = await exchange(engines.of(name).url, request["method"], request["path"], body, **headers)
-    assert response.whole
+    response = await send_request(engines.of(name).url, request["method"], request["path"], body, **headers)
+    assert response.complete
     left_out = ("date", "connection", "content-length", "transfer-encoding")
     kept = {key: value for key, value in response.headers.items() if key not in left_out}
     return response.status, kept, response.chunks
@@ -136,7 +136,7 @@ async def test_the_request_id_of_the_client_is_in_the_answers_id(engines: BothEn
 
 async def test_metrics_have_vllms_names_types_help_and_labels(engine: SimulatedEngine) -> None:
     async with SimulatedEngine(model="tiny", max_model_len=1024, draft="d", num_speculative_tokens=4) as drafted:
-        response = await exchange(drafted.url, "GET", "/metrics")
+        response = await send_request(drafted.url, "GET", "/metrics")
     lines = [
         line for line in response.body.decode().splitlines() if "vllm:" in line and "cache_config_info{" not in line
     ]

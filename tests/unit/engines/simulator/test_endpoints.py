@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.http_exchange import Exchange, exchange
+from tests.support.http_exchange import ReceivedResponse, send_request
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.typed_answers import text_of, typed_events
+from tests.support.typed_answers import typed_delta_text, typed_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,12 +29,12 @@ async def embedder() -> AsyncIterator[SimulatedEngine]:
         yield running
 
 
-async def post(engine: SimulatedEngine, path: str, **fields: Any) -> Exchange:
+async def post(engine: SimulatedEngine, path: str, **fields: Any) -> ReceivedResponse:
     body = json.dumps({"model": "tiny", **fields})
-    return await exchange(engine.url, "POST", path, body, **{"content-type": "application/json"})
+    return await send_request(engine.url, "POST", path, body, **{"content-type": "application/json"})
 
 
-async def message(engine: SimulatedEngine, prompt: str, **fields: Any) -> Exchange:
+async def message(engine: SimulatedEngine, prompt: str, **fields: Any) -> ReceivedResponse:
     said = [{"role": "user", "content": prompt}]
     return await post(engine, "/v1/messages", messages=said, **{"max_tokens": 200, **fields})
 
@@ -68,7 +68,7 @@ async def test_embeddings_have_faults_too(embedder: SimulatedEngine, fault: str,
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_response_whose_engine_dies_just_breaks_off(engine: SimulatedEngine, after: int) -> None:
     answer = await post(engine, "/v1/responses", input=f"Hi [[sim:error after={after}]]", stream=True)
-    assert (answer.status, answer.whole) == (200, False)
+    assert (answer.status, answer.complete) == (200, False)
     kinds = [event["type"] for event in typed_events(answer.body)]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert not {"error", "response.completed"} & set(kinds)
@@ -79,7 +79,7 @@ async def test_a_response_and_its_stream_say_the_same(engine: SimulatedEngine) -
     asked: dict[str, Any] = {"input": "Tell me of the sea", "instructions": "Be brief.", "temperature": 0}
     whole = json.loads((await post(engine, "/v1/responses", **asked)).body)
     events = typed_events((await post(engine, "/v1/responses", stream=True, **asked)).body)
-    assert text_of(events) == whole["output"][0]["content"][0]["text"] != ""
+    assert typed_delta_text(events) == whole["output"][0]["content"][0]["text"] != ""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     last = events[-1]["response"]
     for answer in (whole, last):
@@ -93,7 +93,7 @@ async def test_a_message_and_its_stream_say_the_same(engine: SimulatedEngine) ->
     whole = json.loads((await message(engine, **asked)).body)
     events = typed_events((await message(engine, stream=True, **asked)).body)
     assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
-    assert text_of(events) == whole["content"][1]["text"]
+    assert typed_delta_text(events) == whole["content"][1]["text"]
     assert (events[-2]["usage"], events[-2]["delta"]["stop_reason"]) == (whole["usage"], whole["stop_reason"])
 
 

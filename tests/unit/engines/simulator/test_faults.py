@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.support.http_exchange import Exchange, exchange
+from tests.support.http_exchange import ReceivedResponse, send_request
 from tests.support.simulated_engine import SimulatedEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,16 +23,16 @@ async def running() -> AsyncIterator[SimulatedEngine]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(running: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
     yield running
-    await running.clear()
+    await running.clear_faults()
 
 
-async def ask(engine: SimulatedEngine, prompt: str, *, stream: bool = True) -> Exchange:
+async def ask(engine: SimulatedEngine, prompt: str, *, stream: bool = True) -> ReceivedResponse:
     body = {"messages": [{"role": "user", "content": prompt}], "stream": stream}
     headers = {"content-type": "application/json"}
-    return await exchange(engine.url, "POST", "/v1/chat/completions", json.dumps(body), **headers)
+    return await send_request(engine.url, "POST", "/v1/chat/completions", json.dumps(body), **headers)
 
 
-def texts(response: Exchange) -> list[str]:
+def texts(response: ReceivedResponse) -> list[str]:
     """The non-empty content deltas of a stream."""
     events = [event.removeprefix(b"data: ") for event in response.body.split(b"\n\n")]
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event.startswith(b'{"id"')]
@@ -40,19 +40,19 @@ def texts(response: Exchange) -> list[str]:
 
 
 async def test_a_fault_set_by_the_control_endpoint_holds_as_often_as_it_says(engine: SimulatedEngine) -> None:
-    await engine.faults({"fault": "status", "code": 503, "times": 2})
+    await engine.set_faults({"fault": "status", "code": 503, "times": 2})
     assert [(await ask(engine, "hello")).status for _ in range(3)] == [503, 503, 200]
 
 
 async def test_cleared_faults_are_gone(engine: SimulatedEngine) -> None:
-    await engine.faults({"fault": "status", "code": 500}, {"fault": "kv", "usage": 0.95})
-    await engine.clear()
+    await engine.set_faults({"fault": "status", "code": 500}, {"fault": "kv", "usage": 0.95})
+    await engine.clear_faults()
     assert (await ask(engine, "hello")).status == 200
     assert await engine.metric("kv_cache_usage_perc") == 0
 
 
 async def test_a_fault_can_be_for_some_prompts_only(engine: SimulatedEngine) -> None:
-    await engine.faults({"fault": "status", "code": 500, "match": "red"})
+    await engine.set_faults({"fault": "status", "code": 500, "match": "red"})
     assert [(await ask(engine, prompt)).status for prompt in ("red", "blue")] == [500, 200]
 
 
@@ -122,7 +122,7 @@ async def test_a_client_that_leaves_a_json_request_frees_the_engine(engine: Simu
 async def test_an_error_frame_comes_after_its_tokens_in_a_200(engine: SimulatedEngine, after: int) -> None:
     errors = await engine.metric("request_success_total", finished_reason="error")
     response = await ask(engine, f"[[sim:error after={after}]]")
-    assert (response.status, response.whole, len(texts(response))) == (200, True, after)
+    assert (response.status, response.complete, len(texts(response))) == (200, True, after)
     assert len(response.chunks) == (after + 1 if after else 0) + 2
     assert response.chunks[-2].startswith(b'data: {"error": {"message": "EngineCore')
     assert response.chunks[-1] == b"data: [DONE]\n\n"
@@ -154,14 +154,14 @@ async def test_a_connection_is_dropped_before_the_headers(engine: SimulatedEngin
 async def test_a_connection_is_dropped_after_its_tokens(engine: SimulatedEngine, how: str) -> None:
     failed = (await engine.stats())["failed"]
     response = await ask(engine, f"[[sim:drop after=3 how={how}]]")
-    assert (response.status, response.whole, len(texts(response))) == (200, False, 3)
-    assert not (await ask(engine, f"[[sim:drop after=3 how={how}]]", stream=False)).whole
+    assert (response.status, response.complete, len(texts(response))) == (200, False, 3)
+    assert not (await ask(engine, f"[[sim:drop after=3 how={how}]]", stream=False)).complete
     await engine.stats(failed=failed + 2, in_flight=0)
 
 
 async def test_a_stream_ends_without_done(engine: SimulatedEngine) -> None:
     response = await ask(engine, "[[sim:no_done]]")
-    assert response.whole
+    assert response.complete
     assert b"[DONE]" not in response.body
     assert b'"finish_reason":"stop"' in response.body
 
@@ -169,14 +169,14 @@ async def test_a_stream_ends_without_done(engine: SimulatedEngine) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_finish_reason_is_missing(engine: SimulatedEngine, stream: bool) -> None:
     response = await ask(engine, "[[sim:no_finish]]", stream=stream)
-    assert response.whole
+    assert response.complete
     assert b'"finish_reason":null' in response.body
     assert b'"finish_reason":"' not in response.body
 
 
 async def test_json_in_a_200_is_malformed(engine: SimulatedEngine) -> None:
     response = await ask(engine, "[[sim:malformed]]", stream=False)
-    assert (response.status, response.whole) == (200, True)
+    assert (response.status, response.complete) == (200, True)
     with pytest.raises(json.JSONDecodeError):
         json.loads(response.body)
     streamed = await ask(engine, "[[sim:malformed]]")
@@ -204,21 +204,21 @@ async def test_the_byte_stream_is_cut_at_any_size(engine: SimulatedEngine, size:
 
 
 async def test_kv_usage_can_be_forced_renamed_and_left_out(engine: SimulatedEngine) -> None:
-    await engine.faults({"fault": "kv", "usage": 0.95})
+    await engine.set_faults({"fault": "kv", "usage": 0.95})
     assert await engine.metric("kv_cache_usage_perc") == 0.95
-    await engine.faults({"fault": "kv", "usage": 0.5, "metric": "old"})
+    await engine.set_faults({"fault": "kv", "usage": 0.5, "metric": "old"})
     assert await engine.metric("gpu_cache_usage_perc") == 0.5
     assert not [name for name in await engine.metrics() if "kv_cache_usage" in name]
-    await engine.faults({"fault": "kv", "metric": "missing"})
+    await engine.set_faults({"fault": "kv", "metric": "missing"})
     assert not [name for name in await engine.metrics() if "cache_usage_perc" in name]
 
 
 async def test_health_fails_while_completions_work(engine: SimulatedEngine) -> None:
     assert (await ask(engine, "[[sim:health]]")).status == 200
-    assert (await exchange(engine.url, "GET", "/health")).status == 503
+    assert (await send_request(engine.url, "GET", "/health")).status == 503
     assert (await ask(engine, "hello")).status == 200
-    await engine.clear()
-    assert (await exchange(engine.url, "GET", "/health")).status == 200
+    await engine.clear_faults()
+    assert (await send_request(engine.url, "GET", "/health")).status == 200
 
 
 async def test_requests_can_be_looked_at(engine: SimulatedEngine) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engines.simulator.generation_log import as_numbers
-from tests.support.http_exchange import exchange
+from engines.simulator.generation_log import name_to_floats
+from tests.support.http_exchange import send_request
 from tests.support.simulated_engine import SimulatedEngine
 
 SAY = "[[sim:say text=a%20{generation}%20b%20{generation}]]"
@@ -16,7 +16,7 @@ CHAT = {"model": "simulated", "messages": [{"role": "user", "content": SAY}], "s
 
 
 async def post(engine: SimulatedEngine, path: str, body: dict[str, Any]) -> Any:
-    answer = await exchange(engine.url, "POST", path, json.dumps(body), **{"content-type": "application/json"})
+    answer = await send_request(engine.url, "POST", path, json.dumps(body), **{"content-type": "application/json"})
     return json.loads(answer.body) if answer.status == 200 else answer.status
 
 
@@ -47,7 +47,7 @@ async def test_a_vector_holds_the_name_in_its_first_three_numbers(tmp_path: Path
     (line,) = lines(path)
     vector = answer["data"][0]["embedding"]
     assert len(vector) == 64
-    assert vector[:3] == as_numbers(line["generation"])
+    assert vector[:3] == name_to_floats(line["generation"])
 
 
 @pytest.mark.parametrize("fault", ["[[sim:status code=500]]", "[[sim:status code=429]]"])

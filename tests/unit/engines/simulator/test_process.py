@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_exchange import exchange
+from tests.support.http_exchange import send_request
 from tests.support.simulated_engine import SimulatedEngine
 
 PATH = "/v1/completions"
@@ -26,7 +26,7 @@ async def test_it_starts_within_a_second_and_ends_within_one_on_sigterm() -> Non
     started = time.monotonic()
     await engine.start()
     ready = time.monotonic()
-    assert (await exchange(engine.url, "GET", "/health")).status == 200
+    assert (await send_request(engine.url, "GET", "/health")).status == 200
     stopping = time.monotonic()
     assert await engine.stop() == 0
     assert time.monotonic() - stopping < 1
@@ -50,15 +50,15 @@ async def test_it_comes_back_on_the_same_port_after_a_crash() -> None:
         assert await engine.kill() == -9
         await engine.start()
         assert engine.url == url
-        assert (await exchange(engine.url, "GET", "/health")).status == 200
+        assert (await send_request(engine.url, "GET", "/health")).status == 200
 
 
 async def test_it_exits_with_a_code_after_its_tokens() -> None:
     async with SimulatedEngine() as engine:
         body = json.dumps({"prompt": "[[sim:exit after=2 code=7]]", "stream": True})
-        response = await exchange(engine.url, "POST", PATH, body, **{"content-type": "application/json"})
-        assert (len(response.chunks), response.whole) == (2, False)
-        assert await engine.exited() == 7
+        response = await send_request(engine.url, "POST", PATH, body, **{"content-type": "application/json"})
+        assert (len(response.chunks), response.complete) == (2, False)
+        assert await engine.wait_for_exit() == 7
 
 
 async def test_a_wrong_option_is_told() -> None:

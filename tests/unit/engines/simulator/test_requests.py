@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.fields import parse
+from engines.simulator.fields import parse_body
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import (
     CHAT_FIELDS,
@@ -17,9 +17,9 @@ from engines.simulator.requests import (
     chat_request,
     completion_request,
 )
-from engines.simulator.settings import Settings
+from engines.simulator.settings import SimulatorSettings
 
-SETTINGS = Settings(model="m", auto_tool_choice=True)
+SETTINGS = SimulatorSettings(model="m", auto_tool_choice=True)
 MESSAGES = [{"role": "user", "content": "x"}]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -66,7 +66,7 @@ def test_any_tools_are_read_or_refused(tools: list[object], choice: object) -> N
 
 @given(st.binary(max_size=30))
 def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
-    found = outcome(lambda: parse(raw))
+    found = outcome(lambda: parse_body(raw))
     assert isinstance(found, dict) or refused_well(found)
 
 
@@ -78,7 +78,7 @@ def test_any_messages_are_read_or_refused(messages: list[object]) -> None:
 
 def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() -> None:
     voices = {
-        chat_request({"messages": MESSAGES, **more}, SETTINGS).voice
+        chat_request({"messages": MESSAGES, **more}, SETTINGS).sampling_hash
         for more in ({}, {"max_tokens": 5}, {"stop": "x"}, {"stream": True}, {"user": "u"}, {"n": 2})
     }
     assert len(voices) == 1
@@ -87,7 +87,7 @@ def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() ->
 @pytest.mark.parametrize("more", [{"temperature": 0}, {"seed": 1}, {"top_p": 0.5}, {"logit_bias": {"5": 1}}])
 def test_parameters_that_change_an_answer_change_what_is_said(more: dict[str, object]) -> None:
     plain, changed = ({"messages": MESSAGES, **fields} for fields in ({}, more))
-    assert chat_request(plain, SETTINGS).voice != chat_request(changed, SETTINGS).voice
+    assert chat_request(plain, SETTINGS).sampling_hash != chat_request(changed, SETTINGS).sampling_hash
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ import sys
 import pytest
 
 from engines.tiny import corpus
-from engines.tiny.corpus import Task, dialogues, everyday_questions, functions, gather, paragraphs, source_texts
+from engines.tiny.corpus import (
+    Task,
+    collect_passages,
+    dialogues,
+    documented_functions,
+    everyday_questions,
+    paragraphs,
+    source_texts,
+)
 
 SOURCE = '''
 def short(): pass
@@ -28,7 +36,7 @@ class Thing:
 
 
 def test_a_documented_function_is_taken_whole_and_says_what_it_does() -> None:
-    (found,) = functions(SOURCE)
+    (found,) = documented_functions(SOURCE)
     assert found.subject == "whole"
     assert found.does == "put an item into a list, and say so."
     assert found.text.startswith("```python\ndef whole(list, item):\n")
@@ -55,24 +63,24 @@ def test_paragraphs_are_prose_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("task", ["chat", "code"])
 def test_there_is_enough_text_on_this_machine_and_it_is_the_same_each_time(task: Task) -> None:
-    found = gather(task, 80)
+    found = collect_passages(task, 80)
     assert len({passage.text for passage in found}) == 80
     assert {passage.task for passage in found} == {task}
-    assert gather(task, 80) == found
+    assert collect_passages(task, 80) == found
 
 
 def test_another_seed_gathers_other_texts() -> None:
-    assert gather("code", 20, seed=1) != gather("code", 20, seed=2)
+    assert collect_passages("code", 20, seed=1) != collect_passages("code", 20, seed=2)
 
 
 def test_a_distribution_without_reference_pages_leaves_only_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "_package_path", lambda name: [])
-    assert gather("chat", 10) == []
-    assert len(gather("code", 10)) == 10
+    assert collect_passages("chat", 10) == []
+    assert len(collect_passages("code", 10)) == 10
 
 
 def test_every_passage_is_asked_for_in_as_many_ways_as_wanted() -> None:
-    passages = gather("code", 5) + gather("chat", 5)
+    passages = collect_passages("code", 5) + collect_passages("chat", 5)
     asked = dialogues(passages, each=3)
     assert len({(dialogue.question, dialogue.answer) for dialogue in asked}) == 30
     assert all("{" not in dialogue.question.replace(dialogue.answer, "") for dialogue in asked)

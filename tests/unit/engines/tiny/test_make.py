@@ -15,7 +15,7 @@ import pytest
 import engines.tiny
 from engines.spec import EngineSpec
 from engines.tiny.__main__ import main
-from engines.tiny.folder import MARKER, ForeignFolderError, finished, replacing
+from engines.tiny.folder import MARKER, ForeignFolderError, atomic_replace, is_complete
 from engines.tiny.plan import MODELS, VERSION
 from engines.tiny.progress import progress
 from engines.vllm_command import vllm_argv, vllm_env
@@ -30,36 +30,36 @@ def engines_of_the_configuration(models: str) -> list[EngineSpec]:
 
 def test_a_folder_appears_whole_and_marked(tmp_path: Path) -> None:
     out = tmp_path / "models"
-    with replacing(out, "v1") as making:
+    with atomic_replace(out, "v1") as making:
         (making / "llama").mkdir()
         assert not out.exists()
     assert (out / "llama").is_dir()
-    assert finished(out, "v1")
-    assert not finished(out, "v2")
+    assert is_complete(out, "v1")
+    assert not is_complete(out, "v2")
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
 def test_a_making_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     out = tmp_path / "models"
-    with replacing(out, "v1") as making:
+    with atomic_replace(out, "v1") as making:
         (making / "old").touch()
 
     def fail() -> None:
-        with replacing(out, "v2") as making:
+        with atomic_replace(out, "v2") as making:
             (making / "new").touch()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     assert {path.name for path in out.iterdir()} == {"old", MARKER}
-    assert finished(out, "v1")
+    assert is_complete(out, "v1")
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
 def test_a_new_version_replaces_the_old_one_whole(tmp_path: Path) -> None:
     out = tmp_path / "models"
     for version in ("v1", "v2"):
-        with replacing(out, version) as making:
+        with atomic_replace(out, version) as making:
             (making / version).touch()
     assert {path.name for path in out.iterdir()} == {"v2", MARKER}
 
@@ -72,7 +72,7 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path, kind: str) -> None
     else:
         out.mkdir()
         (out / "mine").touch()
-    with pytest.raises(ForeignFolderError, match="name another folder"), replacing(out, "v1"):
+    with pytest.raises(ForeignFolderError, match="name another folder"), atomic_replace(out, "v1"):
         pass
     assert out.read_text() == "mine" if kind == "file" else (out / "mine").exists()
 
@@ -80,12 +80,12 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path, kind: str) -> None
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 3}', "\x00"])
 def test_a_broken_marker_marks_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / MARKER).write_text(content)
-    assert not finished(tmp_path, "3")
+    assert not is_complete(tmp_path, "3")
 
 
 def test_a_second_call_returns_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "models"
-    with replacing(out, VERSION):
+    with atomic_replace(out, VERSION):
         pass
     assert main(["make", "--out", str(out), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

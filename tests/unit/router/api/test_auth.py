@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.auth import AdminDoor, Authenticator, Headers, hash_key
+from router.api.auth import AdminAuthenticator, Authenticator, Headers, hash_key
 from router.errors import ApiError
 
 KEYS: Final = {"acme-key": "acme", "acme-second": "acme", "other-key": "other"}
@@ -25,7 +25,7 @@ def bearer(value: bytes) -> list[tuple[bytes, bytes]]:
 
 def refused(mode: str, headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
-        authenticator(mode).tenant(headers)
+        authenticator(mode).authenticate(headers)
     assert caught.value.status == 401
     assert caught.value.code == "invalid_api_key"
 
@@ -45,10 +45,10 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hmac, "compare_digest", counting)
     keys = {hash_key(b"key-%d" % number): f"t{number}" for number in range(10_000)}
     authenticator = Authenticator("keys", keys, keys.values())
-    assert authenticator.tenant(bearer(b"Bearer key-7777")) == "t7777"
+    assert authenticator.authenticate(bearer(b"Bearer key-7777")) == "t7777"
     with pytest.raises(ApiError):
-        authenticator.tenant(bearer(b"Bearer stranger"))
-    door = AdminDoor(keys)
+        authenticator.authenticate(bearer(b"Bearer stranger"))
+    door = AdminAuthenticator(keys)
     door.check(bearer(b"Bearer key-3"))
     with pytest.raises(ApiError):
         door.check(bearer(b"Bearer stranger"))
@@ -57,19 +57,19 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
 
 def test_where_the_door_is_open_everybody_is_the_default_tenant() -> None:
     for headers in ([], bearer(b"Bearer other-key"), bearer(b"nonsense"), [(b"x-tenant-id", b"acme")]):
-        assert authenticator("open").tenant(headers) == "default"
+        assert authenticator("open").authenticate(headers) == "default"
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_belongs_to_its_tenant(key: str) -> None:
-    assert authenticator("keys").tenant(bearer(b"Bearer " + key.encode())) == KEYS[key]
+    assert authenticator("keys").authenticate(bearer(b"Bearer " + key.encode())) == KEYS[key]
 
 
 @pytest.mark.parametrize(
     "value", [b"bearer acme-key", b"BEARER acme-key", b"Bearer  acme-key ", b"Bearer\x20acme-key\t"]
 )
 def test_the_scheme_is_known_in_any_case_and_with_any_space(value: bytes) -> None:
-    assert authenticator("keys").tenant(bearer(value)) == "acme"
+    assert authenticator("keys").authenticate(bearer(value)) == "acme"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_two_identities_are_none() -> None:
 
 def test_a_client_with_a_key_cannot_name_another_tenant() -> None:
     headers = [*bearer(b"Bearer acme-key"), (b"x-tenant-id", b"other")]
-    assert authenticator("keys").tenant(headers) == "acme"
+    assert authenticator("keys").authenticate(headers) == "acme"
 
 
 def test_a_trusted_proxy_names_the_tenant() -> None:
     for name in TENANTS:
-        assert authenticator("header").tenant([(b"x-tenant-id", name.encode())]) == name
+        assert authenticator("header").authenticate([(b"x-tenant-id", name.encode())]) == name
 
 
 @pytest.mark.parametrize("value", [b"", b"nobody", b"ACME", b" acme", b"acme,other", b"\xff", b"default"])
@@ -119,7 +119,7 @@ def test_a_proxy_can_only_name_a_tenant_that_there_is(value: bytes) -> None:
 
 def test_a_refusal_tells_nothing_of_the_key_that_was_sent() -> None:
     with pytest.raises(ApiError) as caught:
-        authenticator("keys").tenant(bearer(b"Bearer hunter2"))
+        authenticator("keys").authenticate(bearer(b"Bearer hunter2"))
     assert b"hunter2" not in caught.value.body()
 
 
@@ -131,7 +131,7 @@ def test_no_header_raises_anything_but_a_refusal(value: bytes, mode: str) -> Non
 
 # -- administrators ---------------------------------------------------------------------------------------------------
 
-DOOR = AdminDoor([hash_key(b"first"), hash_key(b"second")])
+DOOR = AdminAuthenticator([hash_key(b"first"), hash_key(b"second")])
 
 
 @pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
@@ -156,7 +156,7 @@ def test_without_it_the_door_stays_shut(headers: Headers) -> None:
 @pytest.mark.parametrize("headers", [[], bearer(b"Bearer "), bearer(b"Bearer first")])
 def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
-        AdminDoor([]).check(headers)
+        AdminAuthenticator([]).check(headers)
     assert (caught.value.status, caught.value.code) == (403, "admin_closed")
 
 
@@ -165,9 +165,9 @@ def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Hea
 
 def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
     headers = [(b"x-api-key", b"acme-key")]
-    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"
+    assert authenticator("keys").authenticate(headers, allow_x_api_key=True) == "acme"
     refused("keys", headers)
-    assert authenticator("open").tenant(headers, x_api_key=True) == "default"
+    assert authenticator("open").authenticate(headers, allow_x_api_key=True) == "default"
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
 )
 def test_two_keys_are_none_and_neither_is_a_wrong_one(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
-        authenticator("keys").tenant(headers, x_api_key=True)
+        authenticator("keys").authenticate(headers, allow_x_api_key=True)
     assert caught.value.status == 401
 
 
 def test_one_key_in_both_headers_is_one_key() -> None:
     headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
-    assert authenticator("keys").tenant(headers, x_api_key=True) == "acme"
+    assert authenticator("keys").authenticate(headers, allow_x_api_key=True) == "acme"

@@ -2,31 +2,31 @@
 
 import pytest
 
-from router.api.response_headers import Heading
-from router.core.types import Bypass, CacheStatus, Endpoint
+from router.api.response_headers import ResponseHeaders
+from router.core.types import BypassReason, CacheStatus, Endpoint
 from router.flow.exchange import Exchange
 
 
 def exchange(number: int = 1) -> Exchange:
-    facts = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", begun=0.0)
+    facts = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
     facts.engine, facts.task, facts.key, facts.status = "e", "chat", f"rh:1:k{number}", 200
     return facts
 
 
 def hit(number: int = 1) -> Exchange:
     facts = exchange(number)
-    facts.cache, facts.age, facts.ttl, facts.local = CacheStatus.HIT, number, 10 - number, True
+    facts.cache_status, facts.age, facts.ttl, facts.from_local_cache = CacheStatus.HIT, number, 10 - number, True
     return facts
 
 
-def lines(heading: Heading, facts: Exchange) -> list[bytes]:
-    made = heading.lines(facts)
+def lines(heading: ResponseHeaders, facts: Exchange) -> list[bytes]:
+    made = heading.render(facts)
     assert made.endswith(b"\r\n")
     return made[:-2].split(b"\r\n")
 
 
 def test_each_answer_of_a_kind_has_its_own_id_key_and_age() -> None:
-    heading = Heading()
+    heading = ResponseHeaders()
     for number in (1, 2):
         assert lines(heading, hit(number)) == [
             b"x-request-id: r%d" % number,
@@ -41,23 +41,23 @@ def test_each_answer_of_a_kind_has_its_own_id_key_and_age() -> None:
 
 
 def test_kinds_are_not_taken_for_one_another() -> None:
-    heading = Heading()
-    heading.lines(hit())
+    heading = ResponseHeaders()
+    heading.render(hit())
     missed = exchange()
-    missed.cache, missed.reason = CacheStatus.MISS, "new"
+    missed.cache_status, missed.miss_reason = CacheStatus.MISS, "new"
     assert not [line for line in lines(heading, missed) if line.startswith(b"age:")]
     missed.stream = True
     assert b"content-type: text/event-stream; charset=utf-8" in lines(heading, missed)
     missed.status = 502
     assert b"content-type: application/json" in lines(heading, missed)
-    missed.fallback, missed.adjusted = "m", ("seed", "logprobs")
+    missed.fallback_model, missed.adjusted_fields = "m", ("seed", "logprobs")
     assert {b"x-fallback: m", b"x-adjusted: seed, logprobs"} < {*lines(heading, missed)}
 
 
 def test_what_was_bypassed_shows_no_key() -> None:
     facts = exchange()
-    facts.cache, facts.bypass = CacheStatus.BYPASS, Bypass.NO_STORE
-    said = lines(Heading(), facts)
+    facts.cache_status, facts.bypass_reason = CacheStatus.BYPASS, BypassReason.NO_STORE
+    said = lines(ResponseHeaders(), facts)
     assert {b"x-cache-reason: no-store", b"cache-status: roundhouse; fwd=bypass; detail=no-store"} < {*said}
     assert not [line for line in said if line.startswith(b"x-cache-key:")]
 
@@ -65,15 +65,15 @@ def test_what_was_bypassed_shows_no_key() -> None:
 def test_a_value_says_what_it_says_whatever_characters_it_has() -> None:
     facts = hit()
     facts.engine = "100%b %"
-    assert b"x-engine: 100%b %" in lines(Heading(), facts)
+    assert b"x-engine: 100%b %" in lines(ResponseHeaders(), facts)
 
 
 @pytest.mark.parametrize("evil", ["a\r\nx: y", "a\nx: y", "a\rx: y", "a\0", "\r", "\n"])
 def test_no_value_becomes_another_header(evil: str) -> None:
     """A stored entry names its engine, and a store may be written to by others."""
-    heading = Heading()
+    heading = ResponseHeaders()
     facts = hit()
     facts.engine = evil
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            heading.lines(facts)
+            heading.render(facts)

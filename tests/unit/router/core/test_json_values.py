@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.json_values import is_deeper, normalize_numbers
-from tests.support.factories import JSON
+from tests.support.factories import JSON_VALUES
 
 
 def depth(value: Any) -> int:
@@ -15,7 +15,7 @@ def depth(value: Any) -> int:
     return 0 if items is None else 1 + max(map(depth, items), default=0)
 
 
-@given(value=JSON.filter(lambda value: isinstance(value, dict | list)), limit=st.integers(1, 8))
+@given(value=JSON_VALUES.filter(lambda value: isinstance(value, dict | list)), limit=st.integers(1, 8))
 def test_a_value_is_as_deep_as_its_deepest_list_or_object(value: Any, limit: int) -> None:
     assert is_deeper(value, limit) is (depth(value) > limit)
 

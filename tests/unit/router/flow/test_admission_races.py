@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.flow.admission import Admission, NoRoomError, Place
+from router.flow.admission import Admission, NoSlotError, Slot
 from router.upstream.catalog import Catalog, Engine, Model
 
 
@@ -24,18 +24,18 @@ class House:
         self.waiting = 0
         self.admission = Admission(
             Catalog([Model("m", "")], engines),
-            takes_work=lambda engine: engine.up is not False,
-            patience=patience,
-            queued=self._queued,
+            accepts_requests=lambda engine: engine.up is not False,
+            queue_timeout=patience,
+            set_queue_length=self._queued,
         )
 
     def _queued(self, _: str, waiting: int) -> None:
         self.waiting = waiting
 
-    async def enter(self, tenant: str, engines: Sequence[Engine]) -> Place:
-        return self.admission.enter(tenant, engines) or await self.admission.wait(tenant, engines)
+    async def enter(self, tenant: str, engines: Sequence[Engine]) -> Slot:
+        return self.admission.try_acquire(tenant, engines) or await self.admission.acquire(tenant, engines)
 
-    def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Place]":
+    def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Slot]":
         return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
 
     async def turn(self) -> None:
@@ -49,12 +49,12 @@ async def test_who_is_cancelled_in_the_moment_of_its_turn_passes_the_place_on() 
     held = await house.ask()
     first, second = house.ask(), house.ask()
     await house.turn()
-    held.close()
+    held.release()
     first.cancel()
     await house.turn()
     assert first.cancelled()
     assert house.engines[0].in_flight == 1
-    (await second).close()
+    (await second).release()
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
 
 
@@ -63,56 +63,56 @@ async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_an
     held = await house.ask()
     waiting = [house.ask() for _ in range(3)]
     await house.turn()
-    asyncio.get_running_loop().call_later(0.02, held.close)
+    asyncio.get_running_loop().call_later(0.02, held.release)
     for ended in await asyncio.gather(*waiting, return_exceptions=True):
-        if isinstance(ended, Place):
-            ended.close()
+        if isinstance(ended, Slot):
+            ended.release()
         else:
-            assert isinstance(ended, NoRoomError)
+            assert isinstance(ended, NoSlotError)
             assert ended.code == "queue_timeout"
-    held.close()  # where all three were too late before it came to that
+    held.release()  # where all three were too late before it came to that
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
-    (await house.ask()).close()
+    (await house.ask()).release()
 
 
 async def test_closing_a_place_twice_gives_it_back_once() -> None:
     house = House(engine("a"))
     one = await house.ask()
-    one.close()
+    one.release()
     another = await house.ask()
-    one.close()
+    one.release()
     assert house.engines[0].in_flight == 1
-    another.close()
+    another.release()
 
 
 async def test_who_waits_for_an_engine_that_comes_back_begins_when_it_has() -> None:
     a, b = engine("a"), engine("b")
     house = House(a, b)
-    b.note(up=False)
+    b.update_status(up=False)
     held = await house.ask()
     assert held.engine is a
     waiting = house.ask()
     await house.turn()
-    house.admission.look_again()
+    house.admission.recheck()
     assert not waiting.done(), "an engine that is down has no room"
-    b.note(up=True)
-    house.admission.look_again()
+    b.update_status(up=True)
+    house.admission.recheck()
     assert (await waiting).engine is b
-    held.close()
+    held.release()
 
 
 async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_came_back() -> None:
     a, b = engine("a"), engine("b")
     house = House(a, b)
-    b.note(up=False)
+    b.update_status(up=False)
     held = await house.ask()
     first = house.ask()
     await house.turn()
-    b.note(up=True)
+    b.update_status(up=True)
     second = house.ask()
     assert (await first).engine is b
     assert not second.done()
-    held.close()
+    held.release()
     assert (await second).engine is a
 
 
@@ -124,14 +124,14 @@ async def test_who_waits_in_another_configurations_admission_is_told_of_a_place_
     waiting = after.ask()
     await after.turn()
     assert not waiting.done()
-    held.close()
-    (await waiting).close()
+    held.release()
+    (await waiting).release()
     assert (a.in_flight, after.waiting) == (0, 0)
 
 
 async def test_where_all_engines_are_down_they_are_asked_nevertheless() -> None:
     a = engine("a")
-    a.note(up=False)
+    a.update_status(up=False)
     assert (await House(a).ask()).engine is a
 
 
@@ -142,9 +142,9 @@ async def test_who_has_failed_at_an_engine_waits_for_the_others_alone() -> None:
     waiting = house.ask("t", b)
     after = house.ask()
     await house.turn()
-    held["a"].close()
+    held["a"].release()
     assert (await after).engine is a
-    held["b"].close()
+    held["b"].release()
     assert (await waiting).engine is b
 
 
@@ -153,7 +153,7 @@ async def test_an_engine_without_a_bound_lets_everybody_begin() -> None:
     places = await asyncio.gather(*(house.ask() for _ in range(500)))
     assert house.engines[0].in_flight == 500
     for place in places:
-        place.close()
+        place.release()
     assert house.engines[0].in_flight == 0
 
 
@@ -172,7 +172,7 @@ async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_
             if dice.random() < 0.01:
                 await asyncio.sleep(0.06)
         finally:
-            place.close()
+            place.release()
 
     tasks = []
     for _ in range(400):
@@ -185,5 +185,5 @@ async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_
     assert most == [2, 3]
     assert [engine.in_flight for engine in house.engines] == [0, 0]
     assert house.waiting == 0
-    assert {type(error) for error in ended if error is not None} <= {NoRoomError, asyncio.CancelledError}
+    assert {type(error) for error in ended if error is not None} <= {NoSlotError, asyncio.CancelledError}
     assert ended.count(None) > 100

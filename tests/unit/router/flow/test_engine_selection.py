@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.key import Markers
-from router.core.routing.draft_stats import ENOUGH, Counts, Experience
+from router.core.cache.key import ContextMarkers
+from router.core.routing.draft_stats import MIN_GENERATIONS, DraftStats, SpeculationCounters
 from router.core.types import Endpoint, Task
 from router.errors import ApiError
-from router.flow.engine_selection import Chooser
-from router.flow.exchange import Work
-from router.flow.parsed_request import Reading
-from router.flow.request_resolver import RequestReader
-from router.upstream.catalog import Catalog, Engine, Gauges, Model
+from router.flow.engine_selection import EngineSelector
+from router.flow.exchange import GenerationRecord
+from router.flow.parsed_request import ParsedRequest
+from router.flow.request_resolver import RequestResolver
+from router.upstream.catalog import Catalog, Engine, EngineGauges, Model
 
 MODEL = Model("llama", "1")
 
@@ -26,47 +26,49 @@ class House:
         self.dice = 1.0
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
-        self.chooser = Chooser(catalog, Experience(), explore=explore, clock=lambda: self.now, random=lambda: self.dice)
+        self.chooser = EngineSelector(
+            catalog, DraftStats(), exploration_rate=explore, clock=lambda: self.now, random=lambda: self.dice
+        )
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
-        choice = self.chooser.choose(chat(task, **fields), "acme", session)
-        return [engine.name for engine in choice.engines()]
+        choice = self.chooser.select(chat(task, **fields), "acme", session)
+        return [engine.name for engine in choice.order_engines()]
 
     def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
         """Streams of 60 tokens that end now, at so many tokens a second."""
         for _ in range(times):
-            work = Work(
-                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, begun=0.0
+            work = GenerationRecord(
+                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0
             )
-            work.engine, work.completion_tokens, work.dispatched = engine, 60, self.now - 60 / speed
+            work.engine, work.completion_tokens, work.dispatched_at = engine, 60, self.now - 60 / speed
             for name, value in facts.items():
                 setattr(work, name, value)
-            self.chooser.landed(work)
+            self.chooser.record_generation(work)
 
     def counted(self, engine: str, steps: float, accepted: float) -> None:
-        self.engines[engine].observe(Gauges(running=0, spec_counts=Counts(steps, accepted)))
-        self.chooser.checked()
+        self.engines[engine].update_gauges(EngineGauges(running=0, spec_counts=SpeculationCounters(steps, accepted)))
+        self.chooser.on_probe_round()
 
 
-def chat(task: Task = "code", **fields: Any) -> Reading:
+def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
     """A chat request as it was understood."""
-    reader = RequestReader(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=Markers())
+    reader = RequestResolver(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=ContextMarkers())
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return reader.read(Endpoint.CHAT, "acme", json.dumps(body).encode())
+    return reader.resolve(Endpoint.CHAT, "acme", json.dumps(body).encode())
 
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
     facts = {"task": "any", "model": "llama", **more}
     made = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
-    made.up, made.speculates = up, speculates
+    made.up, made.has_draft = up, speculates
     return made
 
 
 def test_what_is_in_flight_counts_at_the_moment_at_which_the_engines_are_asked_for() -> None:
     house = House(engine("a"), engine("b"))
-    choice = house.chooser.choose(chat(), "acme", None)
+    choice = house.chooser.select(chat(), "acme", None)
     house.engines["a"].in_flight = 1
-    assert [one.name for one in choice.engines()] == ["b", "a"]
+    assert [one.name for one in choice.order_engines()] == ["b", "a"]
 
 
 BIASED: dict[str, Any] = {"logit_bias": {"5": 1}}
@@ -87,23 +89,23 @@ def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
     a: dict[str, Any], b: dict[str, Any], order: list[str], adjusted: tuple[str, ...]
 ) -> None:
     house = House(engine("a", **a), engine("b", **b))
-    choice = house.chooser.choose(chat(**BIASED), "acme", None)
-    assert ([one.name for one in choice.engines()], choice.adjusted) == (order, adjusted)
+    choice = house.chooser.select(chat(**BIASED), "acme", None)
+    assert ([one.name for one in choice.order_engines()], choice.adjusted_fields) == (order, adjusted)
     there = {"logit_bias" in choice.request.fields, b"logit_bias" in choice.request.body}
     assert there == {not adjusted}
 
 
 def test_an_engine_without_a_draft_that_is_too_small_is_no_way_out() -> None:
     house = House(engine("a", max_model_len=8192), engine("b", speculates=False, max_model_len=100))
-    choice = house.chooser.choose(chat(max_tokens=500, **BIASED), "acme", None)
-    assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
+    choice = house.chooser.select(chat(max_tokens=500, **BIASED), "acme", None)
+    assert ([one.name for one in choice.order_engines()], choice.adjusted_fields) == (["a"], ("logit_bias",))
 
 
 def test_a_drained_engine_is_no_way_out_and_is_not_tried_out() -> None:
     house = House(engine("a"), engine("b", speculates=False), engine("c"))
     house.engines["b"].drained = house.engines["c"].drained = True
-    choice = house.chooser.choose(chat(**BIASED), "acme", None)
-    assert ([one.name for one in choice.engines()], choice.adjusted) == (["a"], ("logit_bias",))
+    choice = house.chooser.select(chat(**BIASED), "acme", None)
+    assert ([one.name for one in choice.order_engines()], choice.adjusted_fields) == (["a"], ("logit_bias",))
     house.dice = 0.0
     assert house.order() == ["a"]
     house.engines["a"].drained = True
@@ -119,15 +121,15 @@ def test_what_no_engine_could_take_is_refused() -> None:
 
 def test_the_engines_of_a_model_that_answers_in_its_place_come_after_its_own() -> None:
     house = House(engine("z"), engine("y", up=False), engine("b", model="phi"), engine("a", model="phi"))
-    choice = house.chooser.choose(chat(), "acme", None, ("llama", "phi"))
-    assert [one.name for one in choice.engines()] == ["z", "y", "a", "b"]
+    choice = house.chooser.select(chat(), "acme", None, ("llama", "phi"))
+    assert [one.name for one in choice.order_engines()] == ["z", "y", "a", "b"]
 
 
 def test_a_crowded_engine_is_not_tried_out() -> None:
     house = House(engine("a"), engine("b"))
     house.generated("a", 100)
     house.dice = 0.0
-    house.engines["b"].gauges = Gauges(running=2, waiting=20)
+    house.engines["b"].gauges = EngineGauges(running=2, waiting=20)
     assert house.order() == ["a", "b"]
 
 
@@ -144,9 +146,9 @@ def test_the_label_decides_until_another_has_proved_faster() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        {"error": "broken-off"},
-        {"dispatched": None},
-        {"attempts": [("other", "timeout")]},
+        {"error_reason": "broken-off"},
+        {"dispatched_at": None},
+        {"failed_attempts": [("other", "timeout")]},
     ],
 )
 def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -> None:
@@ -158,8 +160,8 @@ def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -
 
 def test_a_generation_is_timed_from_its_dispatch_on_since_late_tokens_come_together() -> None:
     house = House(engine("a"))
-    house.generated("a", 120, first_token=house.now - 0.001)
-    house.chooser.checked()
+    house.generated("a", 120, first_token_at=house.now - 0.001)
+    house.chooser.on_probe_round()
     assert house.engines["a"].drafts["code"].tokens_per_second == pytest.approx(120)
 
 
@@ -191,7 +193,7 @@ def test_what_is_tried_fits_as_well() -> None:
 
 def test_replicas_are_one_and_need_not_be_tried() -> None:
     house = House(engine("a.1", family="a"), engine("a.2", family="a"))
-    house.generated("a.1", 100, times=int(ENOUGH))
+    house.generated("a.1", 100, times=int(MIN_GENERATIONS))
     house.dice = 0.0
     assert house.order() == ["a.1", "a.2"]
 
@@ -218,6 +220,6 @@ def test_of_an_engine_without_a_draft_nothing_pays() -> None:
     house = House(engine("a", speculates=False), engine("b"))
     house.generated("a", 100)
     house.generated("b", 50)
-    house.chooser.checked()
+    house.chooser.on_probe_round()
     assert house.engines["a"].drafts["code"].pays is None
     assert house.engines["b"].drafts["code"].pays is False

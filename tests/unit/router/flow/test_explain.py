@@ -9,21 +9,21 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.app import build_catalog, build_explainer, build_reader
-from router.core.cache.miss_reason import fingerprint
-from router.core.cache.redis_keys import PURGES
+from router.app import build_catalog, build_explainer, build_request_resolver
+from router.core.cache.miss_reason import fingerprint_request
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.types import Endpoint, Entry
 from router.errors import ApiError
-from router.flow.explain import Explainer, Explanation, Question
-from router.flow.parsed_request import Reading
+from router.flow.explain import Explainer, ExplainRequest, Explanation
+from router.flow.parsed_request import ParsedRequest
 from router.net.redis.connect import open_client
-from router.net.redis.errors import LinkError
+from router.net.redis.errors import RedisBackendError
 from router.settings import parse
-from tests.support.entry_factory import entry, store
+from tests.support.entry_factory import make_entry, store_entry
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import RouterServer, chat_body, configuration
+from tests.support.router_server import RouterServer, chat_body, router_config
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,23 +36,29 @@ Explain = Callable[..., Awaitable[Explanation]]
 
 
 def explainer(url: str, client: Any, *, cache: str = "") -> Explainer:
-    settings = parse(configuration(url, ENGINES, cache=cache, rest=TENANTS), {})
-    return build_explainer(settings, build_reader(settings, build_catalog(settings)), client)
+    settings = parse(router_config(url, ENGINES, cache=cache, rest=TENANTS), {})
+    return build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client)
 
 
-def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT) -> Reading:
-    settings = parse(configuration("redis://x", ENGINES), {})
-    return build_reader(settings, build_catalog(settings)).read(endpoint, tenant, json.dumps(body).encode())
+def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT) -> ParsedRequest:
+    settings = parse(router_config("redis://x", ENGINES), {})
+    return build_request_resolver(settings, build_catalog(settings)).resolve(
+        endpoint, tenant, json.dumps(body).encode()
+    )
 
 
 async def answered(client: Any, asked: Any, tenant: str = "default", **fields: Any) -> Entry:
     """Stores an answer to a request, as a router would."""
     reading = read(asked, tenant)
-    of = fingerprint(reading.key.text, reading.parts)
-    kept = entry(
-        digest=reading.key.digest, documents=reading.parts.documents(), question=of.question, params=of.params, **fields
+    of = fingerprint_request(reading.key.text, reading.parts)
+    kept = make_entry(
+        digest=reading.key.digest,
+        documents=reading.parts.document_names(),
+        question=of.question,
+        params=of.params,
+        **fields,
     )
-    await store(client, reading.key.text, kept)
+    await store_entry(client, reading.key.text, kept)
     return kept
 
 
@@ -61,7 +67,7 @@ async def explain(redis_server: RedisServer, client: Any) -> Explain:
     one = explainer(redis_server.url, client)
 
     async def ask(body: Any, **about: str) -> Explanation:
-        return await one.explain(Question(msgspec.Raw(json.dumps(body).encode()), **about))
+        return await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode()), **about))
 
     return ask
 
@@ -88,10 +94,10 @@ async def test_what_a_router_has_answered_would_hit_and_its_key_is_the_one_that_
     router: RouterServer, config: str, client: Any
 ) -> None:
     settings = parse(config, {})
-    one = build_explainer(settings, build_reader(settings, build_catalog(settings)), client)
+    one = build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client)
     for body in (chat_body("Tell me about the sea."), chat_body("x", model="auto", temperature=0, stream=True)):
         sent = await router.post("/v1/chat/completions", body)
-        told = await one.explain(Question(msgspec.Raw(json.dumps(body).encode())))
+        told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
         assert (told.result, told.key) == ("HIT", sent.headers["x-cache-key"])
         assert told.task == sent.headers["x-task"]
 
@@ -167,7 +173,7 @@ async def test_an_answer_that_has_outlived_its_time_is_no_hit(client: Any, expla
 
 
 async def test_the_answer_to_another_request_with_the_same_hashes_is_no_hit(client: Any, explain: Explain) -> None:
-    await store(client, read(BODY).key.text, entry(digest="e" * 64))
+    await store_entry(client, read(BODY).key.text, make_entry(digest="e" * 64))
     told = await explain(BODY)
     assert (told.result, told.state) == ("MISS", "other-digest")
 
@@ -183,7 +189,7 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
 
 async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
-    await client.xadd(PURGES, {"scope": '{"all":true}'})  # whose deleting it has escaped
+    await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # whose deleting it has escaped
     told = await explain(BODY)
     assert (told.result, told.state) == ("MISS", "purged")
 
@@ -196,7 +202,7 @@ async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: 
 
 async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: RedisServer, client: Any) -> None:
     one = explainer(redis_server.url, client, cache='store = "deterministic"')
-    told = await one.explain(Question(msgspec.Raw(json.dumps(BODY).encode())))
+    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
     assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
 
 
@@ -228,8 +234,8 @@ async def test_explaining_changes_nothing(client: Any, explain: Explain) -> None
 
 async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
     client = open_client(own_redis.url, timeout=1)
-    with pytest.raises(LinkError):
-        await explainer(own_redis.url, client).explain(Question(msgspec.Raw(json.dumps(BODY).encode())))
+    with pytest.raises(RedisBackendError):
+        await explainer(own_redis.url, client).explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
     await client.aclose()
 
 
@@ -261,5 +267,5 @@ async def test_remote_content_that_is_stable_is_explained_like_any_other(
     one = explainer(redis_server.url, client, cache='remote_content = "stable"')
     content = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
     body = {"model": "llama", "messages": [{"role": "user", "content": content}]}
-    told = await one.explain(Question(msgspec.Raw(json.dumps(body).encode())))
+    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
     assert told.result == "MISS"

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from router.core.resilience.retry import Failed, judge
+from router.core.resilience.retry import FailureClass, classify_failure
 from router.net.local_errors import local_cause
-from router.net.redis.errors import LinkError
+from router.net.redis.errors import RedisBackendError
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
@@ -15,8 +15,8 @@ def test_what_this_machine_lacks_is_its_own_fault_and_is_named(number: int) -> N
     error = OSError(number, "Connect call failed ('10.0.0.1', 6379)")
     cause = local_cause(error)
     assert cause
-    assert cause in str(LinkError.of(error))
-    assert "10.0.0.1" not in str(LinkError.of(error))
+    assert cause in str(RedisBackendError.from_exception(error))
+    assert "10.0.0.1" not in str(RedisBackendError.from_exception(error))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_what_this_machine_lacks_is_its_own_fault_and_is_named(number: int) -> N
 )  # fmt: skip
 def test_any_other_error_may_be_the_servers(error: Exception) -> None:
     assert local_cause(error) is None
-    assert str(LinkError.of(error)) == type(error).__name__
+    assert str(RedisBackendError.from_exception(error)) == type(error).__name__
 
 
 def test_a_resolver_without_memory_is_this_machines_fault() -> None:
@@ -38,4 +38,10 @@ def test_a_resolver_without_memory_is_this_machines_fault() -> None:
 
 
 def test_an_error_of_this_machine_counts_against_nobody_and_costs_no_attempt() -> None:
-    assert judge("local", None) == Failed(counts=False, busy=False, again=False, cost=False, attempt=False)
+    assert classify_failure("local", None) == FailureClass(
+        counts_for_breaker=False,
+        engine_busy=False,
+        may_retry_engine=False,
+        uses_retry_budget=False,
+        counts_as_attempt=False,
+    )

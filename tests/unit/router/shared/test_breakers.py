@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.redis_keys import breaker_of, probe_of
-from router.core.resilience.breaker import Limits, State
+from router.core.cache.redis_keys import breaker_key, probe_key
+from router.core.resilience.breaker import BreakerPolicy, BreakerState
 from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
-from router.net.tasks import end
+from router.net.tasks import cancel_and_wait
 from router.shared.breakers import Breakers
 from router.shared.redis import open_line, open_link
 from tests.support.redis_process import RedisServer
@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LIMITS = Limits(open_above=0.88, close_below=0.79, failures=2, cooldown=10)
+LIMITS = BreakerPolicy(open_above=0.88, close_below=0.79, failures=2, cooldown=10)
 
 
 class Clock:
@@ -41,39 +41,41 @@ class Process:
         link = open_link(server.url, timeout=2)
         self.line = open_line(link, timeout=1, retry=0.02)
         self.redis_clock = RedisClock(wall=clock, monotonic=lambda: clock() + up_for)
-        self.breakers = Breakers(self.line, LIMITS, known=lambda: ("a", "b"), lease=30, clock=self.redis_clock)
+        self.breakers = Breakers(
+            self.line, LIMITS, engine_names=lambda: ("a", "b"), probe_lease=30, clock=self.redis_clock
+        )
         self.hears = asyncio.Event()
-        prefix = breaker_of("")
-        self._listener = Listener(link, prefixes=[prefix], channel="test", hears=self, retry=0.02)
+        prefix = breaker_key("")
+        self._listener = Listener(link, prefixes=[prefix], channel="test", callbacks=self, retry_interval=0.02)
 
     async def start(self) -> None:
         await self.line.start()
         self._task = asyncio.create_task(self._listener.run())
 
     async def stop(self) -> None:
-        await end(self._task)
+        await cancel_and_wait(self._task)
         await self.line.aclose()
 
-    def listening(self) -> None:
-        self.breakers.listening()
+    def on_connected(self) -> None:
+        self.breakers.refresh()
         self.hears.set()
 
-    def deaf(self) -> None:
+    def on_disconnected(self) -> None:
         self.hears.clear()
 
-    def changed(self, keys: Any) -> None:
+    def on_keys_changed(self, keys: Any) -> None:
         for key in keys or ():
-            self.breakers.changed(key.decode())
+            self.breakers.on_key_changed(key.decode())
 
-    def message(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         raise AssertionError(payload)
 
-    def is_(self, state: State, engine: str = "a") -> Callable[[], bool]:
+    def is_(self, state: BreakerState, engine: str = "a") -> Callable[[], bool]:
         return lambda: self.breakers.state(engine) is state
 
     def fails(self, engine: str = "a") -> None:
         for _ in range(LIMITS.failures):
-            self.breakers.failed(engine)
+            self.breakers.on_failure(engine)
 
 
 @pytest.fixture
@@ -100,28 +102,28 @@ async def test_a_breaker_that_opens_in_one_process_opens_in_all_and_closes_in_al
         await asyncio.gather(*(process.hears.wait() for process in all_))
         all_[0].fails()
         for process in all_:
-            await eventually(process.is_(State.OPEN))
-            assert process.is_(State.CLOSED, "b")()
-            assert process.breakers.shut_for("a") == 10
+            await eventually(process.is_(BreakerState.OPEN))
+            assert process.is_(BreakerState.CLOSED, "b")()
+            assert process.breakers.retry_after("a") == 10
         clock.now += 10
-        assert all(process.is_(State.HALF_OPEN)() for process in all_)
+        assert all(process.is_(BreakerState.HALF_OPEN)() for process in all_)
         assert await all_[1].breakers.claim_probe("a")
-        all_[1].breakers.succeeded("a", probe=True)
+        all_[1].breakers.on_success("a", probe=True)
         all_[1].breakers.release_probe("a")
         for process in all_:
-            await eventually(process.is_(State.CLOSED))
+            await eventually(process.is_(BreakerState.CLOSED))
 
 
 async def test_pressure_is_shared_as_well(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 2) as (one, other):
         await asyncio.gather(one.hears.wait(), other.hears.wait())
-        one.breakers.measured("a", 0.9)
-        await eventually(other.is_(State.OPEN))
+        one.breakers.on_kv_usage("a", 0.9)
+        await eventually(other.is_(BreakerState.OPEN))
         assert other.breakers.under_pressure("a")
-        other.breakers.measured("a", 0.85)
-        assert other.is_(State.OPEN)(), "between the marks it stays as it is"
-        other.breakers.measured("a", 0.5)
-        await eventually(one.is_(State.CLOSED))
+        other.breakers.on_kv_usage("a", 0.85)
+        assert other.is_(BreakerState.OPEN)(), "between the marks it stays as it is"
+        other.breakers.on_kv_usage("a", 0.5)
+        await eventually(one.is_(BreakerState.CLOSED))
 
 
 async def test_whoever_comes_later_knows_what_was_found_before(
@@ -129,10 +131,10 @@ async def test_whoever_comes_later_knows_what_was_found_before(
 ) -> None:
     async with processes(redis_server, clock, 1) as (one,):
         one.fails()
-        await eventually(lambda: redis.exists(breaker_of("a")))
-        assert 0 < await redis.pttl(breaker_of("a")) <= 70_000
+        await eventually(lambda: redis.exists(breaker_key("a")))
+        assert 0 < await redis.pttl(breaker_key("a")) <= 70_000
         async with processes(redis_server, clock, 1) as (later,):
-            await eventually(later.is_(State.OPEN))
+            await eventually(later.is_(BreakerState.OPEN))
 
 
 async def test_of_all_processes_one_alone_sends_the_probe(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
@@ -140,18 +142,18 @@ async def test_of_all_processes_one_alone_sends_the_probe(redis_server: RedisSer
         await asyncio.gather(*(process.hears.wait() for process in all_))
         all_[0].fails()
         for process in all_:
-            await eventually(process.is_(State.OPEN))
+            await eventually(process.is_(BreakerState.OPEN))
         clock.now += 11
         claims = await asyncio.gather(*(process.breakers.claim_probe("a") for process in all_ for _ in range(20)))
         assert sum(claims) == 1
         has_it = all_[claims.index(True) // 20]
-        assert 0 < await redis.pttl(probe_of("a")) <= 30_000
-        has_it.breakers.failed("a", probe=True)
+        assert 0 < await redis.pttl(probe_key("a")) <= 30_000
+        has_it.breakers.on_failure("a", probe=True)
         has_it.breakers.release_probe("a")
         clock.now += 1
         for process in all_:
-            await eventually(process.is_(State.OPEN))
-            assert process.breakers.shut_for("a") == 9
+            await eventually(process.is_(BreakerState.OPEN))
+            assert process.breakers.retry_after("a") == 9
         clock.now += 9
         claims = await asyncio.gather(*(process.breakers.claim_probe("a") for process in all_))
         assert sum(claims) == 1
@@ -165,12 +167,12 @@ async def test_who_gets_the_claim_after_a_probe_that_failed_learns_of_that_first
         deaf.fails()
         clock.now += 11
         async with processes(redis_server, clock, 1) as (other,):
-            await eventually(other.is_(State.HALF_OPEN))
+            await eventually(other.is_(BreakerState.HALF_OPEN))
             assert await other.breakers.claim_probe("a")
-            other.breakers.failed("a", probe=True)
+            other.breakers.on_failure("a", probe=True)
             other.breakers.release_probe("a")
             assert not await deaf.breakers.claim_probe("a")
-            assert deaf.is_(State.OPEN)()
+            assert deaf.is_(BreakerState.OPEN)()
 
 
 async def test_a_client_that_leaves_gives_the_claim_back(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
@@ -178,7 +180,7 @@ async def test_a_client_that_leaves_gives_the_claim_back(redis_server: RedisServ
         for process in (one, other):
             await process.hears.wait()
         one.fails()
-        await eventually(other.is_(State.OPEN))
+        await eventually(other.is_(BreakerState.OPEN))
         clock.now += 11
         leaving = asyncio.create_task(one.breakers.claim_probe("a"))
         await asyncio.sleep(0)
@@ -200,15 +202,15 @@ async def test_machines_whose_monotonic_clocks_differ_mean_the_same_moment(
         await process.start()
         await process.hears.wait()
     one.fails("a")
-    await eventually(other.is_(State.OPEN))
-    told = json.loads(await redis.get(breaker_of("a")))
+    await eventually(other.is_(BreakerState.OPEN))
+    told = json.loads(await redis.get(breaker_key("a")))
     assert told["until"] == pytest.approx(clock.now + 10, abs=0.001, rel=0), "in Redis' time, as people read it"
     clock.now += 9.9
-    assert one.is_(State.OPEN)()
-    assert other.is_(State.OPEN)()
+    assert one.is_(BreakerState.OPEN)()
+    assert other.is_(BreakerState.OPEN)()
     clock.now += 0.2
-    assert one.is_(State.HALF_OPEN)()
-    assert other.is_(State.HALF_OPEN)()
+    assert one.is_(BreakerState.HALF_OPEN)()
+    assert other.is_(BreakerState.HALF_OPEN)()
     for process in (one, other):
         await process.stop()
 
@@ -220,14 +222,14 @@ async def test_a_clock_of_redis_that_is_set_back_keeps_no_breaker_open(
         for process in (one, other):
             await process.hears.wait()
         one.fails("a")
-        await eventually(other.is_(State.OPEN))
+        await eventually(other.is_(BreakerState.OPEN))
         for process in (one, other):
-            process.redis_clock.note([int(clock.now) - 3600, 0], clock.now)
-            process.breakers.listening()  # reads again what was written by the clock as it was
-        await asyncio.gather(*(process.line.ask(("PING",)) for process in (one, other)))
+            process.redis_clock.update([int(clock.now) - 3600, 0], clock.now)
+            process.breakers.refresh()  # reads again what was written by the clock as it was
+        await asyncio.gather(*(process.line.execute(("PING",)) for process in (one, other)))
         clock.now += 10
-        assert one.is_(State.HALF_OPEN)()
-        assert other.is_(State.HALF_OPEN)()
+        assert one.is_(BreakerState.HALF_OPEN)()
+        assert other.is_(BreakerState.HALF_OPEN)()
 
 
 async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, clock: Clock) -> None:
@@ -237,19 +239,19 @@ async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, cl
         own_redis.kill()
         await eventually(lambda: _asks_in_vain(one))
         one.fails()
-        assert (one.is_(State.OPEN)(), other.is_(State.CLOSED)()) == (True, True)
+        assert (one.is_(BreakerState.OPEN)(), other.is_(BreakerState.CLOSED)()) == (True, True)
         clock.now += 11
         assert [await one.breakers.claim_probe("a") for _ in range(3)] == [True, False, False]
         one.breakers.release_probe("a")
         assert await one.breakers.claim_probe("a")
-        one.breakers.failed("a", probe=True)
+        one.breakers.on_failure("a", probe=True)
         await own_redis.start()
         await asyncio.gather(one.hears.wait(), other.hears.wait())
-        assert one.is_(State.OPEN)(), "an empty Redis says nothing"
+        assert one.is_(BreakerState.OPEN)(), "an empty Redis says nothing"
 
 
 async def _asks_in_vain(process: Process) -> bool:
-    process.breakers.listening()
+    process.breakers.refresh()
     return not process.line.up
 
 
@@ -261,21 +263,21 @@ async def test_what_makes_no_sense_in_redis_is_passed_over(
 ) -> None:
     async with processes(redis_server, clock, 1) as (one,):
         await one.hears.wait()
-        await redis.set(breaker_of("a"), value)
-        await redis.set(breaker_of("nobody"), b'{"until":1e12}')
-        await redis.set(breaker_of("b"), b'{"until":1e12}')
-        await eventually(one.is_(State.OPEN, "b"))
-        assert one.is_(State.CLOSED)()
-        assert one.is_(State.CLOSED, "nobody")()
-        assert one.breakers.shut_for("b") == 10, "whatever it says, no longer than a cooldown"
+        await redis.set(breaker_key("a"), value)
+        await redis.set(breaker_key("nobody"), b'{"until":1e12}')
+        await redis.set(breaker_key("b"), b'{"until":1e12}')
+        await eventually(one.is_(BreakerState.OPEN, "b"))
+        assert one.is_(BreakerState.CLOSED)()
+        assert one.is_(BreakerState.CLOSED, "nobody")()
+        assert one.breakers.retry_after("b") == 10, "whatever it says, no longer than a cooldown"
 
 
 async def test_a_key_of_another_type_is_no_harm(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 1) as (one,):
         await one.hears.wait()
-        await redis.rpush(breaker_of("a"), "x")
-        await redis.rpush(probe_of("b"), "x")
+        await redis.rpush(breaker_key("a"), "x")
+        await redis.rpush(probe_key("b"), "x")
         one.fails("b")
-        assert one.is_(State.OPEN, "b")()
+        assert one.is_(BreakerState.OPEN, "b")()
         clock.now += 11
         assert not await one.breakers.claim_probe("b"), "somebody has the claim, it seems"

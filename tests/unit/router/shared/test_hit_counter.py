@@ -6,70 +6,70 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.redis_keys import hits_of
-from router.shared.hit_counter import KEPT, LASTING, Popularity
-from tests.support.entry_factory import key
+from router.core.cache.redis_keys import hits_key
+from router.shared.hit_counter import COUNTS_TTL, MAX_ENTRIES_PER_TENANT, HitCounter
+from tests.support.entry_factory import entry_key
 
 in_session = pytest.mark.asyncio(loop_scope="session")
 
 
-def counted(popularity: Popularity) -> dict[Any, Any]:
-    return {command[3]: command[2] for command in popularity.take() if command[0] == "ZINCRBY"}
+def counted(popularity: HitCounter) -> dict[Any, Any]:
+    return {command[3]: command[2] for command in popularity.take_commands() if command[0] == "ZINCRBY"}
 
 
 @given(st.lists(st.integers(0, 5)))
 def test_every_hit_is_counted_once(numbers: list[int]) -> None:
-    popularity = Popularity()
+    popularity = HitCounter()
     for number in numbers:
-        popularity.note(key(number))
-    assert counted(popularity) == {key(n): numbers.count(n) for n in set(numbers)}
-    assert popularity.take() == []
+        popularity.record_hit(entry_key(number))
+    assert counted(popularity) == {entry_key(n): numbers.count(n) for n in set(numbers)}
+    assert popularity.take_commands() == []
 
 
 def test_what_does_not_fit_goes_uncounted_until_the_next_time() -> None:
-    popularity = Popularity(counted=2)
+    popularity = HitCounter(max_entries=2)
     for number in (1, 2, 3, 1):
-        popularity.note(key(number))
-    assert counted(popularity) == {key(1): 2, key(2): 1}
-    popularity.note(key(3))
-    assert counted(popularity) == {key(3): 1}
+        popularity.record_hit(entry_key(number))
+    assert counted(popularity) == {entry_key(1): 2, entry_key(2): 1}
+    popularity.record_hit(entry_key(3))
+    assert counted(popularity) == {entry_key(3): 1}
 
 
 def test_each_tenant_has_counts_of_its_own() -> None:
-    popularity = Popularity()
-    popularity.note(key(tenant="acme"))
-    popularity.note(key(tenant="other"))
-    assert [command[1] for command in popularity.take()] == [
-        hits_of(tenant) for tenant in ("acme", "other", "acme", "acme", "other", "other")
+    popularity = HitCounter()
+    popularity.record_hit(entry_key(tenant="acme"))
+    popularity.record_hit(entry_key(tenant="other"))
+    assert [command[1] for command in popularity.take_commands()] == [
+        hits_key(tenant) for tenant in ("acme", "other", "acme", "acme", "other", "other")
     ]
 
 
-async def add_up(client: Any, popularity: Popularity) -> None:
+async def add_up(client: Any, popularity: HitCounter) -> None:
     batch = client.pipeline(transaction=False)
-    for command in popularity.take():
+    for command in popularity.take_commands():
         batch.execute_command(*command)
     await batch.execute()
 
 
 @in_session
 async def test_counts_add_up_in_redis_and_expire(client: Any) -> None:
-    popularity = Popularity()
+    popularity = HitCounter()
     for _ in range(3):
-        popularity.note(key())
-        popularity.note(key())
+        popularity.record_hit(entry_key())
+        popularity.record_hit(entry_key())
         await add_up(client, popularity)
-    assert await client.zscore(hits_of("acme"), key()) == 6
-    assert LASTING - 10 < await client.ttl(hits_of("acme")) <= LASTING
+    assert await client.zscore(hits_key("acme"), entry_key()) == 6
+    assert COUNTS_TTL - 10 < await client.ttl(hits_key("acme")) <= COUNTS_TTL
 
 
 @in_session
 async def test_the_most_popular_remain_counted_in_redis(client: Any) -> None:
-    popularity = Popularity()
-    for number in range(KEPT + 50):
-        popularity.note(key(number))
+    popularity = HitCounter()
+    for number in range(MAX_ENTRIES_PER_TENANT + 50):
+        popularity.record_hit(entry_key(number))
         if number >= 50:
-            popularity.note(key(number))
+            popularity.record_hit(entry_key(number))
     await add_up(client, popularity)
-    assert await client.zcard(hits_of("acme")) == KEPT
-    assert await client.zscore(hits_of("acme"), key(0)) is None
-    assert await client.zscore(hits_of("acme"), key(KEPT)) == 2
+    assert await client.zcard(hits_key("acme")) == MAX_ENTRIES_PER_TENANT
+    assert await client.zscore(hits_key("acme"), entry_key(0)) is None
+    assert await client.zscore(hits_key("acme"), entry_key(MAX_ENTRIES_PER_TENANT)) == 2

@@ -9,35 +9,35 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.shared import purges as purges_module
 from router.shared.purges import BEGINNING, Purges
 from router.store.admin.purge import purge
-from router.store.local_cache import LocalCopy
-from tests.support.entry_factory import entry
+from router.store.local_cache import LocalCache
+from tests.support.entry_factory import make_entry
 from tests.support.gated_proxy import GatedProxy
-from tests.support.purge_log import recorded
+from tests.support.purge_log import logged_scopes
 from tests.support.redis_process import RedisServer
-from tests.support.store_fixture import Store
+from tests.support.store_fixture import StoreFixture
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEY = f"rh:1:acme:llama:{'5' * 16}:{'6' * 16}:{'7' * 32}"
 OTHER = KEY.replace("acme", "beta")
-ENTRY = entry(documents=("doc-1",))
-ACME = Scope(tenant="acme")
-ALL = Scope(all=True)
-OpenStore = Callable[..., Awaitable[Store]]
+ENTRY = make_entry(documents=("doc-1",))
+ACME = EntryFilter(tenant="acme")
+ALL = EntryFilter(all=True)
+OpenStore = Callable[..., Awaitable[StoreFixture]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_store(redis_server: RedisServer, redis: Any) -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make(url: str = redis_server.url, **options: Any) -> Store:
-            store = Store(url, **options)
+        async def make(url: str = redis_server.url, **options: Any) -> StoreFixture:
+            store = StoreFixture(url, **options)
             stack.push_async_callback(store.aclose)
             await store.start()
             return store
@@ -46,24 +46,24 @@ async def open_store(redis_server: RedisServer, redis: Any) -> AsyncIterator[Ope
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def store(open_store: OpenStore) -> Store:
+async def store(open_store: OpenStore) -> StoreFixture:
     return await open_store()
 
 
-async def noted(redis: Any, scope: Scope, id_: str = "*") -> None:
-    await redis.xadd(PURGES, {"scope": msgspec.json.encode(scope)}, id=id_)
+async def noted(redis: Any, scope: EntryFilter, id_: str = "*") -> None:
+    await redis.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(scope)}, id=id_)
 
 
 # -- the reply to a write is lost -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scope", [ACME, ALL, Scope(key=KEY), Scope(document="doc-1")], ids=str)
+@pytest.mark.parametrize("scope", [ACME, ALL, EntryFilter(key=KEY), EntryFilter(document="doc-1")], ids=str)
 async def test_a_purged_entry_whose_write_lost_its_reply_is_a_miss_and_is_deleted(
-    redis_server: RedisServer, client: Any, open_store: OpenStore, scope: Scope
+    redis_server: RedisServer, client: Any, open_store: OpenStore, scope: EntryFilter
 ) -> None:
     async with GatedProxy(redis_server) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
-        began = writer.purges.last
+        began = writer.purges.last_position
         await purge(client, scope)
         proxy.lose_reply_to = b"PEXPIRE"
         assert await writer.put(KEY, ENTRY, began) == "failed"
@@ -78,7 +78,7 @@ async def test_an_entry_that_no_purge_covers_is_found_although_its_write_lost_it
 ) -> None:
     async with GatedProxy(redis_server) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
-        await purge(client, Scope(tenant="beta"))
+        await purge(client, EntryFilter(tenant="beta"))
         proxy.lose_reply_to = b"PEXPIRE"
         assert await writer.put(KEY, ENTRY) == "failed"
         assert await reader.get(KEY) == ENTRY
@@ -93,7 +93,7 @@ async def test_a_reader_that_starts_after_the_purge_knows_it_too(client: Any, op
 
 async def test_a_reader_that_is_behind_the_writer_catches_up(client: Any, open_store: OpenStore) -> None:
     reader, writer = await open_store(), await open_store()
-    reader.purges.told = True  # all the same, the news of the purge is still on its way
+    reader.purges.listening = True  # all the same, the news of the purge is still on its way
     await noted(client, ACME)
     await writer.purges.catch_up()
     await writer.put(KEY, ENTRY)
@@ -105,10 +105,10 @@ async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_
 ) -> None:
     writer = await open_store()
     purges: list[Purges] = []
-    local = LocalCopy(100_000, covered=lambda *asked: purges[0].cover(*asked))
-    reader = await open_store(local=local, purged=lambda _: local.purged())
+    local = LocalCache(100_000, is_purged=lambda *asked: purges[0].covers(*asked))
+    reader = await open_store(local=local, purged=lambda _: local.on_purge())
     purges.append(reader.purges)
-    local.listening()
+    local.enable()
     for key in (KEY, OTHER):
         await writer.put(key, ENTRY)
         assert await reader.get(key) == ENTRY
@@ -117,7 +117,7 @@ async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_
     await reader.purges.catch_up()
     assert (local.get(KEY), local.get(OTHER) is not None, len(local)) == (None, True, 1)
     assert local.size > 0
-    local.changed([OTHER])
+    local.invalidate([OTHER])
     assert local.size == 0
 
 
@@ -130,7 +130,7 @@ async def test_an_entry_is_checked_against_all_purges_however_many_came_since(
     await noted(client, ACME)
     batch = client.pipeline(transaction=False)
     for number in range(2500):
-        batch.xadd(PURGES, {"scope": msgspec.json.encode(Scope(document=f"d{number}"))})
+        batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(document=f"d{number}"))})
     await batch.execute()
     for reader in (writer, await open_store()):
         assert (await reader.get(KEY), await reader.get(OTHER)) == (None, ENTRY)
@@ -140,22 +140,22 @@ async def test_an_entry_is_checked_against_all_purges_however_many_came_since(
 # -- many purges at once ----------------------------------------------------------------------------------------------
 
 
-async def test_an_entry_counts_as_stored_once_all_unknown_purges_were_read(store: Store, client: Any) -> None:
-    began = store.purges.last
+async def test_an_entry_counts_as_stored_once_all_unknown_purges_were_read(store: StoreFixture, client: Any) -> None:
+    began = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(2500):
-        batch.xadd(PURGES, {"scope": msgspec.json.encode(Scope(tenant=f"t{number}"))})
+        batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(tenant=f"t{number}"))})
     await batch.execute()
     await noted(client, ACME)
     assert await store.put(OTHER, ENTRY, began) == "stored"
-    assert store.purges.cover(KEY, (), began)
+    assert store.purges.covers(KEY, (), began)
 
 
-async def test_a_purge_on_a_later_page_undoes_a_write(store: Store, client: Any) -> None:
-    began = store.purges.last
+async def test_a_purge_on_a_later_page_undoes_a_write(store: StoreFixture, client: Any) -> None:
+    began = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(1500):
-        batch.xadd(PURGES, {"scope": msgspec.json.encode(Scope(tenant=f"t{number}"))})
+        batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(tenant=f"t{number}"))})
     await batch.execute()
     await noted(client, ACME)
     assert await store.put(KEY, ENTRY, began) == "purged"
@@ -165,11 +165,13 @@ async def test_a_purge_on_a_later_page_undoes_a_write(store: Store, client: Any)
 # -- the log is lost --------------------------------------------------------------------------------------------------
 
 
-async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(store: Store, client: Any) -> None:
-    await noted(client, Scope(tenant="beta"))
+async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(
+    store: StoreFixture, client: Any
+) -> None:
+    await noted(client, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
-    began = store.purges.last
-    await client.delete(PURGES)
+    began = store.purges.last_position
+    await client.delete(PURGE_LOG_KEY)
     await noted(client, ACME, "5-1")  # by a clock that is far behind
     assert await store.put(KEY, ENTRY, began) == "purged"
     await store.purges.catch_up()
@@ -177,65 +179,69 @@ async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(
     assert not await client.exists(KEY)
 
 
-async def test_a_log_that_was_replaced_by_one_with_the_same_id_is_noticed(store: Store, client: Any) -> None:
-    began = store.purges.last
-    await client.delete(PURGES)
+async def test_a_log_that_was_replaced_by_one_with_the_same_id_is_noticed(store: StoreFixture, client: Any) -> None:
+    began = store.purges.last_position
+    await client.delete(PURGE_LOG_KEY)
     await noted(client, ACME, "%d-%d" % began)  # noqa: UP031 - shorter so
     assert await store.put(KEY, ENTRY, began) == "purged"
 
 
-async def test_after_the_log_went_back_its_ids_are_beyond_all_that_were_known(store: Store, client: Any) -> None:
-    began = store.purges.last
-    await client.delete(PURGES)
-    await noted(client, Scope(tenant="beta"), "5-1")
+async def test_after_the_log_went_back_its_ids_are_beyond_all_that_were_known(store: StoreFixture, client: Any) -> None:
+    began = store.purges.last_position
+    await client.delete(PURGE_LOG_KEY)
+    await noted(client, EntryFilter(tenant="beta"), "5-1")
     await store.purges.catch_up()
-    assert store.purges.last > began
+    assert store.purges.last_position > began
     assert await store.put(KEY, ENTRY) == "stored"
     assert await store.get(KEY) == ENTRY
     await purge(client, ACME)
     await store.purges.catch_up()
-    assert store.purges.cover(KEY, (), began)
-    assert not store.purges.cover(KEY, (), store.purges.last)
+    assert store.purges.covers(KEY, (), began)
+    assert not store.purges.covers(KEY, (), store.purges.last_position)
 
 
 async def test_what_was_stored_before_the_log_was_lost_is_a_miss(
-    store: Store, open_store: OpenStore, client: Any
+    store: StoreFixture, open_store: OpenStore, client: Any
 ) -> None:
     await store.put(KEY, ENTRY)
-    await client.delete(PURGES)
-    await noted(client, Scope(tenant="beta"), "5-1")
+    await client.delete(PURGE_LOG_KEY)
+    await noted(client, EntryFilter(tenant="beta"), "5-1")
     assert await store.get(KEY) is None
     await store.put(KEY, ENTRY)
     assert await (await open_store()).get(KEY) == ENTRY
 
 
-async def test_an_entry_with_a_mark_beyond_the_log_is_a_miss(store: Store, open_store: OpenStore, client: Any) -> None:
+async def test_an_entry_with_a_mark_beyond_the_log_is_a_miss(
+    store: StoreFixture, open_store: OpenStore, client: Any
+) -> None:
     await store.put(KEY, ENTRY)
-    await client.delete(PURGES)
-    await noted(client, Scope(tenant="beta"), "5-1")
+    await client.delete(PURGE_LOG_KEY)
+    await noted(client, EntryFilter(tenant="beta"), "5-1")
     assert await (await open_store()).get(KEY) is None, "to a process that knows nothing of the log that was lost"
 
 
-async def test_who_knows_of_lost_records_says_so_once_for_all(store: Store, open_store: OpenStore, client: Any) -> None:
+async def test_who_knows_of_lost_records_says_so_once_for_all(
+    store: StoreFixture, open_store: OpenStore, client: Any
+) -> None:
     other = await open_store()
     await noted(client, ACME)
     for one in (store, other):
         await one.purges.catch_up()
-    began = store.purges.last
-    ((last, _),) = await client.xrevrange(PURGES, count=1)
-    await client.xdel(PURGES, last)  # as in a failover to a replica that did not have it yet
+    began = store.purges.last_position
+    ((last, _),) = await client.xrevrange(PURGE_LOG_KEY, count=1)
+    await client.xdel(PURGE_LOG_KEY, last)  # as in a failover to a replica that did not have it yet
     for one in (store, other):
         await one.purges.catch_up()
-        assert one.purges.cover(OTHER, (), began)
-        assert not one.purges.cover(OTHER, (), one.purges.last)
-    assert await recorded(client) == [ALL]
-    assert store.purges.last == other.purges.last
+        assert one.purges.covers(OTHER, (), began)
+        assert not one.purges.covers(OTHER, (), one.purges.last_position)
+    assert await logged_scopes(client) == [ALL]
+    assert store.purges.last_position == other.purges.last_position
 
 
 async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_store: OpenStore, client: Any) -> None:
-    told: list[Scope] = []
+    told: list[EntryFilter] = []
     store = await open_store(purged=told.append)
-    await client.delete(PURGES)
+    await client.delete(PURGE_LOG_KEY)
     await store.purges.catch_up()
     assert told == [ALL]
     await store.purges.catch_up()
@@ -243,26 +249,28 @@ async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_sto
 
 
 async def test_records_that_were_trimmed_while_a_process_was_away_may_have_meant_anything(
-    store: Store, client: Any
+    store: StoreFixture, client: Any
 ) -> None:
-    began = store.purges.last
+    began = store.purges.last_position
     for number in range(5):
-        await noted(client, Scope(tenant=f"t{number}"))
-    await client.xtrim(PURGES, maxlen=2, approximate=False)
+        await noted(client, EntryFilter(tenant=f"t{number}"))
+    await client.xtrim(PURGE_LOG_KEY, maxlen=2, approximate=False)
     await store.purges.catch_up()
-    assert store.purges.cover(KEY, (), began)
-    assert await recorded(client) == [Scope(tenant="t3"), Scope(tenant="t4")], "nothing was lost that others know"
+    assert store.purges.covers(KEY, (), began)
+    assert await logged_scopes(client) == [EntryFilter(tenant="t3"), EntryFilter(tenant="t4")], (
+        "nothing was lost that others know"
+    )
 
 
 async def test_the_log_is_learned_page_by_page(
-    store: Store, open_store: OpenStore, client: Any, monkeypatch: pytest.MonkeyPatch
+    store: StoreFixture, open_store: OpenStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purges_module, "_PAGE", 3)
     await store.put(KEY, ENTRY)
     for number in range(10):
-        await noted(client, ACME if number == 4 else Scope(tenant=f"t{number}"))
+        await noted(client, ACME if number == 4 else EntryFilter(tenant=f"t{number}"))
     late = await open_store()
-    assert (await late.get(KEY), late.purges.last > BEGINNING) == (None, True)
+    assert (await late.get(KEY), late.purges.last_position > BEGINNING) == (None, True)
 
 
 async def test_a_redis_that_takes_no_writes_has_no_log_begun_and_gives_what_it_has(
@@ -271,7 +279,7 @@ async def test_a_redis_that_takes_no_writes_has_no_log_begun_and_gives_what_it_h
     await own_redis.start()
     await own_redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
     store = await open_store(own_redis.url)
-    assert (store.purges.learned, store.purges.last) == (True, BEGINNING)
+    assert (store.purges.loaded, store.purges.last_position) == (True, BEGINNING)
     await own_redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
     assert await store.put(KEY, ENTRY) == "stored"
     assert await store.get(KEY) == ENTRY
@@ -282,16 +290,16 @@ async def test_nothing_is_stored_while_a_lost_log_cannot_be_continued(
 ) -> None:
     await own_redis.start()
     store = await open_store(own_redis.url)
-    await own_redis.command("DEL", PURGES)
+    await own_redis.command("DEL", PURGE_LOG_KEY)
     await own_redis.command("CONFIG", "SET", "min-replicas-to-write", "1")
     await store.purges.catch_up()
-    assert not store.purges.learned
+    assert not store.purges.loaded
     assert await store.put(KEY, ENTRY) == "purged"
     await own_redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
 
     async def learned() -> bool:
         await store.purges.catch_up()
-        return store.purges.learned
+        return store.purges.loaded
 
     await eventually(learned)
     assert await store.put(KEY, ENTRY) == "stored"
@@ -299,10 +307,10 @@ async def test_nothing_is_stored_while_a_lost_log_cannot_be_continued(
 
 async def test_two_who_find_the_log_lost_at_the_same_time_agree(open_store: OpenStore, client: Any) -> None:
     stores = [await open_store() for _ in range(3)]
-    await client.delete(PURGES)
+    await client.delete(PURGE_LOG_KEY)
     await asyncio.gather(*(store.purges.catch_up() for store in stores))
     for store in stores:
         await store.purges.catch_up()
-    assert len({store.purges.last for store in stores}) == 1
+    assert len({store.purges.last_position for store in stores}) == 1
     assert await stores[0].put(KEY, ENTRY) == "stored"
     assert await stores[1].get(KEY) == ENTRY

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.types import Entry
 from router.net.redis.pipeline import RedisDownError
 from router.shared import purges as purges_module
 from router.shared.purges import BEGINNING, Purges
 from tests.support.redis_process import RedisServer
-from tests.support.store_fixture import Store
+from tests.support.store_fixture import StoreFixture
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -27,38 +27,38 @@ ENTRY = Entry(
     digest="d" * 64, body=b"{}", stream=None, model="llama", engine="e", task="chat",
     created=1700000000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1, documents=("doc-1",),
 )  # fmt: skip
-ACME = Scope(tenant="acme")
-OpenStore = Callable[[], Awaitable[Store]]
+ACME = EntryFilter(tenant="acme")
+OpenStore = Callable[[], Awaitable[StoreFixture]]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_store(redis_server: RedisServer, redis: Any) -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make() -> Store:
-            store = Store(redis_server.url)
+        async def make() -> StoreFixture:
+            store = StoreFixture(redis_server.url)
             stack.push_async_callback(store.aclose)
             await store.start()
-            await store.purges.learn()
+            await store.purges.load()
             return store
 
         yield make
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def store(open_store: OpenStore) -> Store:
+async def store(open_store: OpenStore) -> StoreFixture:
     return await open_store()
 
 
-async def noted(redis: Any, scope: Scope | bytes) -> None:
+async def noted(redis: Any, scope: EntryFilter | bytes) -> None:
     """Puts a purge into the stream, as whoever purges does first."""
-    await redis.xadd(PURGES, {"scope": scope if isinstance(scope, bytes) else msgspec.json.encode(scope)})
+    await redis.xadd(PURGE_LOG_KEY, {"scope": scope if isinstance(scope, bytes) else msgspec.json.encode(scope)})
 
 
-async def purged(redis: Any, scope: Scope) -> None:
+async def purged(redis: Any, scope: EntryFilter) -> None:
     """Purges as an administrator does: first the record, then what is found."""
     await noted(redis, scope)
-    async for key in redis.scan_iter(match=scope.pattern):
+    async for key in redis.scan_iter(match=scope.key_pattern):
         if scope.matches(key):
             await redis.delete(key)
 
@@ -66,11 +66,11 @@ async def purged(redis: Any, scope: Scope) -> None:
 # -- what becomes known -----------------------------------------------------------------------------------------------
 
 
-async def test_each_purge_becomes_known_once_and_in_order(store: Store, redis: Any) -> None:
-    told: list[Scope] = []
-    purges = Purges(store.line, told.append)
-    await purges.learn()
-    scopes = [Scope(tenant=f"t{n}") for n in range(5)]
+async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, redis: Any) -> None:
+    told: list[EntryFilter] = []
+    purges = Purges(store.pipeline, told.append)
+    await purges.load()
+    scopes = [EntryFilter(tenant=f"t{n}") for n in range(5)]
     for scope in scopes:
         await noted(redis, scope)
         await purges.catch_up()
@@ -83,46 +83,46 @@ async def test_what_was_purged_before_a_process_began_means_nothing_to_what_it_b
 ) -> None:
     await noted(redis, ACME)
     store = await open_store()
-    assert store.purges.last > BEGINNING
-    assert await store.put(KEY, ENTRY, store.purges.last) == "stored"
+    assert store.purges.last_position > BEGINNING
+    assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
 
 
 async def test_what_began_before_anything_was_learned_is_not_stored_if_anything_was_purged(
     redis: Any, open_store: OpenStore
 ) -> None:
-    await noted(redis, Scope(tenant="somebody-else"))
+    await noted(redis, EntryFilter(tenant="somebody-else"))
     store = await open_store()
     assert await store.put(KEY, ENTRY, BEGINNING) == "purged"
 
 
 async def test_of_two_who_purge_each_learns_of_the_other(open_store: OpenStore, redis: Any) -> None:
     one, other = await open_store(), await open_store()
-    for store, scope in ((one, ACME), (other, Scope(model="llama"))):
-        await store.command("XADD", PURGES, "*", "scope", msgspec.json.encode(scope))
+    for store, scope in ((one, ACME), (other, EntryFilter(model="llama"))):
+        await store.command("XADD", PURGE_LOG_KEY, "*", "scope", msgspec.json.encode(scope))
     for store in (one, other):
         await store.purges.catch_up()
-        assert store.purges.cover(KEY, (), BEGINNING)
-        assert store.purges.cover(OTHER, (), BEGINNING), "by the other's"
-    assert one.purges.last == other.purges.last
+        assert store.purges.covers(KEY, (), BEGINNING)
+        assert store.purges.covers(OTHER, (), BEGINNING), "by the other's"
+    assert one.purges.last_position == other.purges.last_position
 
 
 async def test_any_number_of_purges_is_caught_up_with(
-    store: Store, redis: Any, monkeypatch: pytest.MonkeyPatch
+    store: StoreFixture, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purges_module, "_PAGE", 3)
-    began = store.purges.last
+    began = store.purges.last_position
     await noted(redis, ACME)
     for n in range(10):
-        await noted(redis, Scope(tenant=f"t{n}"))
+        await noted(redis, EntryFilter(tenant=f"t{n}"))
     await store.purges.catch_up()
-    assert store.purges.cover(KEY, (), began)
-    assert store.purges.cover(KEY.replace("acme", "t9"), (), began)
+    assert store.purges.covers(KEY, (), began)
+    assert store.purges.covers(KEY.replace("acme", "t9"), (), began)
 
 
-async def test_the_first_purge_after_redis_lost_all_is_known_too(store: Store, redis: Any) -> None:
+async def test_the_first_purge_after_redis_lost_all_is_known_too(store: StoreFixture, redis: Any) -> None:
     await noted(redis, ACME)
     await store.purges.catch_up()
-    began = store.purges.last
+    began = store.purges.last_position
     await redis.flushall()
 
     async def is_later() -> bool:
@@ -131,17 +131,17 @@ async def test_the_first_purge_after_redis_lost_all_is_known_too(store: Store, r
         return bool(seconds * 1000 + micros // 1000 > began[0])
 
     await eventually(is_later)
-    await noted(redis, Scope(tenant="beta"))
+    await noted(redis, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
-    assert store.purges.cover(OTHER, (), began)
-    assert store.purges.cover(KEY, (), began), "purges that nobody knows of may have been lost, too"
-    assert not store.purges.cover(OTHER, (), store.purges.last), "what begins now is new"
+    assert store.purges.covers(OTHER, (), began)
+    assert store.purges.covers(KEY, (), began), "purges that nobody knows of may have been lost, too"
+    assert not store.purges.covers(OTHER, (), store.purges.last_position), "what begins now is new"
 
 
 async def test_while_redis_is_away_a_change_is_passed_over_and_catching_up_says_so(own_redis: RedisServer) -> None:
-    store = Store(own_redis.url)
+    store = StoreFixture(own_redis.url)
     opening = asyncio.ensure_future(store.start())
-    await store.purges.changed()
+    await store.purges.try_catch_up()
     with pytest.raises(RedisDownError):
         await store.purges.catch_up()
     opening.cancel()
@@ -154,47 +154,47 @@ async def test_while_redis_is_away_a_change_is_passed_over_and_catching_up_says_
 @pytest.mark.parametrize(
     ("scope", "meant"),
     [
-        (Scope(all=True), True), (Scope(key=KEY), True), (Scope(tenant="acme", model="llama"), True),
-        (Scope(system="5" * 16), True), (Scope(rag="6" * 16), True), (Scope(document="doc-1"), True),
-        (Scope(key=OTHER), False), (Scope(tenant="acme", model="mistral"), False), (Scope(system="6" * 16), False),
-        (Scope(document="doc-2"), False), (Scope(), False),
+        (EntryFilter(all=True), True), (EntryFilter(key=KEY), True), (EntryFilter(tenant="acme", model="llama"), True),
+        (EntryFilter(system="5" * 16), True), (EntryFilter(rag="6" * 16), True), (EntryFilter(document="doc-1"), True),
+        (EntryFilter(key=OTHER), False), (EntryFilter(tenant="acme", model="mistral"), False), (EntryFilter(system="6" *
+        16), False), (EntryFilter(document="doc-2"), False), (EntryFilter(), False),
     ],
 )  # fmt: skip
 async def test_an_answer_is_covered_if_a_purge_since_it_began_means_it(
-    store: Store, redis: Any, scope: Scope, meant: bool
+    store: StoreFixture, redis: Any, scope: EntryFilter, meant: bool
 ) -> None:
-    began = store.purges.last
+    began = store.purges.last_position
     await noted(redis, scope)
     await store.purges.catch_up()
-    assert store.purges.cover(KEY, ("doc-1",), began) is meant
-    assert not store.purges.cover(KEY, ("doc-1",), store.purges.last), "what begins now is new"
+    assert store.purges.covers(KEY, ("doc-1",), began) is meant
+    assert not store.purges.covers(KEY, ("doc-1",), store.purges.last_position), "what begins now is new"
 
 
 async def test_what_began_before_all_purges_that_are_remembered_may_have_been_meant(
     redis: Any, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purges_module, "REMEMBERED", 3)
+    monkeypatch.setattr(purges_module, "MAX_PURGES", 3)
     store = await open_store()
-    began = [store.purges.last]
+    began = [store.purges.last_position]
     for n in range(6):
-        await noted(redis, Scope(tenant=f"t{n}"))
+        await noted(redis, EntryFilter(tenant=f"t{n}"))
         await store.purges.catch_up()
-        began.append(store.purges.last)
-    assert [store.purges.cover(KEY, (), mark) for mark in began] == [True, True, True, False, False, False, False]
+        began.append(store.purges.last_position)
+    assert [store.purges.covers(KEY, (), mark) for mark in began] == [True, True, True, False, False, False, False]
 
 
 # -- purging and writing at once --------------------------------------------------------------------------------------
 
 
-async def test_a_purge_before_the_write_that_nobody_has_told_of_undoes_it(store: Store, redis: Any) -> None:
-    began = store.purges.last
+async def test_a_purge_before_the_write_that_nobody_has_told_of_undoes_it(store: StoreFixture, redis: Any) -> None:
+    began = store.purges.last_position
     await purged(redis, ACME)
     assert await store.put(KEY, ENTRY, began) == "purged"
     assert await store.get(KEY) is None
 
 
-async def test_a_purge_that_is_known_before_the_write_prevents_it(store: Store, redis: Any) -> None:
-    began = store.purges.last
+async def test_a_purge_that_is_known_before_the_write_prevents_it(store: StoreFixture, redis: Any) -> None:
+    began = store.purges.last_position
     await noted(redis, ACME)
     await store.purges.catch_up()
     written = store.put(KEY, ENTRY, began)
@@ -203,8 +203,8 @@ async def test_a_purge_that_is_known_before_the_write_prevents_it(store: Store, 
     assert not await redis.exists(KEY)
 
 
-async def test_a_purge_after_the_write_finds_it(store: Store, redis: Any) -> None:
-    assert await store.put(KEY, ENTRY, store.purges.last) == "stored"
+async def test_a_purge_after_the_write_finds_it(store: StoreFixture, redis: Any) -> None:
+    assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
     await purged(redis, ACME)
     assert await store.get(KEY) is None
 
@@ -213,7 +213,7 @@ async def test_a_write_and_a_purge_at_the_same_time_leave_nothing(open_store: Op
     store = await open_store()
     results = set()
     for n in range(60):
-        began = store.purges.last
+        began = store.purges.last_position
 
         async def after(steps: int) -> None:
             for _ in range(steps):
@@ -230,33 +230,35 @@ async def test_a_write_and_a_purge_at_the_same_time_leave_nothing(open_store: Op
     assert results <= {"stored", "purged"}
 
 
-async def test_what_a_purge_does_not_mean_is_stored(store: Store, redis: Any) -> None:
-    began = store.purges.last
+async def test_what_a_purge_does_not_mean_is_stored(store: StoreFixture, redis: Any) -> None:
+    began = store.purges.last_position
     await noted(redis, ACME)
     assert await store.put(OTHER, ENTRY, began) == "stored"
 
 
-async def test_what_begins_after_a_purge_is_stored(store: Store, redis: Any) -> None:
+async def test_what_begins_after_a_purge_is_stored(store: StoreFixture, redis: Any) -> None:
     await noted(redis, ACME)
     await store.purges.catch_up()
-    assert await store.put(KEY, ENTRY, store.purges.last) == "stored"
+    assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
 
 
 # -- what is no purge -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [("SET", PURGES, "x"), ("HSET", PURGES, "a", "b"), ("LPUSH", PURGES, "x")])
+@pytest.mark.parametrize(
+    "command", [("SET", PURGE_LOG_KEY, "x"), ("HSET", PURGE_LOG_KEY, "a", "b"), ("LPUSH", PURGE_LOG_KEY, "x")]
+)
 async def test_something_else_in_the_place_of_the_stream_spoils_nothing(
     redis_server: RedisServer, redis: Any, command: tuple[str, ...]
 ) -> None:
     await redis.execute_command(*command)
-    store = Store(redis_server.url)
+    store = StoreFixture(redis_server.url)
     await store.start()
-    assert store.up
-    await store.purges.learn()
+    assert store.is_up
+    await store.purges.load()
     await store.purges.catch_up()
-    assert store.purges.learned
-    assert await store.put(KEY, ENTRY, store.purges.last) == "stored"
+    assert store.purges.loaded
+    assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
     await store.aclose()
 
 
@@ -267,9 +269,9 @@ async def test_something_else_in_the_place_of_the_stream_spoils_nothing(
     ids=repr,
 )  # fmt: skip
 async def test_a_record_that_is_not_understood_is_passed_over(
-    store: Store, redis: Any, record: bytes, caplog: pytest.LogCaptureFixture
+    store: StoreFixture, redis: Any, record: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    began = store.purges.last
+    began = store.purges.last_position
     await noted(redis, record)
     assert await asyncio.wait_for(store.put(OTHER, ENTRY, began), 5) == "stored"
     assert "not understood" in caplog.text
@@ -277,9 +279,9 @@ async def test_a_record_that_is_not_understood_is_passed_over(
     assert await store.put(KEY, ENTRY, began) == "purged"
 
 
-async def test_a_record_without_a_scope_is_passed_over(store: Store, redis: Any) -> None:
-    began = store.purges.last
-    await redis.xadd(PURGES, {"something": "else"})
-    await redis.xadd(PURGES, {"scope": msgspec.json.encode(ACME), "at": "now"})
+async def test_a_record_without_a_scope_is_passed_over(store: StoreFixture, redis: Any) -> None:
+    began = store.purges.last_position
+    await redis.xadd(PURGE_LOG_KEY, {"something": "else"})
+    await redis.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(ACME), "at": "now"})
     assert await store.put(KEY, ENTRY, began) == "purged"
     assert await store.put(OTHER, ENTRY, began) == "stored"

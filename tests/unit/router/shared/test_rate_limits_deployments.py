@@ -19,12 +19,12 @@ async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
     try:
         tenant = secrets.token_hex(4)
         limits = TenantLimits(line, {tenant: Quota(requests_per_minute=7, concurrent_requests=90)})
-        permits = await asyncio.gather(*(limits.ask(tenant) for _ in range(40)))
+        permits = await asyncio.gather(*(limits.reserve(tenant) for _ in range(40)))
         assert line.up
-        assert [permit.allowance.refused for permit in permits if permit is not None].count(None) == 7
+        assert [permit.status.exceeded for permit in permits if permit is not None].count(None) == 7
         alone = TenantLimits(line, {tenant: Quota(requests_per_minute=7)})
-        other = await alone.ask(tenant)
+        other = await alone.reserve(tenant)
         assert other is not None
-        assert other.allowance.refused == "requests", "it was counted there and not here"
+        assert other.status.exceeded == "requests", "it was counted there and not here"
     finally:
         await line.aclose()

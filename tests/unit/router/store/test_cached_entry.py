@@ -6,17 +6,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.core.cache.key import Key
+from router.core.cache.key import CacheKey
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import Request, parse
+from router.core.endpoints.request import InferenceRequest, parse_request
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.types import Endpoint, Entry
-from router.store.cached_entry import MAX_FORM, Stored
-from router.store.local_cache import LocalCopy
+from router.store.cached_entry import MAX_CANONICAL_SIZE, CachedEntry
+from router.store.local_cache import LocalCache
 
-KEY = Key("rh:1:default:m:0:0:0", ("what was asked",))
-OTHER = Key(KEY.text, ("what another asked",))
+KEY = CacheKey("rh:1:default:m:0:0:0", ("what was asked",))
+OTHER = CacheKey(KEY.text, ("what another asked",))
 MESSAGE = {"role": "assistant", "content": "The sea."}
 ANSWER = {"id": "c", "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}], "usage": {"x": 1}}
 ENTRY = Entry(
@@ -25,51 +25,51 @@ ENTRY = Entry(
 )  # fmt: skip
 
 
-def asking(**fields: Any) -> Request:
-    return parse(Endpoint.CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
+def asking(**fields: Any) -> InferenceRequest:
+    return parse_request(Endpoint.CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
 
 
 EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]}\n\n'
 PARTS = StreamParts()
-PARTS.keep(EVENT)
+PARTS.append(EVENT)
 STREAMED = msgspec.structs.replace(ENTRY, stream=encode_stream(PARTS, ENTRY.body, None, lossless=True))
 FORMS = [asking(), asking(stream=True), asking(stream=True, stream_options={"include_usage": True})]
 
 
-def held(limit: int, entry: Entry = ENTRY) -> tuple[LocalCopy, Stored]:
-    copy = LocalCopy(limit, clock=lambda: 1000.0)
-    copy.listening()
-    copy.fetching(KEY.text)(entry)
+def held(limit: int, entry: Entry = ENTRY) -> tuple[LocalCache, CachedEntry]:
+    copy = LocalCache(limit, clock=lambda: 1000.0)
+    copy.enable()
+    copy.begin_fetch(KEY.text)(entry)
     stored = copy.get(KEY.text)
     assert stored is not None
     return copy, stored
 
 
-def in_the_copy() -> Stored:
+def in_the_copy() -> CachedEntry:
     return held(100_000)[1]
 
 
-@pytest.mark.parametrize("stored", [Stored(ENTRY), in_the_copy()], ids=["fetched", "in-the-copy"])
-def test_an_entry_answers_its_own_request_and_no_other_however_often_it_is_asked(stored: Stored) -> None:
-    asked = [Key(key.text, key.form) for key in (OTHER, KEY, OTHER, KEY)]
-    assert [stored.answers(key) for key in asked] == [False, True, False, True]
+@pytest.mark.parametrize("stored", [CachedEntry(ENTRY), in_the_copy()], ids=["fetched", "in-the-copy"])
+def test_an_entry_answers_its_own_request_and_no_other_however_often_it_is_asked(stored: CachedEntry) -> None:
+    asked = [CacheKey(key.text, key.canonical_parts) for key in (OTHER, KEY, OTHER, KEY)]
+    assert [stored.matches(key) for key in asked] == [False, True, False, True]
 
 
 def test_an_entry_of_the_copy_that_was_proven_once_needs_no_digest() -> None:
     stored = in_the_copy()
-    assert stored.answers(KEY)
+    assert stored.matches(KEY)
 
-    class Undigested(Key):
+    class Undigested(CacheKey):
         @property
         def digest(self) -> str:
             raise AssertionError
 
-    assert stored.answers(Undigested(KEY.text, KEY.form))
+    assert stored.matches(Undigested(KEY.text, KEY.canonical_parts))
 
 
 @pytest.mark.parametrize("entry", [ENTRY, STREAMED], ids=["json", "streamed"])
 @pytest.mark.parametrize("asked", FORMS, ids=["json", "stream", "usage"])
-def test_what_is_given_again_is_what_was_given_first(asked: Request, entry: Entry) -> None:
+def test_what_is_given_again_is_what_was_given_first(asked: InferenceRequest, entry: Entry) -> None:
     _, stored = held(100_000, entry)
     given = [stored.replay(one) for one in (asked, *FORMS, asked)]
     assert given[0] == given[-1] == replay(entry, asked)
@@ -82,33 +82,33 @@ def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
     before = copy.size
     made = stored.replay(FORMS[1])
     assert made is not None
-    stored.answers(KEY)
-    stored.answers(KEY)
+    stored.matches(KEY)
+    stored.matches(KEY)
     assert copy.size == before + len(made) + KEY.size
-    copy.changed([KEY.text])
+    copy.invalidate([KEY.text])
     assert (copy.size, len(copy)) == (0, 0)
     stored.replay(FORMS[2])
     assert copy.size == 0, "it is no longer there"
 
 
 def test_a_long_request_is_hashed_each_time_and_takes_no_room() -> None:
-    long = Key(KEY.text, ("x" * (MAX_FORM + 1),))
+    long = CacheKey(KEY.text, ("x" * (MAX_CANONICAL_SIZE + 1),))
     copy, stored = held(100_000, msgspec.structs.replace(ENTRY, digest=long.digest))
     before = copy.size
-    assert [stored.answers(key) for key in (long, KEY, long)] == [True, False, True]
+    assert [stored.matches(key) for key in (long, KEY, long)] == [True, False, True]
     assert copy.size == before
 
 
 def test_where_there_is_no_room_for_more_the_entry_alone_stays() -> None:
     copy, stored = held(1500 + ENTRY.size)
     assert stored.replay(FORMS[1]) == replay(ENTRY, FORMS[1])
-    assert stored.answers(KEY)
+    assert stored.matches(KEY)
     assert (copy.size, len(copy)) == (1500 + ENTRY.size, 1)
 
 
 def test_what_is_kept_beside_an_entry_drives_out_whom_nobody_has_asked_for_longest() -> None:
     copy, _ = held(2 * (1500 + ENTRY.size))
-    copy.fetching("other")(ENTRY)
+    copy.begin_fetch("other")(ENTRY)
     other = copy.get("other")
     assert other is not None
     other.replay(FORMS[1])
@@ -119,12 +119,12 @@ def test_a_form_that_drives_its_own_entry_out_takes_no_room() -> None:
     size = 1500 + ENTRY.size
     copy, stored = held(20 * size)
     for number in range(19):
-        copy.fetching(f"{KEY.text}{number}")(ENTRY)
+        copy.begin_fetch(f"{KEY.text}{number}")(ENTRY)
     assert stored.replay(FORMS[1]) is not None
     assert copy.get(KEY.text) is None
-    copy.drop()
+    copy.invalidate_all()
     assert copy.size == 0
-    copy.fetching(KEY.text)(ENTRY)
+    copy.begin_fetch(KEY.text)(ENTRY)
     again = copy.get(KEY.text)
     assert again is not None
     before = copy.size
@@ -138,7 +138,7 @@ def test_replayed_forms_take_a_quarter_of_the_room_and_drive_out_no_entry() -> N
     copy, _ = held(12 * size)
     names = [f"{KEY.text}{number}" for number in range(8)]
     for name in names:
-        copy.fetching(name)(ENTRY)
+        copy.begin_fetch(name)(ENTRY)
     for name in names:
         stored = copy.get(name)
         assert stored is not None

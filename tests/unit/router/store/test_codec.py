@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.store.codec import to_entry
-from tests.support.entry_factory import entry, fields_of
+from router.store.codec import decode_entry
+from tests.support.entry_factory import make_entry, redis_fields
 
 BYTES = st.none() | st.binary(max_size=40)
 HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
@@ -23,14 +23,14 @@ HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
     params=HEX,
 )
 def test_what_was_written_is_read(**fields: Any) -> None:
-    kept = entry(**fields)
-    assert to_entry(fields_of(kept)) == kept
+    kept = make_entry(**fields)
+    assert decode_entry(redis_fields(kept)) == kept
 
 
 def test_what_an_entry_does_not_have_takes_no_field() -> None:
-    assert {b"stream", b"documents", b"question", b"params"} & set(fields_of(entry())) == set()
+    assert {b"stream", b"documents", b"question", b"params"} & set(redis_fields(make_entry())) == set()
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"nonsense", b"\xff", b'"a"'])
 def test_documents_that_cannot_be_read_make_it_no_entry(value: bytes) -> None:
-    assert to_entry({**fields_of(entry()), b"documents": value}) is None
+    assert decode_entry({**redis_fields(make_entry()), b"documents": value}) is None

@@ -10,23 +10,23 @@ import pytest
 import pytest_asyncio
 
 from router.core.types import Entry
-from tests.support.entry_factory import entry
+from tests.support.entry_factory import make_entry
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import RouterServer
-from tests.support.store_fixture import Store
+from tests.support.store_fixture import StoreFixture
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-JSON = entry(body=b'{"choices": ["one", "two"]}')
-STREAMED = entry(body=b'{"choices": []}', stream=b"=recipe")
+JSON = make_entry(body=b'{"choices": ["one", "two"]}')
+STREAMED = make_entry(body=b'{"choices": []}', stream=b"=recipe")
 
 
-class CountingStore(Store):
+class CountingStore(StoreFixture):
     """A store that counts the damaged entries that it has found."""
 
     def __init__(self, url: str) -> None:
         self.damaged = 0
-        super().__init__(url, damaged=self._count)
+        super().__init__(url, on_damaged=self._count)
 
     def _count(self) -> None:
         self.damaged += 1

@@ -13,12 +13,12 @@ import pytest_asyncio
 from router.core.types import Entry
 from router.net.redis.pipeline import RedisDownError
 from tests.support.redis_process import RedisServer
-from tests.support.store_fixture import Store
+from tests.support.store_fixture import StoreFixture
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OpenStore = Callable[..., Awaitable[Store]]
+OpenStore = Callable[..., Awaitable[StoreFixture]]
 
 ENTRY = Entry(
     digest="d" * 64,
@@ -39,8 +39,8 @@ ENTRY = Entry(
 async def open_store() -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make(server: RedisServer, **options: Any) -> Store:
-            store = Store(server.url, **options)
+        async def make(server: RedisServer, **options: Any) -> StoreFixture:
+            store = StoreFixture(server.url, **options)
             await store.start()
             stack.push_async_callback(store.aclose)
             return store
@@ -49,27 +49,27 @@ async def open_store() -> AsyncIterator[OpenStore]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) -> Store:
+async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) -> StoreFixture:
     return await open_store(redis_server)
 
 
 # -- what was put is found --------------------------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_found_by_the_next_get(store: Store) -> None:
+async def test_what_was_put_is_found_by_the_next_get(store: StoreFixture) -> None:
     written = store.put("k", ENTRY)
     assert await store.get("k") == ENTRY
     assert await written == "stored"
 
 
-async def test_an_entry_comes_back_without_what_it_never_had(store: Store) -> None:
+async def test_an_entry_comes_back_without_what_it_never_had(store: StoreFixture) -> None:
     entry = msgspec.structs.replace(ENTRY, stream=None)
     store.put("k", entry)
     assert await store.get("k") == entry
 
 
 async def test_another_process_finds_what_redis_has(
-    redis_server: RedisServer, store: Store, open_store: OpenStore
+    redis_server: RedisServer, store: StoreFixture, open_store: OpenStore
 ) -> None:
     other = await open_store(redis_server)
     assert await other.get("k") is None
@@ -77,7 +77,7 @@ async def test_another_process_finds_what_redis_has(
     assert await other.get("k") == ENTRY
 
 
-async def test_many_lookups_at_once_each_get_their_own_answer(store: Store) -> None:
+async def test_many_lookups_at_once_each_get_their_own_answer(store: StoreFixture) -> None:
     entries = {f"k{n}": msgspec.structs.replace(ENTRY, prompt_tokens=n) for n in range(300)}
     for key, entry in entries.items():
         store.put(key, entry)
@@ -85,7 +85,7 @@ async def test_many_lookups_at_once_each_get_their_own_answer(store: Store) -> N
     assert found == list(entries.values())
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: Store) -> None:
+async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: StoreFixture) -> None:
     store.put("k", ENTRY)
     waiting = [asyncio.ensure_future(store.get("k")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -96,18 +96,18 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: Store)
 # -- every entry has an expiry, and no field of an older one ----------------------------------------------------------
 
 
-async def test_every_entry_expires(store: Store, redis: Any) -> None:
+async def test_every_entry_expires(store: StoreFixture, redis: Any) -> None:
     for ttl in (60.0, 0.0001):
         await store.put(f"k{ttl}", msgspec.structs.replace(ENTRY, ttl=ttl))
     assert 0 < await redis.pttl("k60.0") <= 60_000
     await eventually(lambda: _missing(store, "k0.0001"))
 
 
-async def _missing(store: Store, key: str) -> bool:
+async def _missing(store: StoreFixture, key: str) -> bool:
     return await store.get(key) is None
 
 
-async def test_an_entry_keeps_no_field_of_the_one_before(store: Store, redis: Any) -> None:
+async def test_an_entry_keeps_no_field_of_the_one_before(store: StoreFixture, redis: Any) -> None:
     await store.put("k", ENTRY)
     json_only = msgspec.structs.replace(ENTRY, stream=None)
     await store.put("k", json_only)
@@ -115,7 +115,7 @@ async def test_an_entry_keeps_no_field_of_the_one_before(store: Store, redis: An
     assert not await redis.hexists("k", "stream")
 
 
-async def test_an_entry_takes_the_place_of_what_was_no_entry(store: Store) -> None:
+async def test_an_entry_takes_the_place_of_what_was_no_entry(store: StoreFixture) -> None:
     await store.command("SET", "k", "a string")
     assert await store.put("k", ENTRY) == "stored"
     assert await store.get("k") == ENTRY
@@ -132,15 +132,15 @@ async def test_an_entry_takes_the_place_of_what_was_no_entry(store: Store) -> No
     ],
     ids=" ".join,
 )  # fmt: skip
-async def test_what_is_no_entry_is_a_miss(store: Store, redis: Any, command: tuple[str, ...]) -> None:
+async def test_what_is_no_entry_is_a_miss(store: StoreFixture, redis: Any, command: tuple[str, ...]) -> None:
     await redis.execute_command(*command)
     assert await store.get("k") is None
-    assert store.up
+    assert store.is_up
 
 
 @pytest.mark.parametrize("field", ["digest", "model", "engine", "task", "created", "ttl", "prompt_tokens"])
 @pytest.mark.parametrize("value", [None, b"\xff\xfe"], ids=["gone", "not-text"])
-async def test_a_corrupt_field_is_a_miss(store: Store, redis: Any, field: str, value: bytes | None) -> None:
+async def test_a_corrupt_field_is_a_miss(store: StoreFixture, redis: Any, field: str, value: bytes | None) -> None:
     await store.put("k", ENTRY)
     await (redis.hdel("k", field) if value is None else redis.hset("k", field, value))
     assert await store.get("k") is None
@@ -151,7 +151,7 @@ async def test_a_corrupt_field_is_a_miss(store: Store, redis: Any, field: str, v
     [("ttl", "nan"), ("ttl", "inf"), ("created", "-inf"), ("completion_tokens", "-1"), ("engine", "x\r\ny: z")],
 )
 async def test_what_headers_and_counters_cannot_take_is_a_miss(
-    store: Store, redis: Any, field: str, value: str
+    store: StoreFixture, redis: Any, field: str, value: str
 ) -> None:
     await store.put("k", ENTRY)
     await redis.hset("k", field, value)
@@ -162,11 +162,11 @@ async def test_what_headers_and_counters_cannot_take_is_a_miss(
 
 
 async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.put("k", ENTRY)
     with monkeypatch.context() as broken:
-        broken.setattr(store.link, "execute", lambda commands, timeout: 1 / 0)
+        broken.setattr(store.backend, "execute", lambda commands, timeout: 1 / 0)
         written = store.put("k", ENTRY)
         for one in await asyncio.gather(*(store.get("k") for _ in range(3)), return_exceptions=True):
             assert isinstance(one, RedisDownError)
@@ -178,11 +178,11 @@ async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
 async def test_a_defect_in_connecting_does_not_end_the_looking(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(redis_server.url)
-    monkeypatch.setattr(store.link, "execute", lambda *_: 1 / 0)
+    store = StoreFixture(redis_server.url)
+    monkeypatch.setattr(store.backend, "execute", lambda *_: 1 / 0)
     opening = asyncio.ensure_future(store.start())
     await eventually(lambda: "Redis cannot be asked" in caplog.text)
-    assert not store.up
+    assert not store.is_up
     opening.cancel()
     await store.aclose()
 
@@ -200,7 +200,7 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     took = time.perf_counter() - began
     assert all(isinstance(error, RedisDownError) for error in failed)
     assert 0.15 < took < 2, "the timeout once, not once for each; the bound leaves room for a busy machine"
-    assert not store.up
+    assert not store.is_up
     began = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
@@ -214,7 +214,7 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
 async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: RedisServer, open_store: OpenStore) -> None:
     await own_redis.start()
     store = await open_store(own_redis)
-    assert store.up
+    assert store.is_up
     own_redis.kill()
     with pytest.raises(RedisDownError):
         await store.get("k")
@@ -255,7 +255,7 @@ async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
     await store.put("k", ENTRY)
     await own_redis.command("CONFIG", "SET", setting, value)
     assert await store.put("other", ENTRY) == "failed"
-    assert store.up
+    assert store.is_up
     assert await store.get("k") == ENTRY
 
 
@@ -285,7 +285,7 @@ async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open
 
 
 async def test_closing_writes_what_waits(redis_server: RedisServer, redis: Any) -> None:
-    store = Store(redis_server.url)
+    store = StoreFixture(redis_server.url)
     await store.start()
     written = store.put("k", ENTRY)
     await store.aclose()

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.types import Entry
 from tests.support.redis_deployments import Deployment
-from tests.support.store_fixture import Store
+from tests.support.store_fixture import StoreFixture
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OpenStore = Callable[[], Awaitable[Store]]
+OpenStore = Callable[[], Awaitable[StoreFixture]]
 
 ENTRY = Entry(
     digest="d" * 64,
@@ -39,8 +39,8 @@ ENTRY = Entry(
 async def open_store(deployment: Deployment) -> AsyncIterator[OpenStore]:
     async with AsyncExitStack() as stack:
 
-        async def make() -> Store:
-            store = Store(deployment.url)
+        async def make() -> StoreFixture:
+            store = StoreFixture(deployment.url)
             await store.start()
             stack.push_async_callback(store.aclose)
             return store
@@ -49,7 +49,7 @@ async def open_store(deployment: Deployment) -> AsyncIterator[OpenStore]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def store(open_store: OpenStore) -> Store:
+async def store(open_store: OpenStore) -> StoreFixture:
     return await open_store()
 
 
@@ -59,7 +59,7 @@ def keys_of(request: pytest.FixtureRequest, count: int) -> list[str]:
 
 
 async def test_what_was_put_is_found_here_and_by_others(
-    store: Store, open_store: OpenStore, request: pytest.FixtureRequest
+    store: StoreFixture, open_store: OpenStore, request: pytest.FixtureRequest
 ) -> None:
     other = await open_store()
     entries = {key: msgspec.structs.replace(ENTRY, prompt_tokens=n) for n, key in enumerate(keys_of(request, 200))}
@@ -69,13 +69,15 @@ async def test_what_was_put_is_found_here_and_by_others(
     assert await asyncio.gather(*(other.get(key) for key in entries)) == list(entries.values())
 
 
-async def test_every_entry_expires(store: Store, request: pytest.FixtureRequest) -> None:
+async def test_every_entry_expires(store: StoreFixture, request: pytest.FixtureRequest) -> None:
     for key in keys_of(request, 10):
         await store.put(key, msgspec.structs.replace(ENTRY, ttl=0.0001, stale=0.0))
         await eventually(partial(_is_missing, store, key))
 
 
-async def test_an_entry_takes_the_place_of_whatever_was_there(store: Store, request: pytest.FixtureRequest) -> None:
+async def test_an_entry_takes_the_place_of_whatever_was_there(
+    store: StoreFixture, request: pytest.FixtureRequest
+) -> None:
     json_only = msgspec.structs.replace(ENTRY, stream=None)
     for key in keys_of(request, 10):
         await store.put(key, ENTRY)
@@ -87,17 +89,17 @@ async def test_an_entry_takes_the_place_of_whatever_was_there(store: Store, requ
         assert await store.get(key) == ENTRY
 
 
-async def test_what_is_purged_while_it_is_generated_is_not_stored(store: Store, open_store: OpenStore) -> None:
-    await store.purges.learn()
-    since = store.purges.last
+async def test_what_is_purged_while_it_is_generated_is_not_stored(store: StoreFixture, open_store: OpenStore) -> None:
+    await store.purges.load()
+    since = store.purges.last_position
     other = await open_store()
-    await other.command("XADD", PURGES, "*", "scope", msgspec.json.encode(Scope(tenant="acme")))
+    await other.command("XADD", PURGE_LOG_KEY, "*", "scope", msgspec.json.encode(EntryFilter(tenant="acme")))
     # Told by nobody, the store sees the purge when it reads the purges after its write.
     keys = [f"rh:1:acme:llama:0:0:{number}" for number in range(10)]
     assert {await store.put(key, ENTRY, since) for key in keys} == {"purged"}
     await eventually(lambda: _is_missing(store, *keys))
-    assert await store.put(keys[0], ENTRY, store.purges.last) == "stored"
+    assert await store.put(keys[0], ENTRY, store.purges.last_position) == "stored"
 
 
-async def _is_missing(store: Store, *keys: str) -> bool:
+async def _is_missing(store: StoreFixture, *keys: str) -> bool:
     return [await store.get(key) for key in keys] == [None] * len(keys)

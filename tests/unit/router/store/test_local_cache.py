@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.types import Entry
-from router.store.local_cache import LocalCopy
+from router.store.local_cache import LocalCache
 
 LIMIT = 10_000
 Fetched = Callable[[Entry | None], None]
@@ -25,18 +25,18 @@ def entry(said: str = "", **fields: Any) -> Entry:
     return msgspec.structs.replace(made, **fields)
 
 
-def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCopy:
+def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCache:
     """A copy to which every change is told."""
-    copy = LocalCopy(limit, clock=lambda: now)
-    copy.listening()
+    copy = LocalCache(limit, clock=lambda: now)
+    copy.enable()
     return copy
 
 
-def fetch(copy: LocalCopy, key: str, found: Entry | None) -> None:
-    copy.fetching(key)(found)
+def fetch(copy: LocalCache, key: str, found: Entry | None) -> None:
+    copy.begin_fetch(key)(found)
 
 
-def given_by(copy: LocalCopy, key: str) -> Entry | None:
+def given_by(copy: LocalCache, key: str) -> Entry | None:
     stored = copy.get(key)
     return stored.entry if stored is not None else None
 
@@ -92,7 +92,7 @@ def test_the_same_entry_again_counts_once() -> None:
     for _ in range(3):
         fetch(copy, "k", entry("x"))
     once = copy.size
-    copy.changed(["k"])
+    copy.invalidate(["k"])
     assert (copy.size, len(copy)) == (0, 0)
     fetch(copy, "k", entry("x"))
     assert copy.size == once
@@ -113,21 +113,21 @@ def test_what_has_changed_is_gone_and_the_rest_stays() -> None:
     copy = listening()
     for key in "abc":
         fetch(copy, key, entry(key))
-    copy.changed(["a", "c", "unknown"])
+    copy.invalidate(["a", "c", "unknown"])
     assert [key for key in "abc" if copy.get(key) is not None] == ["b"]
 
 
 def test_what_changed_while_it_was_fetched_is_not_kept() -> None:
     copy = listening()
-    fetched = copy.fetching("k")
-    copy.changed(["k"])
+    fetched = copy.begin_fetch("k")
+    copy.invalidate(["k"])
     fetched(entry("old"))
     assert copy.get("k") is None
 
 
 def test_a_fetch_that_begins_after_the_change_is_kept() -> None:
     copy = listening()
-    copy.changed(["k"])
+    copy.invalidate(["k"])
     fetch(copy, "k", entry("new"))
     assert given_by(copy, "k") == entry("new")
 
@@ -148,12 +148,12 @@ def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tu
     for step in order:
         who, _, what = step.partition(" ")
         if what == "asks":
-            under_way[who] = copy.fetching("k"), entry("new" if changed else "old")
+            under_way[who] = copy.begin_fetch("k"), entry("new" if changed else "old")
         elif what == "has":
             fetched, found = under_way[who]
             fetched(found)
         else:
-            copy.changed(["k"])
+            copy.invalidate(["k"])
             changed = True
     assert given_by(copy, "k") != entry("old")
     asked_after = [who for who in ("first", "second") if order.index(f"{who} asks") > order.index("changed")]
@@ -163,8 +163,8 @@ def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tu
 def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
     copy = listening()
     fetch(copy, "a", entry("a"))
-    fetched = copy.fetching("b")
-    copy.drop()
+    fetched = copy.begin_fetch("b")
+    copy.invalidate_all()
     fetched(entry("b"))
     assert (copy.get("a"), copy.get("b"), len(copy), copy.size) == (None, None, 0, 0)
     fetch(copy, "a", entry("a"))
@@ -175,7 +175,7 @@ def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
 
 
 def test_nothing_is_kept_before_somebody_listens() -> None:
-    copy = LocalCopy(LIMIT, clock=lambda: 1000.0)
+    copy = LocalCache(LIMIT, clock=lambda: 1000.0)
     fetch(copy, "k", entry())
     assert copy.get("k") is None
 
@@ -183,7 +183,7 @@ def test_nothing_is_kept_before_somebody_listens() -> None:
 def test_nothing_is_given_or_kept_once_nobody_listens_any_more() -> None:
     copy = listening()
     fetch(copy, "k", entry())
-    copy.deaf()
+    copy.disable()
     assert copy.get("k") is None
     fetch(copy, "k", entry())
     assert (copy.get("k"), len(copy)) == (None, 0)
@@ -192,10 +192,10 @@ def test_nothing_is_given_or_kept_once_nobody_listens_any_more() -> None:
 @pytest.mark.parametrize("begun", ["before", "meanwhile"])
 def test_a_fetch_that_was_under_way_while_nobody_listened_is_not_kept(begun: str) -> None:
     copy = listening()
-    fetched = copy.fetching("k") if begun == "before" else None
-    copy.deaf()
-    fetched = fetched or copy.fetching("k")
-    copy.listening()
+    fetched = copy.begin_fetch("k") if begun == "before" else None
+    copy.disable()
+    fetched = fetched or copy.begin_fetch("k")
+    copy.enable()
     fetched(entry("old"))
     assert copy.get("k") is None
     fetch(copy, "k", entry("new"))
@@ -218,7 +218,7 @@ class AnyStory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copy = LocalCopy(LIMIT, clock=lambda: 1000.0)
+        self.copy = LocalCache(LIMIT, clock=lambda: 1000.0)
         self.redis: dict[str, Entry] = {}
         self.news: list[str] = []
         self.under_way: list[tuple[str, Fetched, Entry | None]] = []
@@ -238,7 +238,7 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def a_fetch_begins(self, key: str) -> None:
-        self.under_way.append((key, self.copy.fetching(key), self.redis.get(key)))
+        self.under_way.append((key, self.copy.begin_fetch(key), self.redis.get(key)))
 
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
@@ -249,18 +249,18 @@ class AnyStory(RuleBasedStateMachine):
     @precondition(lambda self: self.told)
     @rule()
     def the_news_come(self) -> None:
-        self.copy.changed(self.news)
+        self.copy.invalidate(self.news)
         self.news.clear()
 
     @rule()
     def the_connection_is_lost(self) -> None:
-        self.copy.deaf()
+        self.copy.disable()
         self.news.clear()
         self.told = False
 
     @rule()
     def the_connection_is_there(self) -> None:
-        self.copy.listening()
+        self.copy.enable()
         self.told = True
 
     @rule(key=KEYS)

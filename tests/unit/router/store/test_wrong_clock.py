@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.entry_filter import Scope
-from router.store.admin.export_import import export, import_
-from router.store.admin.listing import page
-from router.store.admin.stats import stats
-from tests.support.entry_factory import entry, key, store
+from router.core.cache.entry_filter import EntryFilter
+from router.store.admin.export_import import export_entries, import_entries
+from router.store.admin.listing import list_entries
+from router.store.admin.stats import collect_stats
+from tests.support.entry_factory import entry_key, make_entry, store_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ALL = Scope(all=True)
+ALL = EntryFilter(all=True)
 
 
 @pytest.fixture(params=[-3600, 3600], ids=["behind", "ahead"])
@@ -26,8 +26,8 @@ def real(request: Any, monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 async def test_a_listing_shows_ages_by_redis_clock(client: Any, real: float) -> None:
-    await store(client, key(), entry(created=real - 100, ttl=600.0))
-    (shown,) = (await page(client, ALL, 10)).entries
+    await store_entry(client, entry_key(), make_entry(created=real - 100, ttl=600.0))
+    (shown,) = (await list_entries(client, ALL, 10)).entries
     assert shown.age is not None
     assert shown.ttl is not None
     assert 99 <= shown.age <= 120
@@ -36,16 +36,16 @@ async def test_a_listing_shows_ages_by_redis_clock(client: Any, real: float) -> 
 
 
 async def test_what_is_stale_is_counted_by_redis_clock(client: Any, real: float) -> None:
-    await store(client, key(1), entry(created=real - 100, ttl=600.0))
-    await store(client, key(2), entry(created=real - 700, ttl=600.0))
-    assert (await stats(client)).total.stale == 1
+    await store_entry(client, entry_key(1), make_entry(created=real - 100, ttl=600.0))
+    await store_entry(client, entry_key(2), make_entry(created=real - 700, ttl=600.0))
+    assert (await collect_stats(client)).total.stale == 1
 
 
 async def test_an_entry_that_is_carried_elsewhere_expires_by_redis_clock(client: Any, real: float) -> None:
     lines: list[bytes] = []
-    await store(client, key(), entry(created=real, ttl=600.0), expires=600)
-    await export(client, ALL, lines.append)
+    await store_entry(client, entry_key(), make_entry(created=real, ttl=600.0), expires=600)
+    await export_entries(client, ALL, lines.append)
     assert abs(json.loads(lines[0])["expires"] - real - 600) < 20
-    await client.delete(key())
-    assert (await import_(client, lines)).stored == 1
-    assert 580 < await client.ttl(key()) <= 600
+    await client.delete(entry_key())
+    assert (await import_entries(client, lines)).stored == 1
+    assert 580 < await client.ttl(entry_key()) <= 600

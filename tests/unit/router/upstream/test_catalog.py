@@ -2,10 +2,10 @@
 
 import pytest
 
-from router.core.routing.draft_stats import Counts
+from router.core.routing.draft_stats import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
-from router.upstream.catalog import Catalog, Engine, Gauges, Model
+from router.upstream.catalog import Catalog, Engine, EngineGauges, Model
 
 URL = "http://127.0.0.1:1"
 
@@ -64,15 +64,15 @@ def test_a_task_that_no_model_takes_part_in_goes_to_one_that_takes_part_in_any()
 def test_the_engines_of_a_model_are_its_own() -> None:
     engines = engine("a", "llama"), engine("b", "mistral"), engine("c", "llama")
     found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    assert [one.name for one in found.serving("llama")] == ["a", "c"]
-    assert [one.name for one in found.serving("mistral")] == ["b"]
+    assert [one.name for one in found.engines_for("llama")] == ["a", "c"]
+    assert [one.name for one in found.engines_for("mistral")] == ["b"]
     assert list(found.engines) == ["a", "b", "c"]
 
 
 def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
     llama = Model("llama", "1", aliases=("x",), auto=("chat",))
-    assert list(catalog(llama).names()) == [("llama", llama), ("x", llama), ("auto", None)]
-    assert [name for name, _ in catalog(Model("llama", "1")).names()] == ["llama"]
+    assert list(catalog(llama).named_models()) == [("llama", llama), ("x", llama), ("auto", None)]
+    assert [name for name, _ in catalog(Model("llama", "1")).named_models()] == ["llama"]
 
 
 def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
@@ -102,51 +102,56 @@ def test_a_model_whose_fallback_can_answer_is_ready() -> None:
 def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:
     names = ["a", "b", "c", "d", "e"]
     ring = [Model(name, "1", fallback=names[(n + 1) % 5]) for n, name in enumerate(names)]
-    assert catalog(*ring).chain("b") == ["b", "c", "d", "e"]
+    assert catalog(*ring).fallback_chain("b") == ["b", "c", "d", "e"]
     pair = [Model("a", "1", fallback="b"), Model("b", "1", fallback="a"), Model("c", "1")]
-    assert [catalog(*pair).chain(name) for name in "abc"] == [["a", "b"], ["b", "a"], ["c"]]
+    assert [catalog(*pair).fallback_chain(name) for name in "abc"] == [["a", "b"], ["b", "a"], ["c"]]
 
 
 def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:
     one = engine("a", "llama", "code")
     assert one.up is None
-    assert one.gauges == Gauges()
+    assert one.gauges == EngineGauges()
     one.in_flight = 3
-    assert (one.view().name, one.view().task, one.view().up, one.view().in_flight) == ("a", "code", None, 3)
+    assert (one.snapshot().name, one.snapshot().task, one.snapshot().up, one.snapshot().in_flight) == (
+        "a",
+        "code",
+        None,
+        3,
+    )
 
 
 def test_what_an_engine_does_for_others_is_what_it_does_beside_what_comes_from_here() -> None:
     one = engine("a", "llama")
-    assert one.view().others is None
+    assert one.snapshot().external_load is None
     one.in_flight = 3
-    one.observe(Gauges(running=5, waiting=2))
+    one.update_gauges(EngineGauges(running=5, waiting=2))
     one.in_flight = 9
-    assert (one.view().others, one.view().in_flight) == (4, 9)
-    one.observe(Gauges(running=5))
-    assert one.view().others == 0
-    one.observe(Gauges())
-    assert one.view().others is None
+    assert (one.snapshot().external_load, one.snapshot().in_flight) == (4, 9)
+    one.update_gauges(EngineGauges(running=5))
+    assert one.snapshot().external_load == 0
+    one.update_gauges(EngineGauges())
+    assert one.snapshot().external_load is None
 
 
 def test_whether_an_engine_speculates_is_in_its_metrics_and_stays_known() -> None:
     one = engine("a", "llama")
-    known = [one.speculates]
+    known = [one.has_draft]
     pages = (
-        Gauges(kv_cache_usage=0.5),
-        Gauges(running=0),
-        Gauges(),
-        Gauges(running=0, spec_counts=Counts(0, 0)),
-        Gauges(),
+        EngineGauges(kv_cache_usage=0.5),
+        EngineGauges(running=0),
+        EngineGauges(),
+        EngineGauges(running=0, spec_counts=SpeculationCounters(0, 0)),
+        EngineGauges(),
     )
     for gauges in pages:
-        one.observe(gauges)
-        known.append(one.speculates)
+        one.update_gauges(gauges)
+        known.append(one.has_draft)
     assert known == [None, None, False, False, True, True]
-    assert Engine(name="b", model="m", task="any", url=URL, served_model="m", draft=True).speculates is True
+    assert Engine(name="b", model="m", task="any", url=URL, served_model="m", has_draft=True).has_draft is True
 
 
 def test_a_page_of_an_engine_is_below_its_address() -> None:
     one = engine("a", "llama")
     host = URL.removeprefix("http://")
-    assert one.at("/v1/models").get.startswith(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n".encode())
-    assert one.at("/health") is one.at("/health")
+    assert one.target("/v1/models").get_request.startswith(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n".encode())
+    assert one.target("/health") is one.target("/health")

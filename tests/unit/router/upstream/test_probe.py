@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from router.net.client.transport import Transport
+from router.net.client.transport import HTTPTransport
 from router.upstream.catalog import Catalog, Engine, Model
 from router.upstream.client import EngineClient
-from router.upstream.probe import Probe
+from router.upstream.probe import EngineProbe
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client() -> AsyncIterator[EngineClient]:
-    made = EngineClient(Transport(), connect_timeout=5)
+    made = EngineClient(HTTPTransport(), connect_timeout=5)
     yield made
     await made.aclose()
 
@@ -29,7 +29,7 @@ def engine_at(url: str, *, max_model_len: int | None = None) -> Engine:
 async def test_an_engine_that_comes_back_is_asked_for_its_context_again(client: EngineClient) -> None:
     async with SimulatedEngine("m", max_model_len=1024) as first:
         engine = engine_at(first.url)
-        probe = Probe(Catalog([Model("m", "1")], [engine]), client)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
         await probe.check()
         assert (engine.up, engine.max_model_len) == (True, 1024)
     await probe.check()
@@ -42,7 +42,7 @@ async def test_an_engine_that_comes_back_is_asked_for_its_context_again(client: 
 async def test_a_context_of_the_configuration_stands(client: EngineClient) -> None:
     async with SimulatedEngine("m", max_model_len=1024) as simulated:
         engine = engine_at(simulated.url, max_model_len=512)
-        await Probe(Catalog([Model("m", "1")], [engine]), client).check()
+        await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
         assert engine.max_model_len == 512
 
 
@@ -52,15 +52,15 @@ async def test_an_engine_that_has_worked_on_nothing_yet_shows_whether_it_specula
 ) -> None:
     async with SimulatedEngine("m", draft=draft) as simulated:
         engine = engine_at(simulated.url)
-        await Probe(Catalog([Model("m", "1")], [engine]), client).check()
-        assert engine.speculates is (draft is not None)
-        assert engine.others == 0
+        await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
+        assert engine.has_draft is (draft is not None)
+        assert engine.external_load == 0
 
 
 async def test_of_an_engine_that_is_no_vllm_nothing_is_known_but_that_it_is_up(client: EngineClient) -> None:
     scripted = ScriptedEngine()
     await scripted.start()
     engine = engine_at(scripted.url)
-    await Probe(Catalog([Model("m", "1")], [engine]), client).check()
-    assert (engine.up, engine.max_model_len, engine.speculates, engine.others) == (True, None, None, None)
+    await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
+    assert (engine.up, engine.max_model_len, engine.has_draft, engine.external_load) == (True, None, None, None)
     await scripted.stop()

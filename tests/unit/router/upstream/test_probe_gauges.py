@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.draft_stats import Counts
-from router.upstream.catalog import Gauges
-from router.upstream.probe import read_gauges, read_length
+from router.core.routing.draft_stats import SpeculationCounters
+from router.upstream.catalog import EngineGauges
+from router.upstream.probe import parse_gauges, parse_max_model_len
 from tests.support.paths import CAPTURES
 
 CAPTURE: Final = CAPTURES / "metrics.txt"
@@ -36,42 +36,42 @@ def page_of_vllm() -> str:
 
 
 def test_a_page_of_vllm_is_read() -> None:
-    assert read_gauges(page_of_vllm()) == Gauges(
+    assert parse_gauges(page_of_vllm()) == EngineGauges(
         kv_cache_usage=0.25,
         running=2,
         waiting=1,
         prefix_cache_hit_rate=0.5,
         spec_acceptance_rate=349 / 620,
         spec_tokens_per_step=1 + 349 / 155,
-        spec_counts=Counts(155, 349),
+        spec_counts=SpeculationCounters(155, 349),
     )
 
 
 @pytest.mark.parametrize("page", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n", "<html></html>"])
 def test_a_metric_that_is_not_there_is_unknown_and_not_0(page: str) -> None:
-    assert read_gauges(page) == Gauges()
+    assert parse_gauges(page) == EngineGauges()
 
 
 def test_a_gauge_of_0_is_0() -> None:
     page = "vllm:kv_cache_usage_perc 0.0\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-    assert read_gauges(page) == Gauges(kv_cache_usage=0, running=0, waiting=0)
+    assert parse_gauges(page) == EngineGauges(kv_cache_usage=0, running=0, waiting=0)
 
 
 def test_the_older_name_of_the_kv_cache_is_known_too() -> None:
-    assert read_gauges("vllm:gpu_cache_usage_perc 0.5\n").kv_cache_usage == 0.5
-    assert read_gauges("vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.0\n").kv_cache_usage == 0
+    assert parse_gauges("vllm:gpu_cache_usage_perc 0.5\n").kv_cache_usage == 0.5
+    assert parse_gauges("vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.0\n").kv_cache_usage == 0
 
 
 def test_a_rate_of_nothing_is_unknown() -> None:
     page = "".join(f"{name[:-1]} 0.0\n" for name in VALUES)
-    found = read_gauges(page)
+    found = parse_gauges(page)
     assert (found.prefix_cache_hit_rate, found.spec_acceptance_rate, found.spec_tokens_per_step) == (None, None, None)
 
 
 def test_a_rate_needs_both_of_its_counters() -> None:
-    assert read_gauges("vllm:prefix_cache_queries_total 5\n").prefix_cache_hit_rate is None
-    assert read_gauges("vllm:prefix_cache_hits_total 5\n").prefix_cache_hit_rate is None
-    assert read_gauges("vllm:spec_decode_num_drafts_total 5\n").spec_tokens_per_step is None
+    assert parse_gauges("vllm:prefix_cache_queries_total 5\n").prefix_cache_hit_rate is None
+    assert parse_gauges("vllm:prefix_cache_hits_total 5\n").prefix_cache_hit_rate is None
+    assert parse_gauges("vllm:spec_decode_num_drafts_total 5\n").spec_tokens_per_step is None
 
 
 def test_engine_cores_behind_one_address_are_summed_and_the_fullest_cache_counts() -> None:
@@ -79,17 +79,17 @@ def test_engine_cores_behind_one_address_are_summed_and_the_fullest_cache_counts
         'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 3\n'
         'vllm:kv_cache_usage_perc{engine="0"} 0.9\nvllm:kv_cache_usage_perc{engine="1"} 0.1\n'
     )
-    assert read_gauges(page) == Gauges(running=5, kv_cache_usage=0.9)
+    assert parse_gauges(page) == EngineGauges(running=5, kv_cache_usage=0.9)
 
 
 @pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf"])
 def test_what_an_exporter_does_not_know_is_unknown(value: str) -> None:
-    assert read_gauges(f"vllm:kv_cache_usage_perc {value}\nvllm:num_requests_running {value}\n") == Gauges()
+    assert parse_gauges(f"vllm:kv_cache_usage_perc {value}\nvllm:num_requests_running {value}\n") == EngineGauges()
 
 
 def test_longer_names_are_other_metrics() -> None:
     page = 'vllm:num_requests_waiting_by_reason{reason="capacity"} 7\nvllm:num_requests_running_x 7\n'
-    assert read_gauges(page) == Gauges()
+    assert parse_gauges(page) == EngineGauges()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_longer_names_are_other_metrics() -> None:
     ],
 )
 def test_an_engines_context_is_in_its_list_of_models(page: str, length: int | None) -> None:
-    assert read_length(page.encode(), "m") == length
+    assert parse_max_model_len(page.encode(), "m") == length
 
 
 NAME: Final = st.sampled_from([name[:-1] for name in VALUES])
@@ -117,7 +117,7 @@ NAME: Final = st.sampled_from([name[:-1] for name in VALUES])
 @given(st.lists(st.builds("{}{}".format, NAME, st.text('{}=", \\\n1.xNa#+e', max_size=12)) | st.text(max_size=20)))
 def test_no_page_raises_anything_but_that_it_is_none(lines: list[str]) -> None:
     try:
-        found = read_gauges("\n".join(lines))
+        found = parse_gauges("\n".join(lines))
     except ValueError:
         return
-    assert isinstance(found, Gauges)
+    assert isinstance(found, EngineGauges)

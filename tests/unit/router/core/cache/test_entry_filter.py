@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.entry_filter import MAX_DOCUMENT, Scope, document_name, named_by, read_scope, text_name
-from router.core.cache.redis_keys import claim_of, flight_of, hits_of
+from router.core.cache.entry_filter import (
+    MAX_DOCUMENT_NAME,
+    EntryFilter,
+    document_name,
+    parse_purge_filter,
+    possible_document_names,
+    text_document_name,
+)
+from router.core.cache.redis_keys import claim_key, flight_key, hits_key
 from router.errors import ApiError
-from tests.support.factories import TEXT, key_of, parts_of, talk
+from tests.support.factories import TEXTS, conversation, derive_key, request_parts
 
 KEY: Final = "rh:1:acme:llama:" + ":".join(("a" * 16, "b" * 16, "c" * 32))
 OTHER: Final = "rh:1:other:mistral:" + ":".join(("d" * 16, "e" * 16, "f" * 32))
@@ -34,14 +41,14 @@ def _joined(parts: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_each_part_finds_the_entries_that_have_it_and_no_others(part: dict[str, Any]) -> None:
-    scope = Scope(**part)
+    scope = EntryFilter(**part)
     assert scope.matches(KEY, DOCUMENTS)
     assert not scope.matches(OTHER, ("faq",))
 
 
 @given(ANY_OF_THEM)
 def test_what_is_given_must_hold_all_of_it(given_parts: dict[str, Any]) -> None:
-    scope = Scope(**given_parts)
+    scope = EntryFilter(**given_parts)
     assert scope.matches(KEY, DOCUMENTS)
     for place, part in enumerate(("tenant", "model", "system", "rag"), 2):
         pieces = KEY.split(":")
@@ -51,62 +58,64 @@ def test_what_is_given_must_hold_all_of_it(given_parts: dict[str, Any]) -> None:
 
 
 def test_of_nothing_given_nothing_is_meant() -> None:
-    assert Scope().empty
-    assert not Scope().matches(KEY)
+    assert EntryFilter().is_empty
+    assert not EntryFilter().matches(KEY)
 
 
 def test_all_means_every_entry_and_nothing_that_is_none() -> None:
-    everything = Scope(all=True)
+    everything = EntryFilter(all=True)
     assert everything.matches(KEY)
     assert everything.matches(OTHER, DOCUMENTS)
-    for name in (claim_of(KEY), flight_of(KEY, "1"), hits_of("acme"), "rh:1:purge", "something:else", ""):
+    for name in (claim_key(KEY), flight_key(KEY, "1"), hits_key("acme"), "rh:1:purge", "something:else", ""):
         assert not everything.matches(name)
 
 
 @given(ANY_OF_THEM, st.sampled_from([KEY, OTHER]))
 def test_the_pattern_finds_at_least_what_is_meant(given_parts: dict[str, Any], key: str) -> None:
-    scope = Scope(**given_parts)
+    scope = EntryFilter(**given_parts)
     if scope.matches(key, DOCUMENTS):
-        assert fnmatch.fnmatchcase(key, scope.pattern)
-        assert fnmatch.fnmatchcase(claim_of(key), scope.claims)
+        assert fnmatch.fnmatchcase(key, scope.key_pattern)
+        assert fnmatch.fnmatchcase(claim_key(key), scope.claim_pattern)
 
 
 def test_a_tenants_pattern_finds_nothing_of_a_tenant_whose_name_begins_alike() -> None:
-    scope = Scope(tenant="acme")
-    assert not fnmatch.fnmatchcase(KEY.replace("acme", "acme2"), scope.pattern)
-    assert not fnmatch.fnmatchcase(claim_of(KEY.replace("acme", "my.acme")), scope.claims)
+    scope = EntryFilter(tenant="acme")
+    assert not fnmatch.fnmatchcase(KEY.replace("acme", "acme2"), scope.key_pattern)
+    assert not fnmatch.fnmatchcase(claim_key(KEY.replace("acme", "my.acme")), scope.claim_pattern)
 
 
 # -- documents --------------------------------------------------------------------------------------------------------
 
 
 def test_a_document_is_named_by_its_id_by_its_text_and_by_the_hash_of_its_text() -> None:
-    asked = talk(("user", "<context>the whole text</context> Why?"), documents=[{"doc_id": "handbook", "text": "t"}])
-    key, names = key_of(asked).text, parts_of(asked).documents()
-    for document in ("handbook", "the whole text", text_name("the whole text")):
-        assert Scope(document=document).matches(key, names)
-    for document in ("Handbook", "t", "the whole", "", text_name("handbook")):
-        assert not Scope(document=document).matches(key, names)
+    asked = conversation(
+        ("user", "<context>the whole text</context> Why?"), documents=[{"doc_id": "handbook", "text": "t"}]
+    )
+    key, names = derive_key(asked).text, request_parts(asked).document_names()
+    for document in ("handbook", "the whole text", text_document_name("the whole text")):
+        assert EntryFilter(document=document).matches(key, names)
+    for document in ("Handbook", "t", "the whole", "", text_document_name("handbook")):
+        assert not EntryFilter(document=document).matches(key, names)
 
 
-@pytest.mark.parametrize("doc_id", ["x" * (MAX_DOCUMENT + 1), "line\nbreak", "nul\0", ""])
+@pytest.mark.parametrize("doc_id", ["x" * (MAX_DOCUMENT_NAME + 1), "line\nbreak", "nul\0", ""])
 def test_an_id_that_a_field_cannot_show_goes_by_its_hash(doc_id: str) -> None:
-    assert document_name(doc_id) == text_name(doc_id)
-    assert document_name(doc_id) in named_by(doc_id)
+    assert document_name(doc_id) == text_document_name(doc_id)
+    assert document_name(doc_id) in possible_document_names(doc_id)
 
 
-@given(TEXT | st.text(max_size=300))
+@given(TEXTS | st.text(max_size=300))
 def test_a_record_is_short_and_means_what_the_scope_means(document: str) -> None:
-    scope = Scope(tenant="acme", document=document)
-    told = read_scope(scope.record())
-    assert len(scope.record()) < 1000
-    for named in named_by(document):
+    scope = EntryFilter(tenant="acme", document=document)
+    told = parse_purge_filter(scope.to_json())
+    assert len(scope.to_json()) < 1000
+    for named in possible_document_names(document):
         assert told.matches(KEY, (named,))
     assert not told.matches(KEY, ("something else",))
 
 
 def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
-    assert read_scope(Scope(document="\udcff").record()).matches(KEY, (document_name("\udcff"),))
+    assert parse_purge_filter(EntryFilter(document="\udcff").to_json()).matches(KEY, (document_name("\udcff"),))
 
 
 # -- read from JSON ---------------------------------------------------------------------------------------------------
@@ -114,8 +123,8 @@ def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
 
 @pytest.mark.parametrize("body", [*PARTS, {"all": True}, {"tenant": "acme", "model": "llama"}], ids=str)
 def test_a_scope_is_read_as_it_was_written(body: dict[str, Any]) -> None:
-    assert read_scope(json.dumps(body).encode()) == Scope(**body)
-    assert json.loads(Scope(**body).record()) == body
+    assert parse_purge_filter(json.dumps(body).encode()) == EntryFilter(**body)
+    assert json.loads(EntryFilter(**body).to_json()) == body
 
 
 @pytest.mark.parametrize(
@@ -133,11 +142,11 @@ def test_a_scope_is_read_as_it_was_written(body: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_what_names_nothing_or_cannot_be_meant_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        read_scope(body)
+        parse_purge_filter(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_purge")
 
 
 @given(st.binary(max_size=60) | st.recursive(st.text(), st.lists).map(lambda value: json.dumps(value).encode()))
 def test_no_body_raises_anything_but_a_refusal(body: bytes) -> None:
     with pytest.raises(ApiError):
-        read_scope(body)
+        parse_purge_filter(body)

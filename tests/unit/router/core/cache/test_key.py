@@ -11,32 +11,42 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.core.cache.key_derivation import NOT_PART_OF_THE_ANSWER, NOTHING, derive
-from router.core.cache.redis_keys import PREFIX
-from router.core.endpoints.request import Request, parse
+from router.core.cache.key_derivation import EMPTY_HASH, IGNORED_FIELDS, derive_cache_key
+from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.endpoints.request import InferenceRequest, parse_request
 from router.core.types import Endpoint
 from router.errors import ApiError
-from tests.support.factories import JSON, TEXT, changed, chat, completion, key_of, parts_of, pieces_of, talk
+from tests.support.factories import (
+    JSON_VALUES,
+    TEXTS,
+    changed_parts,
+    chat,
+    completion,
+    conversation,
+    derive_key,
+    key_pieces,
+    request_parts,
+)
 from tests.support.paths import ROOT
 
 # The form
 
 
 def test_a_key_has_the_documented_form() -> None:
-    text = key_of(talk(("system", "Be brief."), ("user", "<context>x</context>y"))).text
+    text = derive_key(conversation(("system", "Be brief."), ("user", "<context>x</context>y"))).text
     assert re.fullmatch(r"rh:1:acme:llama:[0-9a-f]{16}:[0-9a-f]{16}:[0-9a-f]{32}", text)
-    assert NOTHING not in text
-    assert text.startswith(PREFIX)
+    assert EMPTY_HASH not in text
+    assert text.startswith(KEY_PREFIX)
 
 
 def test_a_digest_is_a_sha_256_in_hex() -> None:
-    assert re.fullmatch(r"[0-9a-f]{64}", key_of(chat()).digest)
+    assert re.fullmatch(r"[0-9a-f]{64}", derive_key(chat()).digest)
 
 
 def test_a_part_that_is_not_there_is_nothing_but_zeros() -> None:
-    assert pieces_of(key_of(chat()))["system"] == "0" * 16
-    assert pieces_of(key_of(chat()))["rag"] == "0" * 16
-    assert pieces_of(key_of(talk(("system", ""), ("user", "x"))))["system"] != "0" * 16
+    assert key_pieces(derive_key(chat()))["system"] == "0" * 16
+    assert key_pieces(derive_key(chat()))["rag"] == "0" * 16
+    assert key_pieces(derive_key(conversation(("system", ""), ("user", "x"))))["system"] != "0" * 16
 
 
 # Entries outlive the program that wrote them. If one of these changes, PREFIX must change too.
@@ -47,14 +57,14 @@ GOLDEN: Final = [
         "a91b1fe10cdd167195de43c2beb108080245777f682c3443199675f24c9da5d6",
     ),
     (
-        talk(
+        conversation(
             ("system", "Be brief."), ("user", "A<context>Paris is it.</context>B"), temperature=0.5, top_p=1e-3, n=2.0
         ),
         "rh:1:acme:llama:e5a5d1262b28e6d3:ecbcde0c434d93d6:0e281e6a916af2730d41b39b86ddad00",
         "7e9f651605d96a1fa535450a642cb3e30a22857ebd0dea262d6b7d12d6ae9080",
     ),
     (
-        talk(
+        conversation(
             ("developer", [{"type": "text", "text": "é\r\n"}]), ("user", "x"), documents=[{"text": "a", "doc_id": "1"}]
         ),
         "rh:1:acme:llama:9997033142af8066:9a7a6610024674f1:6b50861923fe65a8e1c212e5e36823c0",
@@ -69,8 +79,8 @@ GOLDEN: Final = [
 
 
 @pytest.mark.parametrize(("asked", "text", "digest"), GOLDEN)
-def test_keys_stay_what_they_have_always_been(asked: Request, text: str, digest: str) -> None:
-    key = key_of(asked)
+def test_keys_stay_what_they_have_always_been(asked: InferenceRequest, text: str, digest: str) -> None:
+    key = derive_key(asked)
     assert (key.text, key.digest) == (text, digest)
 
 
@@ -102,22 +112,22 @@ OTHER_VALUES: Final[dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
 def test_any_field_that_can_change_the_answer_changes_the_query_part(name: str) -> None:
-    assert changed(chat(), chat(**{name: OTHER_VALUES[name]})) == {"query"}
-    assert changed(completion(), completion(**{name: OTHER_VALUES[name]})) == {"query"}
+    assert changed_parts(chat(), chat(**{name: OTHER_VALUES[name]})) == {"query"}
+    assert changed_parts(completion(), completion(**{name: OTHER_VALUES[name]})) == {"query"}
 
 
-@given(st.text(max_size=12), JSON)
+@given(st.text(max_size=12), JSON_VALUES)
 def test_a_new_field_of_a_request_cannot_be_forgotten(name: str, value: Any) -> None:
-    assume(name not in {*NOT_PART_OF_THE_ANSWER, "messages", "prompt", "documents", "temperature", "seed"})
+    assume(name not in {*IGNORED_FIELDS, "messages", "prompt", "documents", "temperature", "seed"})
     assume(name not in {"max_tokens", "max_completion_tokens"})
-    assert changed(chat(), chat(**{name: value})) == {"query"}
+    assert changed_parts(chat(), chat(**{name: value})) == {"query"}
 
 
-@given(JSON, JSON)
+@given(JSON_VALUES, JSON_VALUES)
 def test_two_values_of_a_field_are_two_keys(one: Any, other: Any) -> None:
     # A number is one number whether it is written with a point or not; true is no number.
     same = json.dumps(plain(one), sort_keys=True) == json.dumps(plain(other), sort_keys=True)
-    assert (changed(chat(x=one), chat(x=other)) == set()) == same
+    assert (changed_parts(chat(x=one), chat(x=other)) == set()) == same
 
 
 def plain(value: Any) -> Any:
@@ -135,32 +145,32 @@ LEFT_OUT: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(NOT_PART_OF_THE_ANSWER))
+@pytest.mark.parametrize("name", sorted(IGNORED_FIELDS))
 def test_what_is_left_out_of_the_key_does_not_change_it(name: str) -> None:
-    assert changed(chat(), chat(**{name: LEFT_OUT[name]})) == set()
+    assert changed_parts(chat(), chat(**{name: LEFT_OUT[name]})) == set()
 
 
 def test_what_is_left_out_of_the_key_has_a_reason_and_a_test() -> None:
-    assert set(NOT_PART_OF_THE_ANSWER) == set(LEFT_OUT)
-    assert all(NOT_PART_OF_THE_ANSWER.values())
+    assert set(IGNORED_FIELDS) == set(LEFT_OUT)
+    assert all(IGNORED_FIELDS.values())
 
 
 def test_what_is_left_out_at_the_top_counts_in_a_message() -> None:
-    for name in NOT_PART_OF_THE_ANSWER:
+    for name in IGNORED_FIELDS:
         other = chat(messages=[{"role": "user", "content": "Hi", name: "x"}])
-        assert changed(chat(), other) == {"query"}
+        assert changed_parts(chat(), other) == {"query"}
 
 
 def test_an_omitted_temperature_is_not_0() -> None:
-    assert changed(chat(), chat(temperature=0)) == {"query"}
+    assert changed_parts(chat(), chat(temperature=0)) == {"query"}
 
 
 def test_a_stream_and_a_json_answer_share_a_key() -> None:
     usage = {"include_usage": True}
-    assert changed(chat(), chat(stream=True)) == set()
-    assert changed(chat(stream=True), chat(stream=True, stream_options=usage)) == set()
+    assert changed_parts(chat(), chat(stream=True)) == set()
+    assert changed_parts(chat(stream=True), chat(stream=True, stream_options=usage)) == set()
     assert (
-        changed(chat(stream=True), chat(stream=True, stream_options={**usage, "continuous_usage_stats": False}))
+        changed_parts(chat(stream=True), chat(stream=True, stream_options={**usage, "continuous_usage_stats": False}))
         == set()
     )
 
@@ -168,9 +178,9 @@ def test_a_stream_and_a_json_answer_share_a_key() -> None:
 @pytest.mark.parametrize("value", [True, 1, 0, "x", {"a": 1}])
 def test_a_stream_option_that_changes_the_events_changes_the_key(value: Any) -> None:
     options = {"include_usage": True, "continuous_usage_stats": value}
-    assert changed(chat(stream=True), chat(stream=True, stream_options=options)) == {"query"}
+    assert changed_parts(chat(stream=True), chat(stream=True, stream_options=options)) == {"query"}
     # vLLM has no events for these options to change in a JSON answer.
-    assert changed(chat(), chat(stream_options=options)) == set()
+    assert changed_parts(chat(), chat(stream_options=options)) == set()
 
 
 # Spelling
@@ -202,13 +212,13 @@ def escaped(char: str, how: str) -> str:
 def test_equal_json_has_one_key_however_it_is_written(data: Any) -> None:
     fields = {
         "model": "llama",
-        "messages": [{"role": "system", "content": data.draw(TEXT)}, {"role": "user", "content": data.draw(TEXT)}],
+        "messages": [{"role": "system", "content": data.draw(TEXTS)}, {"role": "user", "content": data.draw(TEXTS)}],
         "n": 1,
-        "x": data.draw(JSON),
+        "x": data.draw(JSON_VALUES),
     }
-    one = parse(Endpoint.CHAT, json.dumps(fields).encode())
-    other = parse(Endpoint.CHAT, spelt_otherwise(fields, data.draw).encode())
-    assert key_of(one).form == key_of(other).form
+    one = parse_request(Endpoint.CHAT, json.dumps(fields).encode())
+    other = parse_request(Endpoint.CHAT, spelt_otherwise(fields, data.draw).encode())
+    assert derive_key(one).canonical_parts == derive_key(other).canonical_parts
 
 
 def test_equal_json_has_one_key_in_another_process() -> None:
@@ -217,12 +227,12 @@ def test_equal_json_has_one_key_in_another_process() -> None:
     code = (
         "import sys; from router.core import types; from router.core.cache import key, key_derivation as derive\n"
         "from router.core.endpoints import request\n"
-        "asked = request.parse(types.Endpoint.CHAT, sys.stdin.buffer.read())\n"
-        "parts = derive.take_apart(asked, key.Markers())\n"
-        "found = derive.derive(parts, tenant='acme', model='llama', revision='1')\n"
+        "asked = request.parse_request(types.Endpoint.CHAT, sys.stdin.buffer.read())\n"
+        "parts = derive.split_parts(asked, key.ContextMarkers())\n"
+        "found = derive.derive_cache_key(parts, tenant='acme', model='llama', revision='1')\n"
         "print(found.text, found.digest)"
     )
-    wanted = key_of(parse(Endpoint.CHAT, json.dumps(body).encode()))
+    wanted = derive_key(parse_request(Endpoint.CHAT, json.dumps(body).encode()))
     for seed in ("1", "2"):
         shuffled = json.dumps(dict(reversed(body.items())), indent=2)
         done = subprocess.run(
@@ -239,43 +249,46 @@ def test_equal_json_has_one_key_in_another_process() -> None:
 def test_two_tenants_models_and_revisions_have_two_keys() -> None:
     asked = chat()
     keys = [
-        key_of(asked),
-        key_of(asked, tenant="other"),
-        key_of(asked, model="mistral"),
-        key_of(asked, revision="2"),
-        key_of(asked, tenant="llama", model="acme"),
+        derive_key(asked),
+        derive_key(asked, tenant="other"),
+        derive_key(asked, model="mistral"),
+        derive_key(asked, revision="2"),
+        derive_key(asked, tenant="llama", model="acme"),
     ]
     assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
-    assert pieces_of(keys[0])["query"] != pieces_of(keys[3])["query"]
+    assert key_pieces(keys[0])["query"] != key_pieces(keys[3])["query"]
 
 
 @given(st.text("ab.-_0", min_size=1, max_size=6), st.text("ab.-_0", min_size=1, max_size=6))
 def test_two_tenants_have_two_keys_whatever_they_are_called(one: str, other: str) -> None:
     for asked in (chat(), completion()):
-        keys = [key_of(asked, tenant=one, model="m"), key_of(asked, tenant=other, model="m")]
+        keys = [derive_key(asked, tenant=one, model="m"), derive_key(asked, tenant=other, model="m")]
         assert (keys[0].digest == keys[1].digest) == (one == other)
-        swapped = [key_of(asked, tenant=one, model=other), key_of(asked, tenant=other, model=one)]
+        swapped = [derive_key(asked, tenant=one, model=other), derive_key(asked, tenant=other, model=one)]
         assert (swapped[0].digest == swapped[1].digest) == (one == other)
 
 
 def test_a_tenant_cannot_be_spelt_in_a_request() -> None:
-    parts = parts_of(chat())
-    keys = [derive(parts, tenant="a", model="b.c", revision=""), derive(parts, tenant="a.b", model="c", revision="")]
+    parts = request_parts(chat())
+    keys = [
+        derive_cache_key(parts, tenant="a", model="b.c", revision=""),
+        derive_cache_key(parts, tenant="a.b", model="c", revision=""),
+    ]
     assert keys[0].digest != keys[1].digest
 
 
 def test_a_chat_is_not_a_completion() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"}
     body = json.dumps(fields).encode()
-    assert changed(parse(Endpoint.CHAT, body), parse(Endpoint.COMPLETIONS, body)) == {"query"}
+    assert changed_parts(parse_request(Endpoint.CHAT, body), parse_request(Endpoint.COMPLETIONS, body)) == {"query"}
 
 
 def test_a_body_too_deep_for_its_key_is_refused() -> None:
-    parts = parts_of(chat())
+    parts = request_parts(chat())
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     parts.query.append(deep)
     with pytest.raises(ApiError) as caught:
-        derive(parts, tenant="a", model="b", revision="")
+        derive_cache_key(parts, tenant="a", model="b", revision="")
     assert caught.value.status == 400

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.entry_filter import MAX_DOCUMENT, Scope, named_by, text_name
-from router.core.cache.key import Markers
-from tests.support.factories import JSON, chat, completion, parts_of, talk
+from router.core.cache.entry_filter import MAX_DOCUMENT_NAME, EntryFilter, possible_document_names, text_document_name
+from router.core.cache.key import ContextMarkers
+from tests.support.factories import JSON_VALUES, chat, completion, conversation, request_parts
 
 
 def names(*documents: Any) -> tuple[str, ...]:
-    return parts_of(chat(documents=[*documents])).documents()
+    return request_parts(chat(documents=[*documents])).document_names()
 
 
 def test_a_request_without_documents_has_none() -> None:
-    assert parts_of(chat()).documents() == ()
-    assert parts_of(chat(documents=[])).documents() == ()
-    assert parts_of(chat(documents=None)).documents() == ()
-    assert parts_of(completion()).documents() == ()
+    assert request_parts(chat()).document_names() == ()
+    assert request_parts(chat(documents=[])).document_names() == ()
+    assert request_parts(chat(documents=None)).document_names() == ()
+    assert request_parts(completion()).document_names() == ()
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ def test_a_request_without_documents_has_none() -> None:
         ({"doc_id": 0, "text": "x"}, "0"),
         ({"doc_id": -1.0, "text": "x"}, "-1"),
         ({"doc_id": "Größe 7", "text": "x"}, "Größe 7"),
-        ({"text": "x"}, text_name("x")),
-        ({"text": ""}, text_name("")),
-        ({"title": "t", "text": "x"}, text_name("x")),
-        ({"doc_id": "", "text": "x"}, text_name("x")),
-        ({"doc_id": "\n", "text": "x"}, text_name("\n")),
-        ({"doc_id": "a" * MAX_DOCUMENT}, "a" * MAX_DOCUMENT),
-        ({"doc_id": "a" * (MAX_DOCUMENT + 1)}, text_name("a" * (MAX_DOCUMENT + 1))),
-        ({}, text_name("{}")),
-        ({"b": 1, "a": [2]}, text_name('{"a":[2],"b":1}')),
-        ({"text": ["x"]}, text_name('{"text":["x"]}')),
-        ({"doc_id": ["a"], "text": "x"}, text_name("x")),
-        ({"doc_id": True, "text": "x"}, text_name("x")),
-        ({"doc_id": 1.5, "text": "x"}, text_name("x")),
+        ({"text": "x"}, text_document_name("x")),
+        ({"text": ""}, text_document_name("")),
+        ({"title": "t", "text": "x"}, text_document_name("x")),
+        ({"doc_id": "", "text": "x"}, text_document_name("x")),
+        ({"doc_id": "\n", "text": "x"}, text_document_name("\n")),
+        ({"doc_id": "a" * MAX_DOCUMENT_NAME}, "a" * MAX_DOCUMENT_NAME),
+        ({"doc_id": "a" * (MAX_DOCUMENT_NAME + 1)}, text_document_name("a" * (MAX_DOCUMENT_NAME + 1))),
+        ({}, text_document_name("{}")),
+        ({"b": 1, "a": [2]}, text_document_name('{"a":[2],"b":1}')),
+        ({"text": ["x"]}, text_document_name('{"text":["x"]}')),
+        ({"doc_id": ["a"], "text": "x"}, text_document_name("x")),
+        ({"doc_id": True, "text": "x"}, text_document_name("x")),
+        ({"doc_id": 1.5, "text": "x"}, text_document_name("x")),
     ],
 )
 def test_a_document_is_known_by_its_id_else_by_its_text_else_by_all_of_it(document: Any, name: str) -> None:
@@ -57,40 +57,42 @@ def test_each_document_is_named_once_and_in_order() -> None:
     assert names({"doc_id": "b"}, {"doc_id": "a"}, {"text": "x"}, {"doc_id": "b", "text": "another version"}) == (
         "b",
         "a",
-        text_name("x"),
+        text_document_name("x"),
     )
 
 
 def test_what_stands_between_markers_is_a_document_of_its_text() -> None:
-    asked = talk(
+    asked = conversation(
         ("system", "Use <context>one</context> and <context>two</context>."),
         ("user", [{"type": "text", "text": "<context>three</context>?"}]),
         ("assistant", "<context>not mine</context>"),
     )
-    assert parts_of(asked).documents() == tuple(map(text_name, ("one", "two", "three")))
+    assert request_parts(asked).document_names() == tuple(map(text_document_name, ("one", "two", "three")))
 
 
 def test_other_markers_mark_other_documents() -> None:
-    asked = talk(("user", "<context>no</context> [[yes]]"))
-    assert parts_of(asked, Markers("[[", "]]")).documents() == (text_name("yes"),)
+    asked = conversation(("user", "<context>no</context> [[yes]]"))
+    assert request_parts(asked, ContextMarkers("[[", "]]")).document_names() == (text_document_name("yes"),)
 
 
 def test_a_text_is_the_same_document_wherever_it_stands() -> None:
-    asked = talk(("user", "<context>x</context>?"), documents=[{"text": "x"}])
-    assert parts_of(asked).documents() == (text_name("x"),)
+    asked = conversation(("user", "<context>x</context>?"), documents=[{"text": "x"}])
+    assert request_parts(asked).document_names() == (text_document_name("x"),)
 
 
 def test_thousands_of_documents_are_all_named() -> None:
     assert names(*({"doc_id": n} for n in range(5000))) == tuple(map(str, range(5000)))
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["doc_id", "id", "text", "title"]), JSON, max_size=4), max_size=5))
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["doc_id", "id", "text", "title"]), JSON_VALUES, max_size=4), max_size=5)
+)
 def test_no_document_is_too_odd_to_be_named(documents: list[Any]) -> None:
     found = names(*documents)
     assert len(found) <= len(documents)
     assert bool(found) is bool(documents)
     for name in found:
-        assert 0 < len(name) <= MAX_DOCUMENT
+        assert 0 < len(name) <= MAX_DOCUMENT_NAME
         assert name.isprintable()
 
 
@@ -99,6 +101,6 @@ def test_a_purge_finds_a_document_by_its_id_and_by_its_text(said: str) -> None:
     key = f"rh:1:acme:llama:{'0' * 16}:{'0' * 16}:{'0' * 32}"
     for document in ({"text": said}, *([{"doc_id": said, "text": "x"}] if said else [])):
         known = names(document)
-        assert set(known) <= named_by(said)
-        assert Scope(document=said).matches(key, known)
-        assert Scope(document=text_name(said)).matches(key, known) or known == (said,)
+        assert set(known) <= possible_document_names(said)
+        assert EntryFilter(document=said).matches(key, known)
+        assert EntryFilter(document=text_document_name(said)).matches(key, known) or known == (said,)

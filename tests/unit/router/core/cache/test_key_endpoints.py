@@ -7,20 +7,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.core.cache.key_derivation import NOT_PART_OF_THE_ANSWER, SAID_BACK
-from router.core.endpoints.request import Request
+from router.core.cache.key_derivation import ECHOED_FIELDS, IGNORED_FIELDS
+from router.core.endpoints.request import InferenceRequest
 from router.core.types import Endpoint
 from router.errors import ApiError
 from tests.support.factories import (
-    JSON,
-    TEXT,
-    changed,
+    JSON_VALUES,
+    TEXTS,
+    changed_parts,
     chat,
     completion,
+    derive_key,
     embeddings,
-    key_of,
     messages,
-    parts_of,
+    request_parts,
     responses,
 )
 
@@ -62,18 +62,18 @@ FIELDS: Final = [(endpoint, name) for endpoint, values in OTHER_VALUES.items() f
 @pytest.mark.parametrize(("endpoint", "name"), FIELDS)
 def test_any_field_that_can_change_the_answer_changes_the_query_part(endpoint: Endpoint, name: str) -> None:
     make = MAKE[endpoint]
-    assert changed(make(), make(**{name: OTHER_VALUES[endpoint][name]})) == {"query"}
+    assert changed_parts(make(), make(**{name: OTHER_VALUES[endpoint][name]})) == {"query"}
 
 
-@given(st.sampled_from(list(MAKE)), st.text(max_size=12), JSON)
+@given(st.sampled_from(list(MAKE)), st.text(max_size=12), JSON_VALUES)
 def test_a_new_field_of_a_request_cannot_be_forgotten(endpoint: Endpoint, name: str, value: Any) -> None:
-    assume(name not in {*NOT_PART_OF_THE_ANSWER, "input", "messages", "documents", "system", "instructions"})
+    assume(name not in {*IGNORED_FIELDS, "input", "messages", "documents", "system", "instructions"})
     make = MAKE[endpoint]
     try:
         other = make(**{name: value})
     except ApiError:  # a known field, of a wrong type
         return
-    assert changed(make(), other) == ({"query"} if name != "max_tokens" or value != 9 else set())
+    assert changed_parts(make(), other) == ({"query"} if name != "max_tokens" or value != 9 else set())
 
 
 LEFT_OUT: Final[dict[str, Any]] = {
@@ -86,16 +86,16 @@ LEFT_OUT: Final[dict[str, Any]] = {
 @ENDPOINTS
 def test_what_is_left_out_of_the_key_is_left_out_unless_the_answer_repeats_it(endpoint: Endpoint) -> None:
     make = MAKE[endpoint]
-    said_back = SAID_BACK.get(endpoint, {})
+    said_back = ECHOED_FIELDS.get(endpoint, {})
     assert all(said_back.values())
-    assert said_back.keys() <= NOT_PART_OF_THE_ANSWER.keys() == LEFT_OUT.keys()
+    assert said_back.keys() <= IGNORED_FIELDS.keys() == LEFT_OUT.keys()
     for name, value in LEFT_OUT.items():
-        assert changed(make(), make(**{name: value})) == ({"query"} if name in said_back else set()), name
+        assert changed_parts(make(), make(**{name: value})) == ({"query"} if name in said_back else set()), name
 
 
 @ENDPOINTS
 def test_a_stream_and_a_json_answer_share_a_key(endpoint: Endpoint) -> None:
-    assert changed(MAKE[endpoint](), MAKE[endpoint](stream=True)) == set()
+    assert changed_parts(MAKE[endpoint](), MAKE[endpoint](stream=True)) == set()
 
 
 def test_the_same_words_at_another_endpoint_are_another_request() -> None:
@@ -104,14 +104,14 @@ def test_the_same_words_at_another_endpoint_are_another_request() -> None:
         chat(messages=said, max_tokens=9), completion(prompt="Hi"), embeddings(), embeddings(input=said), responses(),
         responses(input=said), messages(messages=said),
     ]  # fmt: skip
-    keys = [key_of(one) for one in asked]
+    keys = [derive_key(one) for one in asked]
     assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
 
 
 # Where the text of a system stands
 
 
-def system_of(endpoint: Endpoint, content: Any) -> Request:
+def system_of(endpoint: Endpoint, content: Any) -> InferenceRequest:
     if endpoint is Endpoint.MESSAGES:
         return messages(system=content)
     if endpoint is Endpoint.RESPONSES and isinstance(content, str):
@@ -130,32 +130,34 @@ SYSTEMS: Final = [
 @pytest.mark.parametrize(("endpoint", "form"), SYSTEMS, ids=["system", "blocks", "instructions", "developer"])
 def test_the_text_of_a_system_changes_the_system_part_alone(endpoint: Endpoint, form: Any) -> None:
     one, other = (system_of(endpoint, form(text)) for text in ("Be brief.", "Be brief. "))
-    assert changed(one, other) == {"system"}
+    assert changed_parts(one, other) == {"system"}
     contexts = (system_of(endpoint, form(f"Say <context>{text}</context>.")) for text in ("a", "b"))
-    assert changed(*contexts) == {"rag"}
-    assert parts_of(one).system == ["Be brief."]
+    assert changed_parts(*contexts) == {"rag"}
+    assert request_parts(one).system == ["Be brief."]
 
 
 def test_a_system_is_not_a_message_of_a_system() -> None:
     user = {"role": "user", "content": "Hi"}
-    assert changed(messages(system="x"), messages(messages=[{"role": "system", "content": "x"}, user])) == {"query"}
+    assert changed_parts(messages(system="x"), messages(messages=[{"role": "system", "content": "x"}, user])) == {
+        "query"
+    }
     inputs = [{"role": "system", "content": "x"}, user]
-    assert changed(responses(instructions="x", input=[user]), responses(input=inputs)) == {"query"}
-    assert "system" in changed(messages(), messages(system=""))
-    assert changed(messages(), messages(system=None)) == {"query"}
-    assert changed(messages(system="x"), messages(system=[{"type": "text", "text": "x"}])) == {"query"}
+    assert changed_parts(responses(instructions="x", input=[user]), responses(input=inputs)) == {"query"}
+    assert "system" in changed_parts(messages(), messages(system=""))
+    assert changed_parts(messages(), messages(system=None)) == {"query"}
+    assert changed_parts(messages(system="x"), messages(system=[{"type": "text", "text": "x"}])) == {"query"}
 
 
 def test_fields_of_other_endpoints_are_no_system() -> None:
-    assert changed(messages(), messages(instructions="x")) == {"query"}
-    assert changed(responses(), responses(system="x")) == {"query"}
-    assert changed(embeddings(), embeddings(instructions="x", system="x")) == {"query"}
+    assert changed_parts(messages(), messages(instructions="x")) == {"query"}
+    assert changed_parts(responses(), responses(system="x")) == {"query"}
+    assert changed_parts(embeddings(), embeddings(instructions="x", system="x")) == {"query"}
 
 
 # Context and question
 
 
-@given(TEXT, TEXT)
+@given(TEXTS, TEXTS)
 def test_context_is_found_in_every_text_of_a_user(one: str, other: str) -> None:
     assume("<context>" not in one + other)
     assume("</context>" not in one + other)
@@ -169,39 +171,39 @@ def test_context_is_found_in_every_text_of_a_user(one: str, other: str) -> None:
     ]
     for make in makes:
         first, second = make(texts[0]), make(texts[1])
-        assert changed(first, second) == ({"rag"} if one != other else set())
-        assert parts_of(first).rag == [one]
-        assert parts_of(first).question.startswith("Q <context></context>?")
+        assert changed_parts(first, second) == ({"rag"} if one != other else set())
+        assert request_parts(first).rag == [one]
+        assert request_parts(first).question.startswith("Q <context></context>?")
 
 
 @pytest.mark.parametrize("make", [responses, messages])
 def test_another_document_changes_the_rag_part_alone(make: Any) -> None:
-    assert changed(make(documents=[{"text": "a"}]), make(documents=[{"text": "b"}])) == {"rag"}
+    assert changed_parts(make(documents=[{"text": "a"}]), make(documents=[{"text": "b"}])) == {"rag"}
 
 
 def test_the_question_is_the_last_text_of_a_user() -> None:
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]}
     first = {"role": "user", "content": "Add it up in Python."}
-    assert parts_of(messages(messages=[first, result])).question == "Add it up in Python."
+    assert request_parts(messages(messages=[first, result])).question == "Add it up in Python."
     output = {"type": "function_call_output", "call_id": "c", "output": "3"}
-    assert parts_of(responses(input=[first, output])).question == "Add it up in Python."
-    assert parts_of(embeddings()).question == ""
+    assert request_parts(responses(input=[first, output])).question == "Add it up in Python."
+    assert request_parts(embeddings()).question == ""
 
 
 def test_an_item_that_nobody_said_is_part_of_the_query() -> None:
     user = {"role": "user", "content": "Hi"}
     outputs = [[user, {"type": "function_call_output", "call_id": "c", "output": text}] for text in ("3", "4")]
-    assert changed(responses(input=outputs[0]), responses(input=outputs[1])) == {"query"}
+    assert changed_parts(responses(input=outputs[0]), responses(input=outputs[1])) == {"query"}
     results = [
         [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": text}]}]
         for text in ("3", "4")
     ]
-    assert changed(messages(messages=results[0]), messages(messages=results[1])) == {"query"}
+    assert changed_parts(messages(messages=results[0]), messages(messages=results[1])) == {"query"}
 
 
-@given(JSON, JSON)
+@given(JSON_VALUES, JSON_VALUES)
 def test_two_inputs_are_two_keys(one: Any, other: Any) -> None:
     first, second = (responses(input=[{"type": "x", "value": value}]) for value in (one, other))
     # A number is one number whether it is written with a point or not; true is no number.
     same = json.dumps(first.fields, sort_keys=True) == json.dumps(second.fields, sort_keys=True)
-    assert changed(first, second) == (set() if same else {"query"})
+    assert changed_parts(first, second) == (set() if same else {"query"})

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.key import Markers
-from router.core.cache.key_derivation import take_apart
-from router.core.endpoints.request import Request
+from router.core.cache.key import ContextMarkers
+from router.core.cache.key_derivation import split_parts
+from router.core.endpoints.request import InferenceRequest
 from router.errors import ApiError
-from tests.support.factories import changed, chat, completion, key_of, parts_of, talk
+from tests.support.factories import changed_parts, chat, completion, conversation, derive_key, request_parts
 
 
 @pytest.mark.parametrize(
@@ -21,28 +21,34 @@ from tests.support.factories import changed, chat, completion, key_of, parts_of,
     ],
 )  # fmt: skip
 def test_texts_that_differ_at_all_have_two_keys(one: str, other: str) -> None:
-    assert changed(talk(("user", one)), talk(("user", other))) == {"query"}
-    assert changed(talk(("system", one), ("user", "x")), talk(("system", other), ("user", "x"))) == {"system"}
+    assert changed_parts(conversation(("user", one)), conversation(("user", other))) == {"query"}
+    assert changed_parts(
+        conversation(("system", one), ("user", "x")), conversation(("system", other), ("user", "x"))
+    ) == {"system"}
     context = [f"<context>{text}</context>" for text in (one, other)]
-    assert changed(talk(("user", context[0])), talk(("user", context[1]))) == {"rag"}
-    assert changed(completion(prompt=one or "-"), completion(prompt=other)) == {"query"}
+    assert changed_parts(conversation(("user", context[0])), conversation(("user", context[1]))) == {"rag"}
+    assert changed_parts(completion(prompt=one or "-"), completion(prompt=other)) == {"query"}
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_the_system_text_changes_the_system_part_alone(role: str) -> None:
-    assert changed(talk((role, "a"), ("user", "x")), talk((role, "b"), ("user", "x"))) == {"system"}
-    around = [talk((role, f"{text}<context>c</context>{text}"), ("user", "x")) for text in ("a", "b")]
-    assert changed(*around) == {"system"}
+    assert changed_parts(conversation((role, "a"), ("user", "x")), conversation((role, "b"), ("user", "x"))) == {
+        "system"
+    }
+    around = [conversation((role, f"{text}<context>c</context>{text}"), ("user", "x")) for text in ("a", "b")]
+    assert changed_parts(*around) == {"system"}
 
 
 def test_a_system_message_is_not_a_developer_message() -> None:
-    assert changed(talk(("system", "a"), ("user", "x")), talk(("developer", "a"), ("user", "x"))) == {"query"}
+    assert changed_parts(
+        conversation(("system", "a"), ("user", "x")), conversation(("developer", "a"), ("user", "x"))
+    ) == {"query"}
 
 
 def test_the_question_changes_the_query_part_alone() -> None:
-    one = talk(("system", "s"), ("user", "<context>c</context>a"), documents=[{"text": "d"}])
-    other = talk(("system", "s"), ("user", "<context>c</context>b"), documents=[{"text": "d"}])
-    assert changed(one, other) == {"query"}
+    one = conversation(("system", "s"), ("user", "<context>c</context>a"), documents=[{"text": "d"}])
+    other = conversation(("system", "s"), ("user", "<context>c</context>b"), documents=[{"text": "d"}])
+    assert changed_parts(one, other) == {"query"}
 
 
 @pytest.mark.parametrize(
@@ -53,101 +59,109 @@ def test_the_question_changes_the_query_part_alone() -> None:
     ],
 )  # fmt: skip
 def test_another_document_or_version_of_it_changes_the_rag_part_alone(documents: Any) -> None:
-    assert changed(chat(documents=[{"text": "a"}]), chat(documents=documents)) == {"rag"}
+    assert changed_parts(chat(documents=[{"text": "a"}]), chat(documents=documents)) == {"rag"}
 
 
 def test_documents_in_another_order_are_other_documents() -> None:
     one, other = {"text": "a"}, {"text": "b"}
-    assert changed(chat(documents=[one, other]), chat(documents=[other, one])) == {"rag"}
+    assert changed_parts(chat(documents=[one, other]), chat(documents=[other, one])) == {"rag"}
 
 
 def test_no_documents_is_the_same_as_null() -> None:
-    assert changed(chat(), chat(documents=None)) == set()
-    assert changed(chat(), chat(documents=[])) == {"rag"}
+    assert changed_parts(chat(), chat(documents=None)) == set()
+    assert changed_parts(chat(), chat(documents=[])) == {"rag"}
 
 
 def test_the_text_between_the_markers_is_the_rag_part_in_system_and_user_messages() -> None:
     for role in ("system", "user"):
-        asked = [talk((role, f"A<context>{text}</context>B"), ("user", "x")) for text in ("one", "two")]
-        assert changed(*asked) == {"rag"}
-    asked = [talk(("user", "x"), ("assistant", f"A<context>{text}</context>B")) for text in ("one", "two")]
-    assert changed(*asked) == {"query"}
+        asked = [conversation((role, f"A<context>{text}</context>B"), ("user", "x")) for text in ("one", "two")]
+        assert changed_parts(*asked) == {"rag"}
+    asked = [conversation(("user", "x"), ("assistant", f"A<context>{text}</context>B")) for text in ("one", "two")]
+    assert changed_parts(*asked) == {"query"}
 
 
 def test_the_markers_can_be_others() -> None:
-    markers = Markers("[[", "]]")
-    asked = [take_apart(talk(("user", f"a[[{text}]]<context>x</context>")), markers) for text in ("one", "two")]
+    markers = ContextMarkers("[[", "]]")
+    asked = [
+        split_parts(conversation(("user", f"a[[{text}]]<context>x</context>")), markers) for text in ("one", "two")
+    ]
     assert [parts.rag for parts in asked] == [["one"], ["two"]]
     assert asked[0].query == asked[1].query
 
 
 def test_a_marker_that_is_not_closed_is_text() -> None:
-    assert parts_of(talk(("user", "a<context>b"))).rag == []
-    assert parts_of(talk(("user", "a</context>b<context>"))).rag == []
-    assert changed(talk(("user", "a<context>b")), talk(("user", "a<context>c"))) == {"query"}
+    assert request_parts(conversation(("user", "a<context>b"))).rag == []
+    assert request_parts(conversation(("user", "a</context>b<context>"))).rag == []
+    assert changed_parts(conversation(("user", "a<context>b")), conversation(("user", "a<context>c"))) == {"query"}
 
 
 def test_each_context_of_a_text_is_a_piece_of_its_own() -> None:
-    parts = parts_of(talk(("user", "a<context>1</context>b<context>2</context>c")))
+    parts = request_parts(conversation(("user", "a<context>1</context>b<context>2</context>c")))
     assert parts.rag == ["1", "2"]
-    one = talk(("user", "<context>ab</context><context>c</context>"))
-    assert changed(one, talk(("user", "<context>a</context><context>bc</context>"))) == {"rag"}
+    one = conversation(("user", "<context>ab</context><context>c</context>"))
+    assert changed_parts(one, conversation(("user", "<context>a</context><context>bc</context>"))) == {"rag"}
 
 
 def test_the_question_is_the_last_user_message_without_its_context() -> None:
-    parts = parts_of(talk(("user", "old"), ("assistant", "x"), ("user", "a<context>1</context>b"), ("assistant", "y")))
+    parts = request_parts(
+        conversation(("user", "old"), ("assistant", "x"), ("user", "a<context>1</context>b"), ("assistant", "y"))
+    )
     assert parts.question == "a<context></context>b"
-    several = talk(("user", [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]))
-    assert parts_of(several).question == "a\nb"
-    assert parts_of(completion(prompt=["p", "q"])).question == "p"
-    assert parts_of(completion(prompt=[1, 2])).question == ""
+    several = conversation(
+        ("user", [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}])
+    )
+    assert request_parts(several).question == "a\nb"
+    assert request_parts(completion(prompt=["p", "q"])).question == "p"
+    assert request_parts(completion(prompt=[1, 2])).question == ""
 
 
 # One part cannot flow into another
 
 
 def test_system_ab_and_query_c_is_not_system_a_and_query_bc() -> None:
-    assert changed(talk(("system", "ab"), ("user", "c")), talk(("system", "a"), ("user", "bc"))) == {"system", "query"}
+    assert changed_parts(
+        conversation(("system", "ab"), ("user", "c")), conversation(("system", "a"), ("user", "bc"))
+    ) == {"system", "query"}
 
 
-def arrangements(pieces: list[str]) -> list[Request]:
+def arrangements(pieces: list[str]) -> list[InferenceRequest]:
     """The same texts, each time in other places."""
     a, b, c = pieces
     return [
-        talk(("system", a), ("user", b), ("assistant", c)),
-        talk(("system", a), ("assistant", b), ("user", c)),
-        talk(("user", a), ("assistant", b), ("user", c)),
-        talk(("system", a + b), ("user", c)),
-        talk(("system", a), ("user", b + c)),
-        talk(("system", a), ("system", b), ("user", c)),
-        talk(("system", a + b), ("system", c)),
-        talk(("system", [{"type": "text", "text": a}, {"type": "text", "text": b}]), ("user", c)),
-        talk(("system", [{"type": "text", "text": a + b}]), ("user", c)),
-        talk(("system", a), ("user", [{"type": "text", "text": b}, {"type": "text", "text": c}])),
-        talk(("system", f"{a}<context>{b}</context>"), ("user", c)),
-        talk(("system", f"<context>{a}</context>{b}"), ("user", c)),
-        talk(("system", a), ("user", f"<context>{b}</context>{c}")),
-        talk(("system", a), ("user", f"{b}<context>{c}</context>")),
-        talk(("user", f"{a}<context>{b}</context>{c}")),
-        talk(("user", f"{a}<context>{b}</context><context>{c}</context>")),
-        talk(("user", f"{a}<context>{b + c}</context>")),
-        talk(("system", a), ("user", c), documents=[{"text": b}]),
-        talk(("user", c), documents=[{"text": a}, {"text": b}]),
-        talk(("user", c), documents=[{"text": a + b}]),
-        talk(("user", c), documents=[{"text": a, "title": b}]),
-        talk(("user", a), x=b, y=c),
-        talk(("user", a), x=[b, c]),
-        talk(("user", a), x=b + c),
-        talk((a, b), ("user", c)),
-        talk(("user", a), ("tool", b), ("tool", c)),
+        conversation(("system", a), ("user", b), ("assistant", c)),
+        conversation(("system", a), ("assistant", b), ("user", c)),
+        conversation(("user", a), ("assistant", b), ("user", c)),
+        conversation(("system", a + b), ("user", c)),
+        conversation(("system", a), ("user", b + c)),
+        conversation(("system", a), ("system", b), ("user", c)),
+        conversation(("system", a + b), ("system", c)),
+        conversation(("system", [{"type": "text", "text": a}, {"type": "text", "text": b}]), ("user", c)),
+        conversation(("system", [{"type": "text", "text": a + b}]), ("user", c)),
+        conversation(("system", a), ("user", [{"type": "text", "text": b}, {"type": "text", "text": c}])),
+        conversation(("system", f"{a}<context>{b}</context>"), ("user", c)),
+        conversation(("system", f"<context>{a}</context>{b}"), ("user", c)),
+        conversation(("system", a), ("user", f"<context>{b}</context>{c}")),
+        conversation(("system", a), ("user", f"{b}<context>{c}</context>")),
+        conversation(("user", f"{a}<context>{b}</context>{c}")),
+        conversation(("user", f"{a}<context>{b}</context><context>{c}</context>")),
+        conversation(("user", f"{a}<context>{b + c}</context>")),
+        conversation(("system", a), ("user", c), documents=[{"text": b}]),
+        conversation(("user", c), documents=[{"text": a}, {"text": b}]),
+        conversation(("user", c), documents=[{"text": a + b}]),
+        conversation(("user", c), documents=[{"text": a, "title": b}]),
+        conversation(("user", a), x=b, y=c),
+        conversation(("user", a), x=[b, c]),
+        conversation(("user", a), x=b + c),
+        conversation((a, b), ("user", c)),
+        conversation(("user", a), ("tool", b), ("tool", c)),
     ]
 
 
 @given(st.lists(st.text('ab<>/,[]{}":0 \n', min_size=1, max_size=8), min_size=3, max_size=3))
 def test_the_same_text_in_other_places_has_another_key(pieces: list[str]) -> None:
     asked = arrangements(pieces)
-    assert len({key_of(one).text for one in asked}) == len(asked)
-    assert len({key_of(one).digest for one in asked}) == len(asked)
+    assert len({derive_key(one).text for one in asked}) == len(asked)
+    assert len({derive_key(one).digest for one in asked}) == len(asked)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=2, max_size=4), st.data())
@@ -156,19 +170,19 @@ def test_text_cut_into_messages_elsewhere_has_another_key(pieces: list[str], dat
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=3)))
     others = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for role in ("system", "user", "assistant"):
-        one, other = (talk(*((role, piece) for piece in found)) for found in (pieces, others))
-        assert (changed(one, other) == set()) == (pieces == others)
+        one, other = (conversation(*((role, piece) for piece in found)) for found in (pieces, others))
+        assert (changed_parts(one, other) == set()) == (pieces == others)
 
 
 def test_content_as_text_and_as_parts_are_two_keys() -> None:
     for role in ("user", "system", "assistant"):
-        assert changed(talk((role, "x")), talk((role, [{"type": "text", "text": "x"}])))
+        assert changed_parts(conversation((role, "x")), conversation((role, [{"type": "text", "text": "x"}])))
 
 
 def test_no_content_no_text_and_no_field_are_three_keys() -> None:
     for role in ("user", "system", "assistant", "tool"):
         asked = [chat(messages=[{"role": role, **content}]) for content in ({}, {"content": None}, {"content": ""})]
-        assert len({key_of(one).text for one in asked}) == 3
+        assert len({derive_key(one).text for one in asked}) == 3
 
 
 @pytest.mark.parametrize(
@@ -176,12 +190,14 @@ def test_no_content_no_text_and_no_field_are_three_keys() -> None:
 )
 def test_no_client_can_spell_what_the_key_writes_for_another_form(content: Any) -> None:
     with pytest.raises(ApiError):
-        talk(("user", content))
+        conversation(("user", content))
 
 
 def test_a_part_without_text_keeps_its_other_fields() -> None:
     image = [{"type": "image_url", "image_url": {"url": url}} for url in ("a", "b")]
-    assert changed(talk(("user", [image[0]])), talk(("user", [image[1]]))) == {"query"}
-    assert changed(talk(("system", [image[0]])), talk(("system", [image[1]]))) == {"query"}
+    assert changed_parts(conversation(("user", [image[0]])), conversation(("user", [image[1]]))) == {"query"}
+    assert changed_parts(conversation(("system", [image[0]])), conversation(("system", [image[1]]))) == {"query"}
     marked = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-    assert changed(talk(("user", [{"type": "text", "text": "x"}])), talk(("user", [marked]))) == {"query"}
+    assert changed_parts(conversation(("user", [{"type": "text", "text": "x"}])), conversation(("user", [marked]))) == {
+        "query"
+    }

@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from router.core.endpoints.request import Request, parse
+from router.core.endpoints.request import InferenceRequest, parse_request
 from router.core.types import Endpoint
-from tests.support.factories import JSON, changed, chat, completion, key_of, messages, request, responses
+from tests.support.factories import (
+    JSON_VALUES,
+    changed_parts,
+    chat,
+    completion,
+    derive_key,
+    messages,
+    request,
+    responses,
+)
 
 ONE = {"type": "object", "properties": {"thoughts": {"type": "string"}, "answer": {"type": "string"}}}
 OTHER = {"type": "object", "properties": {"answer": {"type": "string"}, "thoughts": {"type": "string"}}}
@@ -25,7 +34,7 @@ def function(schema: Any) -> Any:
     return {"type": "function", "function": {"name": "f", "description": "x", "parameters": schema}}
 
 
-def asked_with(schema: Any) -> dict[str, Request]:
+def asked_with(schema: Any) -> dict[str, InferenceRequest]:
     """Requests with a schema, by the place at which they have it."""
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
     flat = {"type": "json_schema", "name": "a", "schema": schema}
@@ -48,33 +57,36 @@ def asked_with(schema: Any) -> dict[str, Request]:
 
 @pytest.mark.parametrize("place", asked_with({}))
 def test_another_order_of_properties_is_another_key(place: str) -> None:
-    assert changed(asked_with(ONE)[place], asked_with(OTHER)[place]) == {"query"}
+    assert changed_parts(asked_with(ONE)[place], asked_with(OTHER)[place]) == {"query"}
 
 
 @pytest.mark.parametrize("place", asked_with({}))
 def test_the_order_around_a_schema_does_not_matter(place: str) -> None:
     asked = asked_with({"type": "string"})[place]
-    assert key_of(request(asked.endpoint, turned(asked.fields))).text == key_of(asked).text
+    assert derive_key(request(asked.endpoint, turned(asked.fields))).text == derive_key(asked).text
 
 
 def test_the_spelling_of_a_schema_does_not_matter() -> None:
     one = b'{"model":"llama","prompt":"x","guided_json":{"b": 1.0, "a": "\\u0041"}}'
     other = b'{"guided_json":{"b":1,"a":"A"},"prompt":"x","model":"llama"}'
-    assert key_of(parse(Endpoint.COMPLETIONS, one)).text == key_of(parse(Endpoint.COMPLETIONS, other)).text
+    assert (
+        derive_key(parse_request(Endpoint.COMPLETIONS, one)).text
+        == derive_key(parse_request(Endpoint.COMPLETIONS, other)).text
+    )
 
 
 @pytest.mark.parametrize("field", ["logit_bias", "chat_template_kwargs", "vllm_xargs", "frobnicate", "schema"])
 def test_elsewhere_the_order_does_not_matter(field: str) -> None:
-    assert changed(chat(**{field: ONE}), chat(**{field: OTHER})) == set()
+    assert changed_parts(chat(**{field: ONE}), chat(**{field: OTHER})) == set()
 
 
 @pytest.mark.parametrize(
     "field", ["response_format", "structured_outputs", "tools", "functions", "guided_json", "text"]
 )
-@given(JSON, JSON)
+@given(JSON_VALUES, JSON_VALUES)
 def test_two_values_are_two_keys_as_everywhere(field: str, one: Any, other: Any) -> None:
     same = json.dumps(one) == json.dumps(other)
     if json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True):
-        assert changed(chat(**{field: one}), chat(**{field: other})) == {"query"}
+        assert changed_parts(chat(**{field: one}), chat(**{field: other})) == {"query"}
     elif same:
-        assert changed(chat(**{field: one}), chat(**{field: other})) == set()
+        assert changed_parts(chat(**{field: one}), chat(**{field: other})) == set()

@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.fingerprint import Fingerprint, stored_fingerprint
-from router.core.cache.miss_reason import Hints, fingerprint, marks_of
-from router.core.endpoints.request import Request
-from tests.support.factories import chat, completion, key_of, parts_of, talk
+from router.core.cache.fingerprint import Fingerprint, entry_fingerprint
+from router.core.cache.miss_reason import SeenKeys, fingerprint_request, hash_parts
+from router.core.endpoints.request import InferenceRequest
+from tests.support.factories import chat, completion, conversation, derive_key, request_parts
 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]
 
 
-def of(asked: Request, **target: Any) -> Fingerprint:
-    return fingerprint(key_of(asked, **target).text, parts_of(asked))
+def of(asked: InferenceRequest, **target: Any) -> Fingerprint:
+    return fingerprint_request(derive_key(asked, **target).text, request_parts(asked))
 
 
-def changed(**parts: str) -> Request:
+def changed(**parts: str) -> InferenceRequest:
     """The same request with another text in one of its places."""
     said = {"system": "Be brief.", "rag": "one", "query": "Why?", **parts}
-    return talk(("system", said["system"]), ("user", f"<context>{said['rag']}</context> {said['query']}"))
+    return conversation(("system", said["system"]), ("user", f"<context>{said['rag']}</context> {said['query']}"))
 
 
 KNOWN: Final = of(changed())
@@ -30,8 +30,8 @@ ONE_APART: Final = [
     ("system", of(changed(system="Be long."))),
     ("rag", of(changed(rag="two"))),
     ("query", of(changed(query="How?"))),
-    ("params", of(talk(*FIRST, temperature=0.5))),
-    ("params", of(talk(*FIRST, somebodys_field={"a": 1}))),
+    ("params", of(conversation(*FIRST, temperature=0.5))),
+    ("params", of(conversation(*FIRST, somebodys_field={"a": 1}))),
     ("model", of(changed(), model="mistral")),
     ("model", of(changed(), revision="2")),
 ]
@@ -40,11 +40,11 @@ IDS: Final = ["system", "rag", "query", "params", "unknown-field", "model", "rev
 
 @pytest.mark.parametrize(("reason", "wanted"), ONE_APART, ids=IDS)
 def test_one_part_that_differs_is_named(reason: str, wanted: Fingerprint) -> None:
-    assert wanted.differences(KNOWN) == KNOWN.differences(wanted) == [reason]
+    assert wanted.differing_parts(KNOWN) == KNOWN.differing_parts(wanted) == [reason]
 
 
 def test_several_parts_that_differ_are_all_named() -> None:
-    assert of(changed(system="Be long.", query="How?"), model="mistral").differences(KNOWN) == [
+    assert of(changed(system="Be long.", query="How?"), model="mistral").differing_parts(KNOWN) == [
         "model", "system", "query",
     ]  # fmt: skip
 
@@ -52,96 +52,96 @@ def test_several_parts_that_differ_are_all_named() -> None:
 @pytest.mark.parametrize("fields", [{"stream": True}, {"user": "u"}, {"temperature": None}])
 def test_two_forms_of_one_request_differ_in_nothing_but_what_is_part_of_the_key(fields: dict[str, Any]) -> None:
     expected = [] if "temperature" not in fields else ["params"]
-    assert of(talk(*FIRST, **fields)).differences(KNOWN) == expected
+    assert of(conversation(*FIRST, **fields)).differing_parts(KNOWN) == expected
 
 
 def test_a_system_prompt_that_one_has_and_the_other_lacks_is_another_query_too() -> None:
-    assert of(talk(FIRST[1])).differences(KNOWN) == ["system", "query"]
+    assert of(conversation(FIRST[1])).differing_parts(KNOWN) == ["system", "query"]
 
 
 def test_another_endpoint_is_another_way_to_ask() -> None:
-    assert "params" in of(completion()).differences(of(chat()))
+    assert "params" in of(completion()).differing_parts(of(chat()))
 
 
 def test_an_entry_that_does_not_know_its_halves_differs_in_its_query() -> None:
     wanted = of(changed(query="How?"))
-    old = stored_fingerprint(key_of(changed()).text, "", "")
+    old = entry_fingerprint(derive_key(changed()).text, "", "")
     assert old is not None
-    assert wanted.differences(old) == ["query"]
-    assert KNOWN.differences(old) == []
+    assert wanted.differing_parts(old) == ["query"]
+    assert KNOWN.differing_parts(old) == []
 
 
 @pytest.mark.parametrize("key", ["", "rh:1:purge", "rh:1:claim:a:b:c:d:e", "foreign:key", "rh:1:a:b:c:d"])
 def test_what_is_no_entrys_key_has_no_fingerprint(key: str) -> None:
-    assert stored_fingerprint(key, "", "") is None
+    assert entry_fingerprint(key, "", "") is None
 
 
 # -- what a process remembers -----------------------------------------------------------------------------------------
 
 
 def test_who_has_heard_of_nothing_says_that_it_is_new() -> None:
-    assert Hints().reason(marks_of(KNOWN)) == "new"
+    assert SeenKeys().miss_reason(hash_parts(KNOWN)) == "new"
 
 
 @pytest.mark.parametrize(("reason", "wanted"), ONE_APART, ids=IDS)
 def test_a_miss_is_explained_by_the_entry_that_differs_in_one_part(reason: str, wanted: Fingerprint) -> None:
-    hints = Hints()
-    hints.note(marks_of(KNOWN))
-    assert hints.reason(marks_of(wanted)) == reason
+    hints = SeenKeys()
+    hints.add(hash_parts(KNOWN))
+    assert hints.miss_reason(hash_parts(wanted)) == reason
 
 
 def test_what_was_there_and_is_gone_has_expired() -> None:
-    hints = Hints()
-    hints.note(marks_of(KNOWN))
-    assert hints.reason(marks_of(KNOWN)) == "expired"
+    hints = SeenKeys()
+    hints.add(hash_parts(KNOWN))
+    assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
 @pytest.mark.parametrize("reason", ["system", "rag", "query"])
 def test_of_another_processs_entry_the_key_is_enough_for_the_parts_of_a_key(reason: str) -> None:
-    hints = Hints()
-    hints.note_key(key_of(changed()).text)
-    assert hints.reason(marks_of(dict(ONE_APART)[reason])) == reason
-    assert hints.reason(marks_of(KNOWN)) == "expired"
+    hints = SeenKeys()
+    hints.add_key(derive_key(changed()).text)
+    assert hints.miss_reason(hash_parts(dict(ONE_APART)[reason])) == reason
+    assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
 def test_what_differs_in_two_parts_is_new() -> None:
-    hints = Hints()
-    hints.note(marks_of(KNOWN))
-    assert hints.reason(marks_of(of(changed(system="Be long.", rag="two")))) == "new"
+    hints = SeenKeys()
+    hints.add(hash_parts(KNOWN))
+    assert hints.miss_reason(hash_parts(of(changed(system="Be long.", rag="two")))) == "new"
 
 
 def test_another_tenants_entries_explain_nothing() -> None:
-    hints = Hints()
-    hints.note(marks_of(KNOWN))
-    hints.note_key(key_of(changed()).text)
+    hints = SeenKeys()
+    hints.add(hash_parts(KNOWN))
+    hints.add_key(derive_key(changed()).text)
     for _, wanted in [("", KNOWN), *ONE_APART]:
         others = Fingerprint(
             "other", wanted.model, wanted.system, wanted.rag, wanted.query, wanted.question, wanted.params
         )
-        assert hints.reason(marks_of(others)) == "new"
+        assert hints.miss_reason(hash_parts(others)) == "new"
 
 
 def test_what_is_cleared_is_forgotten() -> None:
-    hints = Hints()
-    hints.note(marks_of(KNOWN))
+    hints = SeenKeys()
+    hints.add(hash_parts(KNOWN))
     hints.clear()
-    assert hints.reason(marks_of(KNOWN)) == "new"
+    assert hints.miss_reason(hash_parts(KNOWN)) == "new"
 
 
 def test_a_key_that_is_none_is_passed_over() -> None:
-    hints = Hints()
+    hints = SeenKeys()
     for key in ("", "rh:1:purge", "rh:1:hits:acme", "x" * 1000):
-        hints.note_key(key)
-    assert hints.reason(marks_of(KNOWN)) == "new"
+        hints.add_key(key)
+    assert hints.miss_reason(hash_parts(KNOWN)) == "new"
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_the_oldest_are_forgotten_first_and_what_is_noted_again_is_young(numbers: list[int]) -> None:
-    hints = Hints(remembered=4)
+    hints = SeenKeys(max_entries=4)
     noted = [of(chat(seed=number), model=f"m{number}", tenant=f"t{number}") for number in numbers]
     for one in noted:
-        hints.note(marks_of(one))
+        hints.add(hash_parts(one))
     youngest = list(dict.fromkeys(reversed(noted)))
-    assert [hints.reason(marks_of(one)) for one in youngest[:2]] == ["expired"] * len(youngest[:2])
-    assert {hints.reason(marks_of(one)) for one in youngest[6:]} <= {"new"}
+    assert [hints.miss_reason(hash_parts(one)) for one in youngest[:2]] == ["expired"] * len(youngest[:2])
+    assert {hints.miss_reason(hash_parts(one)) for one in youngest[6:]} <= {"new"}
     assert len(hints._new) + len(hints._old) <= 6 * 7

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.entry_filter import Scope, text_name
-from router.core.cache.purge_index import BEGINNING, Mark, PurgeIndex
+from router.core.cache.entry_filter import EntryFilter, text_document_name
+from router.core.cache.purge_index import BEGINNING, PurgeIndex, PurgePosition
 
 TENANTS, MODELS, HASHES = ["acme", "beta"], ["llama", "phi"], ["0" * 16, "a" * 16]
 DOCUMENTS = ["handbook", "faq", "x" * 200]
 KEYS = [f"rh:1:{t}:{m}:{s}:{r}:{'7' * 32}" for t in TENANTS for m in MODELS for s in HASHES for r in HASHES]
-NAMES = ["handbook", "faq", text_name("x" * 200), text_name("handbook")]
+NAMES = ["handbook", "faq", text_document_name("x" * 200), text_document_name("handbook")]
 
 SCOPES = st.builds(
-    Scope,
+    EntryFilter,
     key=st.sampled_from([None, *KEYS[:3]]),
     tenant=st.sampled_from([None, *TENANTS]),
     model=st.sampled_from([None, *MODELS]),
@@ -25,7 +25,7 @@ SCOPES = st.builds(
 ENTRIES = st.tuples(st.sampled_from(KEYS), st.lists(st.sampled_from(NAMES), max_size=3).map(tuple))
 
 
-def index_of(scopes: list[Scope], limit: int = 1000) -> PurgeIndex:
+def index_of(scopes: list[EntryFilter], limit: int = 1000) -> PurgeIndex:
     """Purges with the marks (1, 0), (2, 0) and so on."""
     index = PurgeIndex(limit)
     for number, scope in enumerate(scopes, 1):
@@ -33,20 +33,20 @@ def index_of(scopes: list[Scope], limit: int = 1000) -> PurgeIndex:
     return index
 
 
-def walked(scopes: list[Scope], key: str, documents: tuple[str, ...], since: Mark) -> bool:
+def walked(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
     return any((number, 0) > since and scope.matches(key, documents) for number, scope in enumerate(scopes, 1))
 
 
 @given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES, since=st.integers(0, 12))
 def test_what_is_covered_is_what_a_walk_finds(
-    scopes: list[Scope], entry: tuple[str, tuple[str, ...]], since: int
+    scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]], since: int
 ) -> None:
     assert index_of(scopes).covers(*entry, (since, 0)) is walked(scopes, *entry, (since, 0))
 
 
 @given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES, since=st.integers(0, 12), limit=st.integers(1, 6))
 def test_an_index_that_forgets_covers_too_much_rather_than_too_little(
-    scopes: list[Scope], entry: tuple[str, tuple[str, ...]], since: int, limit: int
+    scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]], since: int, limit: int
 ) -> None:
     index = index_of(scopes, limit)
     assert len(index) <= limit
@@ -54,7 +54,7 @@ def test_an_index_that_forgets_covers_too_much_rather_than_too_little(
 
 
 def test_a_scope_that_is_purged_again_and_again_takes_one_place_and_lets_none_be_forgotten() -> None:
-    index = index_of([Scope(tenant="beta"), *[Scope(tenant="acme")] * 50], limit=2)
+    index = index_of([EntryFilter(tenant="beta"), *[EntryFilter(tenant="acme")] * 50], limit=2)
     assert len(index) == 2
     acme, beta = KEYS[0], KEYS[-1]
     assert [index.covers(acme, (), (mark, 0)) for mark in (0, 50, 51)] == [True, True, False]
@@ -63,9 +63,9 @@ def test_a_scope_that_is_purged_again_and_again_takes_one_place_and_lets_none_be
 
 @pytest.mark.parametrize("key", ["", "rh:1:purge:log", "foreign", KEYS[0] + ":more"])
 def test_what_is_no_key_of_an_entry_is_not_covered(key: str) -> None:
-    assert not index_of([Scope(all=True)]).covers(key, (), BEGINNING)
+    assert not index_of([EntryFilter(all=True)]).covers(key, (), BEGINNING)
 
 
 def test_a_scope_that_names_nothing_covers_nothing() -> None:
-    index = index_of([Scope()])
+    index = index_of([EntryFilter()])
     assert (len(index), index.covers(KEYS[0], (), BEGINNING)) == (0, False)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.cache_control import NO_WISHES
-from router.core.cache.policy import Decision, decide
-from router.core.endpoints.request import Request
-from router.core.types import Bypass
-from tests.support.factories import chat, completion, embeddings, messages, parts_of, responses
+from router.core.cache.cache_control import NO_DIRECTIVES
+from router.core.cache.policy import CacheDecision, decide_caching
+from router.core.endpoints.request import InferenceRequest
+from router.core.types import BypassReason
+from tests.support.factories import chat, completion, embeddings, messages, request_parts, responses
 
 URL, DATA = "https://example.com/cat.png", "data:image/png;base64,AAAA"
 
@@ -21,7 +21,7 @@ def result(*parts: Any) -> Any:
     return {"type": "tool_result", "tool_use_id": "a", "content": [*parts]}
 
 
-REMOTE: list[Request] = [
+REMOTE: list[InferenceRequest] = [
     chat(messages=said({"type": "image_url", "image_url": {"url": URL, "detail": "low"}})),
     chat(messages=said({"type": "image_url", "image_url": URL})),
     chat(messages=said({"image_url": URL})),
@@ -63,7 +63,7 @@ REMOTE: list[Request] = [
     ),
     messages(messages=said({"type": "container_upload", "file_id": "file_1"})),
 ]
-INLINE: list[Request] = [
+INLINE: list[InferenceRequest] = [
     chat(),
     completion(prompt=URL),
     embeddings(input=[1, 2, 3]),
@@ -92,23 +92,23 @@ INLINE: list[Request] = [
 
 
 @pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
-def test_what_is_fetched_from_elsewhere_is_not_cached(asked: Request) -> None:
-    assert decide(asked, NO_WISHES, "all") == Decision(Bypass.UNCACHEABLE, keep=False)
-    assert not parts_of(asked).texts_only, "it is looked for"
+def test_what_is_fetched_from_elsewhere_is_not_cached(asked: InferenceRequest) -> None:
+    assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(BypassReason.UNCACHEABLE, may_store=False)
+    assert not request_parts(asked).texts_only, "it is looked for"
 
 
 @pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
-def test_where_remote_content_is_stable_it_is_cached_by_its_address(asked: Request) -> None:
-    assert decide(asked, NO_WISHES, "all", "stable") == Decision(None, keep=True)
+def test_where_remote_content_is_stable_it_is_cached_by_its_address(asked: InferenceRequest) -> None:
+    assert decide_caching(asked, NO_DIRECTIVES, "all", "stable") == CacheDecision(None, may_store=True)
 
 
 @pytest.mark.parametrize("asked", INLINE, ids=lambda asked: asked.body.decode())
-def test_what_is_in_the_request_is_cached(asked: Request) -> None:
-    assert decide(asked, NO_WISHES, "all") == Decision(None, keep=True)
+def test_what_is_in_the_request_is_cached(asked: InferenceRequest) -> None:
+    assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(None, may_store=True)
 
 
 def test_messages_of_texts_are_not_looked_at() -> None:
-    assert parts_of(chat()).texts_only
-    assert parts_of(completion()).texts_only
-    assert parts_of(responses()).texts_only
-    assert parts_of(messages(system="x")).texts_only
+    assert request_parts(chat()).texts_only
+    assert request_parts(completion()).texts_only
+    assert request_parts(responses()).texts_only
+    assert request_parts(messages(system="x")).texts_only

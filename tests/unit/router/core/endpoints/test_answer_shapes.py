@@ -9,12 +9,21 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.answer_shapes import MAX_SHAPES, AnswerShapes
 from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import StreamRecorder
-from router.core.endpoints.request import Request
+from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE
 from router.core.types import Endpoint
-from tests.support.factories import TEXT, captured, chat, completion, frame, given_by, piece, whole
+from tests.support.factories import (
+    TEXTS,
+    chat,
+    choice_delta,
+    client_view,
+    completion,
+    encode_event,
+    load_capture,
+    recorded_response,
+)
 
 LIMIT: Final = 1 << 20
 CHAT: Final = chat(stream=True)
@@ -25,24 +34,24 @@ def events(
 ) -> list[bytes]:
     """The events of a chat as vLLM writes them."""
     head = {"id": id_, "object": "chat.completion.chunk", "created": created, "model": model}
-    said = [{**head, "choices": [piece(role="assistant", content="")]}]
-    said += [{**head, "choices": [piece(content=text)]} for text in texts]
-    said.append({**head, "choices": [piece(finish=finish)]})
+    said = [{**head, "choices": [choice_delta(role="assistant", content="")]}]
+    said += [{**head, "choices": [choice_delta(content=text)]} for text in texts]
+    said.append({**head, "choices": [choice_delta(finish=finish)]})
     if usage is not None:
         said.append({**head, "choices": [], "usage": usage})
-    return [*map(frame, said), DONE]
+    return [*map(encode_event, said), DONE]
 
 
-def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: Request = CHAT) -> Recording:
+def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRequest = CHAT) -> RecordedResponse:
     recorder = StreamRecorder(LIMIT, shapes)
     for one in sent:
         recorder.feed(one)
-    return whole(recorder, asked)
+    return recorded_response(recorder, asked)
 
 
-def as_read(made: Recording) -> Any:
+def as_read(made: RecordedResponse) -> Any:
     """What clients get, the JSON by what it says: how a text is escaped may differ."""
-    body, *rest = given_by(made)
+    body, *rest = client_view(made)
     return json.loads(body), list(json.loads(body)), rest
 
 
@@ -58,7 +67,7 @@ USAGE: Final = st.none() | st.fixed_dictionaries(
     optional={"details": st.none() | st.just({"cached": 1795432012})},
 )
 STREAM: Final = st.tuples(
-    IDS, CREATED, st.lists(TEXT | st.sampled_from(["12345678", '"', "\\", "assistant-content"]), min_size=1), USAGE
+    IDS, CREATED, st.lists(TEXTS | st.sampled_from(["12345678", '"', "\\", "assistant-content"]), min_size=1), USAGE
 )
 
 
@@ -79,7 +88,7 @@ def test_streams_that_differ_in_the_four_values_alone_are_read_once() -> None:
     for number in range(5):
         used = {**USED, "prompt_tokens": number}
         recording(events(f"chatcmpl-{number:09d}", 1795432012 + number, ["a", f"b {number}"], used), shapes)
-    assert (len(shapes), shapes.known) == (1, 1)
+    assert (len(shapes), shapes.usable_count) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +99,7 @@ def test_a_stream_that_differs_in_anything_else_is_read(other: dict[str, Any]) -
     same: dict[str, Any] = {"id_": "chatcmpl-1", "created": 1795432012, "texts": ["a", "b"], "usage": USED}
     for asked in (same, {**same, **other}):
         recording(events(**asked), shapes)
-    assert (len(shapes), shapes.known) == (2, 2)
+    assert (len(shapes), shapes.usable_count) == (2, 2)
 
 
 def test_the_shapes_of_a_process_are_bounded() -> None:
@@ -109,33 +118,33 @@ def test_a_stream_with_a_byte_that_marks_a_hole_is_read() -> None:
 def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
     parts = StreamParts()
     for one in events("chatcmpl-1", 1795432012, ["a", "b"], None)[:-1]:
-        if not parts.take(one.replace(b'"b"', b'"\x01"')) and not parts.learn(one):
-            parts.keep(one)
-    assert AnswerShapes().answer(Endpoint.CHAT, parts, None, None) is None
+        if not parts.try_append(one.replace(b'"b"', b'"\x01"')) and not parts.learn_template(one):
+            parts.append(one)
+    assert AnswerShapes().fill(Endpoint.CHAT, parts, None, None) is None
 
 
 @pytest.mark.parametrize(
     "name", ["chat-stream-usage", "chat-stream", "completion-stream-usage", "completion-stream", "spec-chat-stream"]
 )
 def test_what_vllm_streams_has_a_shape(name: str) -> None:
-    asked, sent = captured(name)
+    asked, sent = load_capture(name)
     assert asked.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
     shapes = AnswerShapes()
     made = recording([sent], shapes, asked)
     assert as_read(made) == as_read(recording([sent], None, asked))
-    assert shapes.known == 1
+    assert shapes.usable_count == 1
 
 
 def test_a_completion_has_a_shape_of_its_own() -> None:
     shapes = AnswerShapes()
     sent = [
-        frame({"id": "cmpl-12345", "created": 1795432012, "choices": [{"index": 0, "text": text, **ended}]})
+        encode_event({"id": "cmpl-12345", "created": 1795432012, "choices": [{"index": 0, "text": text, **ended}]})
         for text, ended in (("a", {}), ("b", {}), ("", {"finish_reason": "stop"}))
     ]
     asked = completion(stream=True)
     made = recording([*sent, DONE], shapes, asked)
     assert as_read(made) == as_read(recording([*sent, DONE], None, asked))
-    assert shapes.known == 1
+    assert shapes.usable_count == 1
 
 
 HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "created": 1795432012, "model": "m"}
@@ -144,10 +153,10 @@ HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "cr
 def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
     """A stream with other things in it: events before the text, a usage, fields of each event."""
     head = {**HEAD, **beside}
-    texts = [{**head, "choices": [piece(content=text)]} for text in ("a", "b", "c")]
-    sent = [*extra, *map(frame, texts), frame({**head, "choices": [piece(finish="stop")]})]
+    texts = [{**head, "choices": [choice_delta(content=text)]} for text in ("a", "b", "c")]
+    sent = [*extra, *map(encode_event, texts), encode_event({**head, "choices": [choice_delta(finish="stop")]})]
     if usage is not None:
-        sent.append(frame({**head, "choices": [], "usage": usage}))
+        sent.append(encode_event({**head, "choices": [], "usage": usage}))
     return [*sent, DONE]
 
 
@@ -176,4 +185,4 @@ def test_an_id_that_is_not_utf_8_makes_no_answer() -> None:
     broken = StreamRecorder(LIMIT, shapes)
     for one in said():
         broken.feed(one.replace(b"7d1c4be2", b"7d1c4b\xff\xfe"))
-    assert broken.recording(CHAT) is NotKept.ERROR
+    assert broken.recorded_response(CHAT) is NotStoredReason.ERROR

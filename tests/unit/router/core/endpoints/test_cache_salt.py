@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.cache_salt import affinity_name, salted, salts_of
-from router.core.endpoints.request import Request, for_engine
-from router.core.routing.affinity import affinity_of
+from router.core.endpoints.cache_salt import combine_salts, derive_salts, sharing_group_name
+from router.core.endpoints.request import InferenceRequest, engine_body
+from router.core.routing.affinity import affinity_key
 from router.errors import ApiError
 from tests.support.factories import chat, completion, embeddings, messages, responses
 
-ACME, BETA = (salts_of({"acme": None, "beta": None})[name] for name in ("acme", "beta"))
+ACME, BETA = (derive_salts({"acme": None, "beta": None})[name] for name in ("acme", "beta"))
 
 
-def sent(asked: Request, salt: str | None = ACME, served: str = "served") -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(for_engine(asked, served, salt))
+def sent(asked: InferenceRequest, salt: str | None = ACME, served: str = "served") -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(engine_body(asked, served, salt))
     return fields
 
 
 @pytest.mark.parametrize("groups", [{}, {"default": None}, {"acme": "all", "beta": "all"}])
 def test_where_nobody_is_to_be_kept_apart_there_is_no_salt(groups: dict[str, str | None]) -> None:
-    assert salts_of(groups) == {}
+    assert derive_salts(groups) == {}
 
 
 def test_a_group_shares_a_salt_and_no_tenant_has_the_salt_of_a_group_of_its_name() -> None:
-    salts = salts_of({"acme": "one", "beta": "one", "gamma": None, "one": None})
+    salts = derive_salts({"acme": "one", "beta": "one", "gamma": None, "one": None})
     assert salts["acme"] == salts["beta"]
     assert len(set(salts.values())) == 3
 
@@ -39,10 +39,10 @@ def test_salts_are_the_same_in_every_router() -> None:
 
 @given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
 def test_no_tenant_can_have_anothers_salt(mine: str, theirs: str) -> None:
-    one, other = salted(ACME, mine), salted(BETA, theirs)
-    assert len({one, other, ACME, BETA, salted(BETA, ACME), salted(ACME, ACME)}) == 6
+    one, other = combine_salts(ACME, mine), combine_salts(BETA, theirs)
+    assert len({one, other, ACME, BETA, combine_salts(BETA, ACME), combine_salts(ACME, ACME)}) == 6
     assert all(re.fullmatch("[0-9a-f]{32}", salt) for salt in (one, other))
-    assert (salted(ACME, mine) == salted(ACME, theirs)) is (mine == theirs)
+    assert (combine_salts(ACME, mine) == combine_salts(ACME, theirs)) is (mine == theirs)
 
 
 @pytest.mark.parametrize("served", ["llama", "served"])
@@ -52,9 +52,9 @@ def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream
     for asked in (make(stream=stream), make(stream=stream, cache_salt="mine"), make(stream=stream, cache_salt=None)):
         got, plain = sent(asked, served=served), sent(asked, None, served)
         own = plain.pop("cache_salt", None)
-        assert got.pop("cache_salt") == salted(ACME, own)
+        assert got.pop("cache_salt") == combine_salts(ACME, own)
         assert got == plain
-        assert for_engine(asked, served, ACME).count(b'"cache_salt"') == 1
+        assert engine_body(asked, served, ACME).count(b'"cache_salt"') == 1
 
 
 def test_without_a_salt_the_clients_own_goes_on_as_it_stands() -> None:
@@ -65,15 +65,17 @@ def test_without_a_salt_the_clients_own_goes_on_as_it_stands() -> None:
 @pytest.mark.parametrize("own", ["", 1, ["x"], {}, False])
 def test_a_salt_that_is_none_is_refused(own: Any) -> None:
     with pytest.raises(ApiError) as refused:
-        for_engine(chat(cache_salt=own), "served", ACME)
+        engine_body(chat(cache_salt=own), "served", ACME)
     assert (refused.value.status, refused.value.param) == (400, "cache_salt")
 
 
 def test_tenants_of_a_group_have_one_affinity_and_sessions_of_their_own() -> None:
     key = "rh:1:{}:llama:1:2:3"
-    group = affinity_name("acme", "one")
-    assert affinity_of(key.format("acme"), "acme", None, group) == affinity_of(key.format("beta"), "beta", None, group)
-    assert affinity_of(key.format("acme"), "acme", "s", group) != affinity_of(key.format("beta"), "beta", "s", group)
-    assert affinity_of(key.format("acme"), "acme", None) == affinity_of(
-        key.format("acme"), "acme", None, affinity_name("acme", None)
+    group = sharing_group_name("acme", "one")
+    assert affinity_key(key.format("acme"), "acme", None, group) == affinity_key(
+        key.format("beta"), "beta", None, group
+    )
+    assert affinity_key(key.format("acme"), "acme", "s", group) != affinity_key(key.format("beta"), "beta", "s", group)
+    assert affinity_key(key.format("acme"), "acme", None) == affinity_key(
+        key.format("acme"), "acme", None, sharing_group_name("acme", None)
     )

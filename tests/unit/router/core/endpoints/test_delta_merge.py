@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.core.endpoints.chat_body import body_from_events
 from router.core.endpoints.delta_merge import may_merge
 from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.sse import payload, split
+from router.core.endpoints.sse import payload, split_events
 from router.core.types import Endpoint
 from tests.support.paths import FULL_CAPTURES
 
@@ -28,9 +28,9 @@ def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
     parts = StreamParts()
     for said in payloads:
         frame = b"data: %b\n\n" % said
-        if not parts.take(frame) and not parts.learn(frame):
-            parts.keep(frame)
-    return [payload(frame) or b"" for frame in parts.merged(partial(may_merge, endpoint))]
+        if not parts.try_append(frame) and not parts.learn_template(frame):
+            parts.append(frame)
+    return [payload(frame) or b"" for frame in parts.merged_events(partial(may_merge, endpoint))]
 
 
 def event(choice: dict[str, Any], **beside: Any) -> bytes:
@@ -94,7 +94,7 @@ def test_an_empty_stream_stays_empty(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("path", sorted(FULL_CAPTURES.glob("*.sse")), ids=lambda path: path.stem)
 def test_what_vllm_streamed_gives_the_same_answer(path: Path) -> None:
-    frames = [payload(frame) for frame in split(path.read_bytes()) if frame.startswith(b"data: {")]
+    frames = [payload(frame) for frame in split_events(path.read_bytes()) if frame.startswith(b"data: {")]
     payloads = [data for data in frames if data is not None]
     endpoint = Endpoint.CHAT if "chat" in path.name else Endpoint.COMPLETIONS
     assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)

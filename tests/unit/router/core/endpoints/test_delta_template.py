@@ -6,15 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.core.endpoints.delta_template import MAX_TEMPLATES, Run, StreamParts
-from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.delta_template import MAX_TEMPLATES, StreamParts, TemplateRun
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.sse import DONE
 
-from tests.support.factories import chat, chunk, frame, frames_of, given_by, piece  # isort: skip
+from tests.support.factories import chat, chat_event, encode_event, replayed_frames, client_view, choice_delta  # isort: skip
 
 LIMIT: Final = 1 << 20
-END: Final = frame(chunk(piece(finish="stop")))
+END: Final = encode_event(chat_event(choice_delta(finish="stop")))
 
 
 def event(text: bytes, *, before: bytes = b"", after: bytes = b"", name: bytes = b"content") -> bytes:
@@ -26,7 +26,7 @@ def event(text: bytes, *, before: bytes = b"", after: bytes = b"", name: bytes =
 def learned(*events: bytes) -> StreamParts:
     alike = StreamParts()
     for one in events:
-        alike.learn(one)
+        alike.learn_template(one)
     return alike
 
 
@@ -37,10 +37,10 @@ def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
         event(text, name=name).replace(b'":', b'":' + space) for text in (b"one", "anöther\\n".encode(), b"")
     )
     alike = learned(first)
-    assert alike.take(other)
-    assert alike.take(none)
-    assert alike.take(first)
-    assert alike.are_texts()
+    assert alike.try_append(other)
+    assert alike.try_append(none)
+    assert alike.try_append(first)
+    assert alike.has_valid_texts()
 
 
 @pytest.mark.parametrize(
@@ -59,42 +59,42 @@ def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
     ],
 )
 def test_what_differs_in_more_than_the_text_is_not_alike(other: bytes) -> None:
-    assert not learned(event(b"one")).take(other)
+    assert not learned(event(b"one")).try_append(other)
 
 
 def texts_of(parts: StreamParts) -> list[Any]:
-    return [part.texts if isinstance(part, Run) else part for part in parts.parts]
+    return [part.texts if isinstance(part, TemplateRun) else part for part in parts.parts]
 
 
 def test_a_text_with_escaped_quotes_is_alike() -> None:
     parts = learned(event(b"one"))
-    assert parts.take(event(b'a \\" b'))
-    assert parts.take(event(b'\\"') + event(b"c"))
-    assert parts.are_texts()
+    assert parts.try_append(event(b'a \\" b'))
+    assert parts.try_append(event(b'\\"') + event(b"c"))
+    assert parts.has_valid_texts()
     assert texts_of(parts) == [[b"one", b'a \\" b', b'\\"', b"c"]]
 
 
 def test_several_events_that_came_together_are_taken_together() -> None:
     parts = learned(event(b"one"))
-    assert parts.take(event(b"two") + event(b"") + event(b"three"))
+    assert parts.try_append(event(b"two") + event(b"") + event(b"three"))
     assert texts_of(parts) == [[b"one", b"two", b"", b"three"]]
 
 
 def test_what_came_together_with_others_is_in_a_run_all_the_same() -> None:
     parts = StreamParts()
-    parts.keep(event(b"a") + END + event(b"b") + event(b"c"))
-    parts.keep(b": ping\n\n")
-    assert parts.take(event(b"d"))
+    parts.append(event(b"a") + END + event(b"b") + event(b"c"))
+    parts.append(b": ping\n\n")
+    assert parts.try_append(event(b"d"))
     assert texts_of(parts) == [[b"a"], END, [b"b", b"c"], b": ping\n\n", [b"d"]]
 
 
 def test_events_of_several_choices_have_a_template_each() -> None:
     one, other = event(b"a"), event(b"b").replace(b'"index":0', b'"index":1')
     parts = learned(one, other)
-    assert parts.take(one)
-    assert parts.take(other)
+    assert parts.try_append(one)
+    assert parts.try_append(other)
     assert texts_of(parts) == [[b"a"], [b"b"], [b"a"], [b"b"]]
-    assert [part.template for part in parts.parts if isinstance(part, Run)] == [0, 1, 0, 1]
+    assert [part.template_index for part in parts.parts if isinstance(part, TemplateRun)] == [0, 1, 0, 1]
 
 
 def numbered(text: bytes, number: int | bytes, *, first: bool = False) -> bytes:
@@ -107,16 +107,16 @@ def numbered(text: bytes, number: int | bytes, *, first: bool = False) -> bytes:
 @pytest.mark.parametrize("first", [False, True])
 def test_events_that_are_numbered_one_by_one_are_alike(first: bool) -> None:
     parts = learned(numbered(b"a", 8, first=first))
-    assert parts.take(numbered(b"b", 9, first=first))
-    assert parts.take(numbered(b"c", 10, first=first))
-    assert parts.take(numbered(b"d", 17, first=first))
-    assert not parts.take(numbered(b"e", b"018", first=first))
-    assert not parts.take(numbered(b"e", b"18.5", first=first))
-    assert [(run.first, run.texts) for run in parts.parts if isinstance(run, Run)] == [
+    assert parts.try_append(numbered(b"b", 9, first=first))
+    assert parts.try_append(numbered(b"c", 10, first=first))
+    assert parts.try_append(numbered(b"d", 17, first=first))
+    assert not parts.try_append(numbered(b"e", b"018", first=first))
+    assert not parts.try_append(numbered(b"e", b"18.5", first=first))
+    assert [(run.first_number, run.texts) for run in parts.parts if isinstance(run, TemplateRun)] == [
         (8, [b"a", b"b", b"c"]),
         (17, [b"d"]),
     ]
-    assert b"".join(parts.merged(lambda *_: False)) == b"".join(
+    assert b"".join(parts.merged_events(lambda *_: False)) == b"".join(
         numbered(text, number, first=first) for text, number in ((b"a", 8), (b"b", 9), (b"c", 10), (b"d", 17))
     )
 
@@ -124,8 +124,8 @@ def test_events_that_are_numbered_one_by_one_are_alike(first: bool) -> None:
 @pytest.mark.parametrize("number", [b"007", b"-1", b'"1"', b"1" * 16])
 def test_an_event_whose_number_is_written_otherwise_is_a_template_with_this_number(number: bytes) -> None:
     parts = learned(numbered(b"a", number))
-    assert parts.take(numbered(b"b", number))
-    assert parts.merged(lambda *_: False) == [numbered(b"a", number), numbered(b"b", number)]
+    assert parts.try_append(numbered(b"b", number))
+    assert parts.merged_events(lambda *_: False) == [numbered(b"a", number), numbered(b"b", number)]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_an_event_whose_number_is_written_otherwise_is_a_template_with_this_numb
 )
 def test_what_has_not_one_plain_text_is_not_learned(first: bytes) -> None:
     alike = learned(first)
-    assert not alike.take(event(b"x"))
-    assert not alike.take(first)
+    assert not alike.try_append(event(b"x"))
+    assert not alike.try_append(first)
 
 
 @pytest.mark.parametrize("space", [b"", b" "])
 def test_an_event_in_which_a_choice_ends_is_not_learned(space: bytes) -> None:
     end = event(b"x").replace(b'"finish_reason":null', b'"finish_reason":' + space + b'"abort"')
-    assert not learned(end).take(end)
+    assert not learned(end).try_append(end)
 
 
 def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() -> None:
@@ -150,13 +150,13 @@ def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() 
     recorder = StreamRecorder(LIMIT)
     for one in (event(b"a"), abort, stop, abort, DONE):
         recorder.feed(one)
-    assert recorder.recording(chat(stream=True)) is NotKept.INCOMPLETE
+    assert recorder.recorded_response(chat(stream=True)) is NotStoredReason.INCOMPLETE
 
 
 def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> None:
     forms = [event(b"x", before=b'"n":%d,' % number) for number in range(20)]
     parts = StreamParts()
-    known = [parts.learn(form) and parts.take(form) for form in forms]
+    known = [parts.learn_template(form) and parts.try_append(form) for form in forms]
     assert known == [True] * MAX_TEMPLATES + [False] * (len(forms) - MAX_TEMPLATES)
 
 
@@ -165,19 +165,19 @@ def test_a_stream_with_a_text_that_json_does_not_allow_is_not_kept(text: bytes) 
     recorder = StreamRecorder(LIMIT)
     for one in (event(b"first"), event(b"fine"), event(text), event(b",n"), END, DONE):
         recorder.feed(one)
-    assert recorder.recording(chat(stream=True)) is NotKept.ERROR
+    assert recorder.recorded_response(chat(stream=True)) is NotStoredReason.ERROR
 
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\\", b"\\ud83d"])
 def test_what_is_no_inside_of_a_string_is_found_out_at_the_end(text: bytes) -> None:
     alike = learned(event(b"one"))
-    assert alike.take(event(b"fine"))
-    assert alike.are_texts()
-    assert alike.take(event(text))
-    assert alike.take(event(b",n"))  # which would make an escape, or an end, of the backslash before it
-    assert not alike.are_texts()
-    alike.forget()
-    assert alike.are_texts()
+    assert alike.try_append(event(b"fine"))
+    assert alike.has_valid_texts()
+    assert alike.try_append(event(text))
+    assert alike.try_append(event(b",n"))  # which would make an escape, or an end, of the backslash before it
+    assert not alike.has_valid_texts()
+    alike.discard()
+    assert alike.has_valid_texts()
 
 
 LETTERS: Final = ["a", "n", "u", "0", "\\", "\\\\", "\\n", '\\"', '"', ",", "}", "\n", "\x01", "é", '"error"', "[DONE]"]
@@ -194,31 +194,31 @@ def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str])
     also_passed = b"".join(map(apart.feed, events))
     asked = chat(stream=True)
     if together.failure is not None:  # where texts are no JSON, that is found out at the end or before
-        assert apart.recording(asked) is NotKept.ERROR
+        assert apart.recorded_response(asked) is NotStoredReason.ERROR
         return
     assert (also_passed, apart.ended, apart.failure) == (passed, together.ended, None)
-    assert given_by(apart.recording(asked)) == given_by(together.recording(asked))
+    assert client_view(apart.recorded_response(asked)) == client_view(together.recorded_response(asked))
 
 
 def test_what_is_alike_is_kept_as_it_came() -> None:
     events = [event(b"first"), *[event(b"%d" % number) for number in range(9)], END]
     recorder = StreamRecorder(LIMIT)
     assert b"".join(map(recorder.feed, [*events, DONE])) == b"".join(events)
-    recording = recorder.recording(chat(stream=True))
-    assert isinstance(recording, Recording)
-    assert frames_of(recording) == b"".join(events)
+    recording = recorder.recorded_response(chat(stream=True))
+    assert isinstance(recording, RecordedResponse)
+    assert replayed_frames(recording) == b"".join(events)
 
 
 def test_how_events_come_together_does_not_change_how_much_they_count() -> None:
     apart, together = learned(event(b"a")), learned(event(b"a"))
     for text in (b"one", b"two", b"three"):
-        assert apart.take(event(text))
-    assert together.take(event(b"one") + event(b"two") + event(b"three"))
+        assert apart.try_append(event(text))
+    assert together.try_append(event(b"one") + event(b"two") + event(b"three"))
     assert together.size == apart.size
 
 
 def test_many_small_events_count() -> None:
     parts = StreamParts()
     for _ in range(1000):
-        parts.keep(b":\n\n")
+        parts.append(b":\n\n")
     assert parts.size >= 10_000

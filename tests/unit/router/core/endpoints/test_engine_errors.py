@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.engine_errors import MAX_MESSAGE, is_refusal, read_refusal, read_refusal_in_stream
+from router.core.endpoints.engine_errors import MAX_MESSAGE, is_refusal, parse_refusal, parse_refusal_event
 from router.errors import ApiError
 
 ADDRESS = "10.0.0.7:8000"
 
 
 def refused(body: Any, status: int = 400) -> ApiError:
-    return read_refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), address=ADDRESS)
+    return parse_refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), address=ADDRESS)
 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 409, 410, 413, 415, 422, 451, 499, 501])
@@ -90,7 +90,7 @@ def test_the_address_of_the_engine_stays_here(body: Any) -> None:
 
 def test_a_long_message_is_cut() -> None:
     body = json.dumps({"error": {"message": "é" * 100_000, "code": 400}}).encode()
-    refusal = read_refusal(400, body[: 64 << 10], complete=False)
+    refusal = parse_refusal(400, body[: 64 << 10], complete=False)
     assert refusal.message == "é" * (MAX_MESSAGE - 1) + "…"
     assert len(refusal.body()) < 10_000
 
@@ -130,7 +130,7 @@ def test_an_earlier_response_that_is_not_there_is_told_as_it_stands() -> None:
     ],
 )
 def test_an_error_in_a_stream_is_the_clients_if_its_code_says_so(payload: bytes, status: int | None) -> None:
-    found = read_refusal_in_stream(payload)
+    found = parse_refusal_event(payload)
     assert (found.status if found is not None else None) == status
 
 
@@ -148,8 +148,8 @@ JSON = st.recursive(
 @given(st.sampled_from([400, 404, 405, 413, 422, 501]), st.binary(max_size=200) | JSON, st.booleans())
 def test_no_refusal_is_too_odd(status: int, body: Any, complete: bool) -> None:
     written = body if isinstance(body, bytes) else json.dumps(body).encode()
-    refusal = read_refusal(status, written, complete=complete, address=ADDRESS)
+    refusal = parse_refusal(status, written, complete=complete, address=ADDRESS)
     assert refusal.status in (400, 404, 413, 422)
     assert json.loads(refusal.body())["error"]["message"]
     assert refusal.message.isprintable()
-    read_refusal_in_stream(written)
+    parse_refusal_event(written)

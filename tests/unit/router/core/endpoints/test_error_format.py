@@ -5,7 +5,7 @@ import json
 import pytest
 
 from router.core.endpoints.error_format import error_frame
-from router.core.endpoints.recorders import recorder_for
+from router.core.endpoints.recorders import make_recorder
 from router.core.endpoints.sse import payload
 from router.core.types import Endpoint
 from router.errors import UPSTREAM, ApiError
@@ -35,6 +35,6 @@ def test_the_others_end_with_an_error_and_nothing_else(endpoint: Endpoint) -> No
 
 @pytest.mark.parametrize("endpoint", [one for one in Endpoint if one is not Endpoint.EMBEDDINGS])
 def test_every_recorder_knows_the_error_of_its_endpoint(endpoint: Endpoint) -> None:
-    recorder = recorder_for(endpoint, 1000)
+    recorder = make_recorder(endpoint, 1000)
     assert recorder.feed(error_frame(endpoint, ERROR)) == b""
     assert recorder.failure is not None

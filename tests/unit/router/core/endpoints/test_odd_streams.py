@@ -7,15 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import Recording
-from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recorders import make_recorder, record_body
 from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.sse import DONE
 from router.core.types import Endpoint
-from tests.support.factories import HELLO, ROLE, chat, chunk, completion, frame, piece, recorded, stream, whole
-from tests.support.replay_helpers import STREAM, as_json, call, in_json
+from tests.support.factories import (
+    HELLO_EVENTS,
+    ROLE_EVENT,
+    chat,
+    chat_event,
+    choice_delta,
+    completion,
+    encode_event,
+    record_stream,
+    recorded_response,
+    sse_stream,
+)
+from tests.support.replay_helpers import STREAM, record_and_replay_json, replay_json, tool_call_event
 
-STOP = chunk(piece(finish="stop"))
+STOP = chat_event(choice_delta(finish="stop"))
 
 
 # -- a piece that is said twice ---------------------------------------------------------------------------------------
@@ -23,15 +34,24 @@ STOP = chunk(piece(finish="stop"))
 
 @pytest.mark.parametrize("value", ["ha", ["ha"]])
 def test_a_piece_of_an_unknown_field_that_came_twice_has_no_json_form(value: Any) -> None:
-    twice = [chunk(piece(content="x", thoughts=value)), chunk(piece(content="y", thoughts=value))]
-    assert as_json(ROLE, *twice, STOP) is None
-    apart = [chunk(piece(thoughts=value)), chunk(piece(content="y")), chunk(piece(thoughts=value))]
-    assert as_json(ROLE, *apart, STOP) is None
+    twice = [
+        chat_event(choice_delta(content="x", thoughts=value)),
+        chat_event(choice_delta(content="y", thoughts=value)),
+    ]
+    assert record_and_replay_json(ROLE_EVENT, *twice, STOP) is None
+    apart = [
+        chat_event(choice_delta(thoughts=value)),
+        chat_event(choice_delta(content="y")),
+        chat_event(choice_delta(thoughts=value)),
+    ]
+    assert record_and_replay_json(ROLE_EVENT, *apart, STOP) is None
 
 
 def test_a_piece_beside_the_text_is_seen_where_runs_of_text_are_joined() -> None:
     twice = (
-        stream(ROLE, *[chunk(piece(content="x", thoughts="ha"))] * 2, STOP).replace(b": ", b":").replace(b", ", b",")
+        sse_stream(ROLE_EVENT, *[chat_event(choice_delta(content="x", thoughts="ha"))] * 2, STOP)
+        .replace(b": ", b":")
+        .replace(b", ", b",")
     )
     twice = twice.replace(b"data:", b"data: ")
     recorder = StreamRecorder(1 << 20)
@@ -43,9 +63,12 @@ def test_a_piece_of_an_unknown_field_of_a_choice_or_a_call_has_no_json_form_eith
     again = {"index": 0, "text": "a", "notes": "ha", "finish_reason": None}
     last = {"index": 0, "text": "", "finish_reason": "stop"}
     events = [{"choices": [again]}, {"choices": [again]}, {"choices": [last]}]
-    assert as_json(*events, asked=completion(stream=True)) is None
-    calls = [call(0, id="a", type="function", function={"name": "f", "arguments": "{}"}, why="ha"), call(0, why="ha")]
-    assert as_json(ROLE, *calls, STOP) is None
+    assert record_and_replay_json(*events, asked=completion(stream=True)) is None
+    calls = [
+        tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "{}"}, why="ha"),
+        tool_call_event(0, why="ha"),
+    ]
+    assert record_and_replay_json(ROLE_EVENT, *calls, STOP) is None
 
 
 def test_what_is_no_piece_may_be_repeated() -> None:
@@ -58,10 +81,12 @@ def test_what_is_no_piece_may_be_repeated() -> None:
         "none": None,
     }
     calls = [
-        call(0, id="a", type="function", function={"name": "f", "arguments": "{"}),
-        call(0, id="a", type="function", function={"name": "f", "arguments": "}"}),
+        tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "{"}),
+        tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "}"}),
     ]
-    got = as_json(*[chunk(piece(**said), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP)
+    got = record_and_replay_json(
+        *[chat_event(choice_delta(**said), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP
+    )
     assert (got["system_fingerprint"], got["citations"]) == ("f", ["u"])
     message = got["choices"][0]["message"]
     assert (message["role"], message["content"], message["score"], message["filter"]) == (
@@ -73,7 +98,12 @@ def test_what_is_no_piece_may_be_repeated() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["content", "thoughts"]), st.sampled_from(["", "a", "ha"])), max_size=6))
 def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
     deltas: list[dict[str, Any]] = [{name: text} for name, text in said]
-    got = as_json(ROLE, chunk(piece(content="!")), *[chunk(piece(**delta)) for delta in deltas], STOP)
+    got = record_and_replay_json(
+        ROLE_EVENT,
+        chat_event(choice_delta(content="!")),
+        *[chat_event(choice_delta(**delta)) for delta in deltas],
+        STOP,
+    )
     thoughts = [text for name, text in said if name == "thoughts" and text]
     if got is None:
         assert sum(name == "thoughts" for name, _ in said) > 1
@@ -87,21 +117,21 @@ def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
 
 
 def in_json_of(recorder: StreamRecorder) -> Any:
-    return in_json(whole(recorder, STREAM))
+    return replay_json(recorded_response(recorder, STREAM))
 
 
 def test_usage_in_an_event_with_choices_is_the_answers() -> None:
-    running = chunk(piece(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
-    last = chunk(piece(finish="stop"), usage={"prompt_tokens": 3, "completion_tokens": 2})
-    got = whole(recorded(stream(ROLE, running, last)), STREAM)
+    running = chat_event(choice_delta(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
+    last = chat_event(choice_delta(finish="stop"), usage={"prompt_tokens": 3, "completion_tokens": 2})
+    got = recorded_response(record_stream(sse_stream(ROLE_EVENT, running, last)), STREAM)
     assert (got.prompt_tokens, got.completion_tokens) == (3, 2)
-    assert as_json(ROLE, running, last)["usage"] == last["usage"]
+    assert record_and_replay_json(ROLE_EVENT, running, last)["usage"] == last["usage"]
 
 
 def test_usage_of_its_own_event_comes_first() -> None:
-    running = chunk(piece(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
+    running = chat_event(choice_delta(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
     total = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}
-    assert as_json(ROLE, running, STOP, total)["usage"] == total["usage"]
+    assert record_and_replay_json(ROLE_EVENT, running, STOP, total)["usage"] == total["usage"]
 
 
 ODD_USAGE: list[Any] = [
@@ -114,10 +144,12 @@ ODD_USAGE: list[Any] = [
 @pytest.mark.parametrize("choices", [[], None], ids=str)
 def test_odd_usage_and_choices_fail_no_stream(usage: Any, choices: Any) -> None:
     recorder = StreamRecorder(1 << 20)
-    recorder.feed(stream(*HELLO).removesuffix(DONE) + frame({"choices": choices, "usage": usage}) + DONE)
-    assert (recorder.failure, recorder.whole) == (None, True)
-    recording = recorder.recording(STREAM)
-    assert isinstance(recording, Recording)
+    recorder.feed(
+        sse_stream(*HELLO_EVENTS).removesuffix(DONE) + encode_event({"choices": choices, "usage": usage}) + DONE
+    )
+    assert (recorder.failure, recorder.is_complete) == (None, True)
+    recording = recorder.recorded_response(STREAM)
+    assert isinstance(recording, RecordedResponse)
     assert recording.prompt_tokens == 0
     assert 0 <= recording.completion_tokens <= 2**53
     assert in_json_of(recorder)["choices"][0]["message"]["content"]
@@ -125,30 +157,30 @@ def test_odd_usage_and_choices_fail_no_stream(usage: Any, choices: Any) -> None:
 
 def test_float_usage_is_counted() -> None:
     used = {"prompt_tokens": 3.0, "completion_tokens": 7.0}
-    recording = whole(recorded(stream(*HELLO, {"choices": None, "usage": used})), STREAM)
+    recording = recorded_response(record_stream(sse_stream(*HELLO_EVENTS, {"choices": None, "usage": used})), STREAM)
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 7)
 
 
 @pytest.mark.parametrize("usage", ODD_USAGE, ids=str)
 def test_odd_usage_fails_no_json_answer(usage: Any) -> None:
     body = {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
-    assert isinstance(record_body(chat(), json.dumps(body).encode(), 1 << 20), Recording)
+    assert isinstance(record_body(chat(), json.dumps(body).encode(), 1 << 20), RecordedResponse)
 
 
 @pytest.mark.parametrize("used", [{"input_tokens": None, "output_tokens": 2.0}, None, "x"], ids=str)
 def test_odd_usage_fails_no_response_and_no_message(used: Any) -> None:
     item = {"type": "message", "content": [{"type": "output_text", "text": "x"}]}
     response = {"status": "completed", "output": [item], "usage": used}
-    recorder = recorder_for(Endpoint.RESPONSES, 1 << 20)
-    recorder.feed(frame({"type": "response.output_text.delta", "delta": "x"}))
-    recorder.feed(frame({"type": "response.completed", "response": response}))
-    assert (recorder.failure, recorder.whole) == (None, True)
-    recorder = recorder_for(Endpoint.MESSAGES, 1 << 20)
+    recorder = make_recorder(Endpoint.RESPONSES, 1 << 20)
+    recorder.feed(encode_event({"type": "response.output_text.delta", "delta": "x"}))
+    recorder.feed(encode_event({"type": "response.completed", "response": response}))
+    assert (recorder.failure, recorder.is_complete) == (None, True)
+    recorder = make_recorder(Endpoint.MESSAGES, 1 << 20)
     for event in (
         {"type": "message_start", "message": {"type": "message", "content": [], "usage": used}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "x"}},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": used},
         {"type": "message_stop"},
     ):
-        recorder.feed(frame(event))
-    assert (recorder.failure, recorder.whole) == (None, True)
+        recorder.feed(encode_event(event))
+    assert (recorder.failure, recorder.is_complete) == (None, True)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recorders import record_body
-from router.core.endpoints.request import Request
-from tests.support.factories import JSON, ODD_EVENT, chat, completion
+from router.core.endpoints.request import InferenceRequest
+from tests.support.factories import JSON_VALUES, ODD_EVENT, chat, completion
 
 LIMIT: Final = 1 << 20
 
@@ -27,28 +27,28 @@ def choice(finish: Any = "stop", **message: Any) -> dict[str, Any]:
 def test_a_json_answer_is_kept_byte_for_byte() -> None:
     body = json.dumps(answer(), indent=3).encode()
     recording = record_body(chat(), body, LIMIT)
-    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
+    assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
 
 
 def test_a_json_answer_needs_no_usage() -> None:
-    assert isinstance(record_body(chat(), json.dumps(answer(usage=None)).encode(), LIMIT), Recording)
+    assert isinstance(record_body(chat(), json.dumps(answer(usage=None)).encode(), LIMIT), RecordedResponse)
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"error": {"message": "x"}}, NotKept.ERROR),
-        ({"choices": None}, NotKept.ERROR),
-        ({"choices": [1]}, NotKept.ERROR),
-        ({"choices": []}, NotKept.INCOMPLETE),
-        ({"choices": [choice(None, content="x")]}, NotKept.INCOMPLETE),
-        ({"choices": [choice("abort", content="x")]}, NotKept.INCOMPLETE),
-        ({"choices": [choice("stop", content="x"), choice(None, content="y")]}, NotKept.INCOMPLETE),
-        ({"choices": [choice(content="")]}, NotKept.EMPTY),
-        ({"choices": [choice(content=None, tool_calls=[], refusal=None)]}, NotKept.EMPTY),
+        ({"error": {"message": "x"}}, NotStoredReason.ERROR),
+        ({"choices": None}, NotStoredReason.ERROR),
+        ({"choices": [1]}, NotStoredReason.ERROR),
+        ({"choices": []}, NotStoredReason.INCOMPLETE),
+        ({"choices": [choice(None, content="x")]}, NotStoredReason.INCOMPLETE),
+        ({"choices": [choice("abort", content="x")]}, NotStoredReason.INCOMPLETE),
+        ({"choices": [choice("stop", content="x"), choice(None, content="y")]}, NotStoredReason.INCOMPLETE),
+        ({"choices": [choice(content="")]}, NotStoredReason.EMPTY),
+        ({"choices": [choice(content=None, tool_calls=[], refusal=None)]}, NotStoredReason.EMPTY),
     ],
 )
-def test_nothing_but_a_whole_well_ended_json_answer_is_kept(fields: dict[str, Any], reason: NotKept) -> None:
+def test_nothing_but_a_whole_well_ended_json_answer_is_kept(fields: dict[str, Any], reason: NotStoredReason) -> None:
     assert record_body(chat(), json.dumps(answer(**fields)).encode(), LIMIT) is reason
 
 
@@ -56,16 +56,19 @@ def test_nothing_but_a_whole_well_ended_json_answer_is_kept(fields: dict[str, An
     "body", [b"", b"x", b"[]", b"null", b'{"choices":[', b"\xff", b"[" * 10**5, b'{"choices":"x"}']
 )
 def test_a_body_that_is_no_answer_is_an_error(body: bytes) -> None:
-    assert record_body(chat(), body, LIMIT) is NotKept.ERROR
+    assert record_body(chat(), body, LIMIT) is NotStoredReason.ERROR
 
 
 def test_a_json_answer_over_the_limit_is_not_kept() -> None:
     body = json.dumps(answer()).encode()
-    assert isinstance(record_body(chat(), body, len(body)), Recording)
-    assert record_body(chat(), body, len(body) - 1) is NotKept.TOO_LARGE
+    assert isinstance(record_body(chat(), body, len(body)), RecordedResponse)
+    assert record_body(chat(), body, len(body) - 1) is NotStoredReason.TOO_LARGE
 
 
 @settings(max_examples=300)
-@given(ODD_EVENT | JSON, st.sampled_from([chat(), chat(n=2), chat(n="x"), completion(), completion(prompt=["a", 1])]))
-def test_no_body_of_an_engine_raises_anything(body: Any, asked: Request) -> None:
-    assert isinstance(record_body(asked, json.dumps(body).encode(), LIMIT), Recording | NotKept)
+@given(
+    ODD_EVENT | JSON_VALUES,
+    st.sampled_from([chat(), chat(n=2), chat(n="x"), completion(), completion(prompt=["a", 1])]),
+)
+def test_no_body_of_an_engine_raises_anything(body: Any, asked: InferenceRequest) -> None:
+    assert isinstance(record_body(asked, json.dumps(body).encode(), LIMIT), RecordedResponse | NotStoredReason)

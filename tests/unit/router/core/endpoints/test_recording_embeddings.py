@@ -6,11 +6,11 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 
-from router.core.endpoints.recorded_response import NotKept, Recording
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
 from router.core.types import Endpoint
-from tests.support.factories import JSON, captured, embeddings, entry, request
+from tests.support.factories import JSON_VALUES, embeddings, entry_from, load_capture, request
 
 LIMIT: Final = 1 << 20
 USER: Final = {"role": "user", "content": "Hi"}
@@ -31,53 +31,55 @@ def test_an_answer_is_whole_with_a_vector_for_each_input(given_: Any, count: int
     asked = embeddings(input=given_)
     body = answer(*[[0.5, -0.5]] * count)
     recording = record_body(asked, body, LIMIT)
-    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=0)
+    assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=0)
     for other in (count - 1, count + 1):
-        assert record_body(asked, answer(*[[0.5]] * other), LIMIT) is NotKept.INCOMPLETE
+        assert record_body(asked, answer(*[[0.5]] * other), LIMIT) is NotStoredReason.INCOMPLETE
 
 
 def test_a_conversation_in_place_of_the_input_is_one_input_and_several_are_several() -> None:
     asked = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER, USER]})
-    assert isinstance(record_body(asked, answer([0.5]), LIMIT), Recording)
+    assert isinstance(record_body(asked, answer([0.5]), LIMIT), RecordedResponse)
     asked = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [[USER], [USER]]})
-    assert isinstance(record_body(asked, answer([0.5], [0.5]), LIMIT), Recording)
+    assert isinstance(record_body(asked, answer([0.5], [0.5]), LIMIT), RecordedResponse)
 
 
 def test_vectors_in_base64_are_kept_as_they_are() -> None:
     asked = embeddings(encoding_format="base64")
     recording = record_body(asked, answer("AAAA"), LIMIT)
-    assert isinstance(recording, Recording)
-    assert replay(entry(recording), asked) == answer("AAAA")
-    assert replay(entry(recording), embeddings(encoding_format="base64", stream=True)) == answer("AAAA")
+    assert isinstance(recording, RecordedResponse)
+    assert replay(entry_from(recording), asked) == answer("AAAA")
+    assert replay(entry_from(recording), embeddings(encoding_format="base64", stream=True)) == answer("AAAA")
 
 
 @pytest.mark.parametrize("vector", [[], "", None])
 def test_an_empty_vector_is_not_kept(vector: Any) -> None:
-    assert record_body(embeddings(), answer(vector), LIMIT) is NotKept.EMPTY
+    assert record_body(embeddings(), answer(vector), LIMIT) is NotStoredReason.EMPTY
 
 
 def test_an_error_is_not_kept_nor_what_is_no_answer_nor_what_is_too_large() -> None:
-    assert record_body(embeddings(), answer([0.5], error={"message": "x"}), LIMIT) is NotKept.ERROR
-    assert record_body(embeddings(), b'{"data": [{', LIMIT) is NotKept.ERROR
-    assert record_body(embeddings(), b"{}", LIMIT) is NotKept.ERROR
-    assert record_body(embeddings(), answer([0.5]), 20) is NotKept.TOO_LARGE
+    assert record_body(embeddings(), answer([0.5], error={"message": "x"}), LIMIT) is NotStoredReason.ERROR
+    assert record_body(embeddings(), b'{"data": [{', LIMIT) is NotStoredReason.ERROR
+    assert record_body(embeddings(), b"{}", LIMIT) is NotStoredReason.ERROR
+    assert record_body(embeddings(), answer([0.5]), 20) is NotStoredReason.TOO_LARGE
 
 
-@given(JSON)
+@given(JSON_VALUES)
 def test_no_body_makes_the_recorder_fail(body: Any) -> None:
     for sent in (body, {"data": body}, {"data": [body]}):
-        assert isinstance(record_body(embeddings(), json.dumps(sent).encode(), LIMIT), NotKept | Recording)
+        assert isinstance(
+            record_body(embeddings(), json.dumps(sent).encode(), LIMIT), NotStoredReason | RecordedResponse
+        )
 
 
-@given(JSON)
+@given(JSON_VALUES)
 def test_no_input_makes_the_recorder_fail(value: Any) -> None:
     asked = embeddings(input=[value])
-    assert isinstance(record_body(asked, answer([0.5]), LIMIT), NotKept | Recording)
+    assert isinstance(record_body(asked, answer([0.5]), LIMIT), NotStoredReason | RecordedResponse)
 
 
 @pytest.mark.parametrize("name", ["embeddings", "embeddings-base64", "embeddings-tokens", "embeddings-messages"])
 def test_what_a_real_vllm_server_sent_is_kept(name: str) -> None:
-    asked, body = captured(name)
+    asked, body = load_capture(name)
     recording = record_body(asked, body, LIMIT)
-    assert isinstance(recording, Recording)
+    assert isinstance(recording, RecordedResponse)
     assert (recording.body, recording.prompt_tokens > 0, recording.completion_tokens) == (body, True, 0)

@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import NotKept, Recording
-from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recorders import make_recorder, record_body
 from router.core.endpoints.recording import Recorder
 from router.core.endpoints.replay import replay
 from router.core.types import Endpoint
-from tests.support.factories import JSON, TEXT, captured, entry, frames_of, given_by, messages, told, typed, whole
+from tests.support.factories import (
+    JSON_VALUES,
+    TEXTS,
+    client_view,
+    entry_from,
+    event_payloads,
+    load_capture,
+    messages,
+    recorded_response,
+    replayed_frames,
+    typed_stream,
+)
 
 JSON_FORM: Final = messages()
 STREAM_FORM: Final = messages(stream=True)
@@ -58,14 +69,16 @@ TOOL: Final = {"id": "t", "name": "f", "input": {}}
 
 
 def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
-    recorder = recorder_for(Endpoint.MESSAGES, limit)
+    recorder = make_recorder(Endpoint.MESSAGES, limit)
     recorder.feed(sent)
     return recorder
 
 
 def joined(*events: dict[str, Any]) -> Any:
     """The JSON form of a stream; None where it has none."""
-    body = replay(entry(whole(recorded(typed(START, *events, ended(), STOP)), STREAM_FORM)), JSON_FORM)
+    body = replay(
+        entry_from(recorded_response(recorded(typed_stream(START, *events, ended(), STOP)), STREAM_FORM)), JSON_FORM
+    )
     return None if body is None else json.loads(body)
 
 
@@ -78,44 +91,46 @@ def message(*content: dict[str, Any], reason: Any = "end_turn", **beside: Any) -
 
 
 def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
-    recorder = recorder_for(Endpoint.MESSAGES, LIMIT)
-    assert recorder.feed(typed(*HELLO)) == typed(*HELLO)
-    assert not recorder.whole
-    assert recorder.feed(typed(STOP)) == b""
+    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
+    assert not recorder.is_complete
+    assert recorder.feed(typed_stream(STOP)) == b""
     assert recorder.ended
-    assert recorder.ending(include_usage=False) == recorder.ending(include_usage=True) == typed(STOP)
+    assert recorder.final_frames(include_usage=False) == recorder.final_frames(include_usage=True) == typed_stream(STOP)
 
 
 def test_a_stream_is_kept_whole_and_as_json() -> None:
-    recording = whole(recorded(typed(*HELLO, STOP)), STREAM_FORM)
-    assert frames_of(recording) == typed(*HELLO, STOP)
+    recording = recorded_response(recorded(typed_stream(*HELLO, STOP)), STREAM_FORM)
+    assert replayed_frames(recording) == typed_stream(*HELLO, STOP)
     assert json.loads(recording.body or b"") == message({"type": "text", "text": "Hello"})
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
-    assert replay(entry(recording), STREAM_FORM) == frames_of(recording)
-    assert replay(entry(recording), JSON_FORM) == recording.body
+    assert replay(entry_from(recording), STREAM_FORM) == replayed_frames(recording)
+    assert replay(entry_from(recording), JSON_FORM) == recording.body
 
 
 @given(st.data())
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
-    sent = typed(*HELLO, STOP)
-    recorder = recorder_for(Endpoint.MESSAGES, LIMIT)
+    sent = typed_stream(*HELLO, STOP)
+    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
     got, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 120))
         got += recorder.feed(rest[:size])
         rest = rest[size:]
-    assert got + recorder.ending(include_usage=False) == sent
-    assert given_by(recorder.recording(STREAM_FORM)) == given_by(recorded(sent).recording(STREAM_FORM))
+    assert got + recorder.final_frames(include_usage=False) == sent
+    assert client_view(recorder.recorded_response(STREAM_FORM)) == client_view(
+        recorded(sent).recorded_response(STREAM_FORM)
+    )
 
 
-@given(st.lists(TEXT, min_size=1, max_size=6))
+@given(st.lists(TEXTS, min_size=1, max_size=6))
 def test_the_pieces_joined_are_the_text_byte_for_byte(pieces: list[str]) -> None:
     assert joined(start(), *map(text, pieces), stop())["content"] == [{"type": "text", "text": "".join(pieces)}]
     spaced = b"".join(
         b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json.dumps(one).encode())
         for one in (START, start(), *map(text, pieces), stop(), ended(), STOP)
     )
-    body = whole(recorded(spaced), STREAM_FORM).body
+    body = recorded_response(recorded(spaced), STREAM_FORM).body
     assert json.loads(body or b"")["content"] == [{"type": "text", "text": "".join(pieces)}]
 
 
@@ -148,19 +163,19 @@ def test_thinking_calls_and_texts_stay_in_their_order() -> None:
     ids=["cut-off", "citation", "field", "piece", "twice", "event"],
 )
 def test_what_cannot_be_joined_without_loss_is_kept_as_a_stream_alone(events: Any) -> None:
-    sent = typed(START, *events, ended(), STOP)
-    recording = whole(recorded(sent), STREAM_FORM)
+    sent = typed_stream(START, *events, ended(), STOP)
+    recording = recorded_response(recorded(sent), STREAM_FORM)
     assert json.loads(recording.body).keys() == {"text"}  # for people
-    assert replay(entry(recording), JSON_FORM) is None
-    assert replay(entry(recording), STREAM_FORM) == sent
+    assert replay(entry_from(recording), JSON_FORM) is None
+    assert replay(entry_from(recording), STREAM_FORM) == sent
 
 
 def test_events_without_content_do_not_start_a_stream() -> None:
-    recorder = recorder_for(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
     for one in (START, PING, start(), text(""), start(1, "thinking", thinking="", signature="")):
-        recorder.feed(typed(one))
+        recorder.feed(typed_stream(one))
         assert not recorder.started
-    recorder.feed(typed(text("x")))
+    recorder.feed(typed_stream(text("x")))
     assert recorder.started
 
 
@@ -168,55 +183,62 @@ def test_events_without_content_do_not_start_a_stream() -> None:
     "one", [delta("thinking_delta", thinking="x"), arguments("{"), start(0, "tool_use", **TOOL), start(text="x")]
 )
 def test_a_piece_of_anything_or_the_name_of_a_tool_starts_a_stream(one: dict[str, Any]) -> None:
-    assert recorded(typed(START, one)).started
+    assert recorded(typed_stream(START, one)).started
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_an_error_is_held_back_and_nothing_is_kept(at: int) -> None:
     failed = {"type": "error", "error": {"type": "internal_error", "message": "x"}}
-    recorder = recorder_for(Endpoint.MESSAGES, LIMIT)
-    assert recorder.feed(typed(*HELLO[:at], failed)) == typed(*HELLO[:at])
+    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    assert recorder.feed(typed_stream(*HELLO[:at], failed)) == typed_stream(*HELLO[:at])
     assert json.loads(recorder.failure or b"") == failed
-    assert recorder.feed(typed(*HELLO[at:], STOP)) == b""
-    assert not recorder.whole
-    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+    assert recorder.feed(typed_stream(*HELLO[at:], STOP)) == b""
+    assert not recorder.is_complete
+    assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
 def test_a_stream_without_its_last_event_is_not_kept() -> None:
-    assert recorded(typed(*HELLO)).recording(STREAM_FORM) is NotKept.INCOMPLETE
+    assert recorded(typed_stream(*HELLO)).recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
 def test_a_stream_that_does_not_say_why_it_ended_is_not_kept() -> None:
     for events in ((*HELLO[:-1], STOP), (*HELLO[:-1], ended(None), STOP)):
-        recorder = recorded(typed(*events))
-        assert recorder.whole
-        assert recorder.recording(STREAM_FORM) is NotKept.INCOMPLETE
+        recorder = recorded(typed_stream(*events))
+        assert recorder.is_complete
+        assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
 def test_an_empty_answer_is_not_kept() -> None:
-    assert recorded(typed(START, ended(), STOP)).recording(STREAM_FORM) is NotKept.EMPTY
-    assert recorded(typed(START, start(), text(""), stop(), ended(), STOP)).recording(STREAM_FORM) is NotKept.EMPTY
+    assert recorded(typed_stream(START, ended(), STOP)).recorded_response(STREAM_FORM) is NotStoredReason.EMPTY
+    assert (
+        recorded(typed_stream(START, start(), text(""), stop(), ended(), STOP)).recorded_response(STREAM_FORM)
+        is NotStoredReason.EMPTY
+    )
 
 
 def test_a_broken_event_in_the_middle_is_not_kept() -> None:
-    recorder = recorder_for(Endpoint.MESSAGES, LIMIT)
-    for sent in (typed(*HELLO[:4]), b'event: content_block_delta\ndata: {"type\n\n', typed(*HELLO[4:], STOP)):
+    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    for sent in (
+        typed_stream(*HELLO[:4]),
+        b'event: content_block_delta\ndata: {"type\n\n',
+        typed_stream(*HELLO[4:], STOP),
+    ):
         recorder.feed(sent)
-    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+    assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
 def test_an_answer_over_the_limit_is_not_kept() -> None:
-    sent = typed(*HELLO, STOP)
-    size = entry(whole(recorded(sent), STREAM_FORM)).size
-    assert isinstance(recorded(sent, size).recording(STREAM_FORM), Recording)
-    assert recorded(sent, size - 1).recording(STREAM_FORM) is NotKept.TOO_LARGE
+    sent = typed_stream(*HELLO, STOP)
+    size = entry_from(recorded_response(recorded(sent), STREAM_FORM)).size
+    assert isinstance(recorded(sent, size).recorded_response(STREAM_FORM), RecordedResponse)
+    assert recorded(sent, size - 1).recorded_response(STREAM_FORM) is NotStoredReason.TOO_LARGE
 
 
 def test_tokens_that_a_prefix_cache_had_count_as_prompt() -> None:
     used = {"input_tokens": 1, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 2, "output_tokens": 4}
-    recording = whole(recorded(typed(*HELLO[:-1], ended(**used), STOP)), STREAM_FORM)
+    recording = recorded_response(recorded(typed_stream(*HELLO[:-1], ended(**used), STOP)), STREAM_FORM)
     assert (recording.prompt_tokens, recording.completion_tokens) == (8, 4)
-    recording = whole(recorded(typed(*HELLO[:-1], ended(output_tokens=4), STOP)), STREAM_FORM)
+    recording = recorded_response(recorded(typed_stream(*HELLO[:-1], ended(output_tokens=4), STOP)), STREAM_FORM)
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 4)
     assert json.loads(recording.body or b"")["usage"] == {"input_tokens": 3, "output_tokens": 4}
 
@@ -227,8 +249,8 @@ def test_tokens_that_a_prefix_cache_had_count_as_prompt() -> None:
 def test_a_body_is_kept_byte_for_byte() -> None:
     body = json.dumps(message({"type": "text", "text": "x"}), indent=2).encode()
     recording = record_body(JSON_FORM, body, LIMIT)
-    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
-    assert record_body(JSON_FORM, body, len(body) - 1) is NotKept.TOO_LARGE
+    assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
+    assert record_body(JSON_FORM, body, len(body) - 1) is NotStoredReason.TOO_LARGE
 
 
 @pytest.mark.parametrize(
@@ -237,28 +259,28 @@ def test_a_body_is_kept_byte_for_byte() -> None:
         (message({"type": "text", "text": "x"}, reason="max_tokens"), None),
         (message({"type": "text", "text": "x"}, reason="tool_use"), None),
         (message({"type": "tool_use", **TOOL}), None),
-        (message({"type": "text", "text": "x"}, reason=None), NotKept.INCOMPLETE),
-        (message({"type": "text", "text": ""}), NotKept.EMPTY),
-        (message(), NotKept.EMPTY),
-        ({"type": "error", "error": {"type": "x", "message": "y"}}, NotKept.ERROR),
-        ({"error": {"message": "y"}}, NotKept.ERROR),
-        ({**message({"type": "text", "text": "x"}), "type": "completion"}, NotKept.ERROR),
-        ([], NotKept.ERROR),
+        (message({"type": "text", "text": "x"}, reason=None), NotStoredReason.INCOMPLETE),
+        (message({"type": "text", "text": ""}), NotStoredReason.EMPTY),
+        (message(), NotStoredReason.EMPTY),
+        ({"type": "error", "error": {"type": "x", "message": "y"}}, NotStoredReason.ERROR),
+        ({"error": {"message": "y"}}, NotStoredReason.ERROR),
+        ({**message({"type": "text", "text": "x"}), "type": "completion"}, NotStoredReason.ERROR),
+        ([], NotStoredReason.ERROR),
     ],
 )
-def test_only_a_whole_body_is_kept(answer: Any, verdict: NotKept | None) -> None:
+def test_only_a_whole_body_is_kept(answer: Any, verdict: NotStoredReason | None) -> None:
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
-    assert (recording if verdict is not None else isinstance(recording, Recording)) == (verdict or True)
+    assert (recording if verdict is not None else isinstance(recording, RecordedResponse)) == (verdict or True)
 
 
 BLOCKS: Final = st.one_of(
-    st.builds(lambda said: {"type": "text", "text": said}, TEXT),
-    st.builds(lambda said, name: {"type": "thinking", "thinking": said, "signature": name}, TEXT, TEXT),
+    st.builds(lambda said: {"type": "text", "text": said}, TEXTS),
+    st.builds(lambda said, name: {"type": "thinking", "thinking": said, "signature": name}, TEXTS, TEXTS),
     st.builds(
         lambda given: {"type": "tool_use", **TOOL, "input": given},
-        st.dictionaries(st.text(max_size=5), JSON, max_size=3),
+        st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=3),
     ),
-    st.builds(lambda data: {"type": "redacted_thinking", "data": data}, TEXT),
+    st.builds(lambda data: {"type": "redacted_thinking", "data": data}, TEXTS),
 )
 
 
@@ -266,43 +288,52 @@ BLOCKS: Final = st.one_of(
 def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(content: list[dict[str, Any]]) -> None:
     answer = message(*content, kv_transfer_params={"x": 1})
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
-    assert isinstance(recording, Recording)
-    frames = replay(entry(recording), STREAM_FORM)
+    assert isinstance(recording, RecordedResponse)
+    frames = replay(entry_from(recording), STREAM_FORM)
     assert frames is not None
-    kinds = [one["type"] for one in told(frames)]
+    kinds = [one["type"] for one in event_payloads(frames)]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     again = recorded(frames)
     assert again.started
-    assert json.loads(whole(again, STREAM_FORM).body or b"") == answer
+    assert json.loads(recorded_response(again, STREAM_FORM).body or b"") == answer
 
 
 def test_a_block_that_is_not_known_here_is_replayed_as_json_alone() -> None:
     answer = message({"type": "web_search_tool_result", "content": []}, {"type": "text", "text": "x"})
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
-    assert isinstance(recording, Recording)
-    assert replay(entry(recording), STREAM_FORM) is None
+    assert isinstance(recording, RecordedResponse)
+    assert replay(entry_from(recording), STREAM_FORM) is None
 
 
-@given(JSON | st.fixed_dictionaries({"type": st.just("message"), "content": JSON, "stop_reason": JSON, "usage": JSON}))
+@given(
+    JSON_VALUES
+    | st.fixed_dictionaries(
+        {"type": st.just("message"), "content": JSON_VALUES, "stop_reason": JSON_VALUES, "usage": JSON_VALUES}
+    )
+)
 def test_no_body_makes_a_recorder_or_a_replay_fail(body: Any) -> None:
     recording = record_body(JSON_FORM, json.dumps(body).encode(), LIMIT)
-    assert isinstance(recording, NotKept | Recording)
-    if isinstance(recording, Recording):
-        replay(entry(recording), STREAM_FORM)
+    assert isinstance(recording, NotStoredReason | RecordedResponse)
+    if isinstance(recording, RecordedResponse):
+        replay(entry_from(recording), STREAM_FORM)
 
 
 @given(
     st.lists(
         st.sampled_from([*HELLO, STOP, text("x", 5), start(1), {"type": "content_block_delta"}])
         | st.fixed_dictionaries(
-            {"type": st.sampled_from(["message_delta", "content_block_start", "x"]), "delta": JSON, "index": JSON}
+            {
+                "type": st.sampled_from(["message_delta", "content_block_start", "x"]),
+                "delta": JSON_VALUES,
+                "index": JSON_VALUES,
+            }
         ),
         max_size=8,
     )
 )
 def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
-    recording = recorded(typed(*events, STOP)).recording(STREAM_FORM)
-    assert isinstance(recording, NotKept | Recording)
+    recording = recorded(typed_stream(*events, STOP)).recorded_response(STREAM_FORM)
+    assert isinstance(recording, NotStoredReason | RecordedResponse)
 
 
 # What a real vLLM server sent
@@ -310,14 +341,14 @@ def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", ["messages-stream", "messages-tool-stream"])
 def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
-    asked, sent = captured(name)
-    recorder = recorder_for(asked.endpoint, LIMIT)
-    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
-    recording = whole(recorder, asked)
-    assert frames_of(recording) == sent
+    asked, sent = load_capture(name)
+    recorder = make_recorder(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
+    recording = recorded_response(recorder, asked)
+    assert replayed_frames(recording) == sent
     body = json.loads(recording.body or b"")
     assert body["usage"] == {"input_tokens": recording.prompt_tokens, "output_tokens": recording.completion_tokens}
-    said = [one.get("delta", {}) for one in told(sent)]
+    said = [one.get("delta", {}) for one in event_payloads(sent)]
     (block,) = body["content"]
     if block["type"] == "text":
         assert block["text"] == "".join(piece.get("text", "") for piece in said)
@@ -328,19 +359,19 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["messages", "messages-tool"])
 def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
-    asked, body = captured(name)
+    asked, body = load_capture(name)
     recording = record_body(asked, body, LIMIT)
-    assert isinstance(recording, Recording)
+    assert isinstance(recording, RecordedResponse)
     assert recording.body == body
-    frames = replay(entry(recording), STREAM_FORM)
+    frames = replay(entry_from(recording), STREAM_FORM)
     assert frames is not None
     # vLLM leaves a null out of its JSON that it has in its events.
-    again = json.loads(whole(recorded(frames), STREAM_FORM).body or b"")
+    again = json.loads(recorded_response(recorded(frames), STREAM_FORM).body or b"")
     assert again == {**json.loads(body), "stop_sequence": None}
 
 
 def test_a_dying_engine_fails_its_stream() -> None:
-    asked, sent = captured("messages-core-killed-stream")
-    recorder = recorder_for(asked.endpoint, LIMIT)
+    asked, sent = load_capture("messages-core-killed-stream")
+    recorder = make_recorder(asked.endpoint, LIMIT)
     assert recorder.feed(sent) == sent[: sent.index(b"event: error")]
-    assert recorder.recording(asked) is NotKept.ERROR
+    assert recorder.recorded_response(asked) is NotStoredReason.ERROR

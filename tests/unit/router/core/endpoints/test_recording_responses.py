@@ -7,24 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import NotKept, Recording
-from router.core.endpoints.recorders import record_body, recorder_for
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recorders import make_recorder, record_body
 from router.core.endpoints.recording import Recorder
 from router.core.endpoints.replay import replay
-from router.core.endpoints.sse import DONE, payload, split
+from router.core.endpoints.sse import DONE, payload, split_events
 from router.core.types import Endpoint
 from tests.support.factories import (
-    JSON,
-    TEXT,
-    captured,
-    entry,
-    frames_of,
-    given_by,
+    JSON_VALUES,
+    TEXTS,
+    client_view,
+    entry_from,
+    event_payloads,
+    load_capture,
+    recorded_response,
+    replayed_frames,
+    replayed_usage_frame,
     responses,
-    told,
-    typed,
-    usage_frame_of,
-    whole,
+    typed_stream,
 )
 
 JSON_FORM: Final = responses()
@@ -79,60 +79,62 @@ def completed(answer: dict[str, Any], kind: str = "completed") -> dict[str, Any]
 
 
 def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
-    recorder = recorder_for(Endpoint.RESPONSES, limit)
+    recorder = make_recorder(Endpoint.RESPONSES, limit)
     recorder.feed(sent)
     return recorder
 
 
-def kept(*events: dict[str, Any]) -> Recording | NotKept:
-    return recorded(typed(*events)).recording(STREAM_FORM)
+def kept(*events: dict[str, Any]) -> RecordedResponse | NotStoredReason:
+    return recorded(typed_stream(*events)).recorded_response(STREAM_FORM)
 
 
 # A stream
 
 
 def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
-    last = typed(completed(response(message("Hello"))))
-    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
-    assert recorder.feed(typed(*HELLO)) == typed(*HELLO)
-    assert not recorder.whole
+    last = typed_stream(completed(response(message("Hello"))))
+    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
+    assert not recorder.is_complete
     assert recorder.feed(last) == b""
     assert recorder.ended
-    assert recorder.ending(include_usage=False) == recorder.ending(include_usage=True) == last
+    assert recorder.final_frames(include_usage=False) == recorder.final_frames(include_usage=True) == last
 
 
 def test_the_json_form_of_a_stream_is_the_response_of_its_last_event_byte_for_byte() -> None:
     answer = json.dumps(response(message("Hello")), ensure_ascii=False, separators=(", ", ":")).encode()
     last = b'event: response.completed\ndata: {"response":%b,"type":"response.completed"}\n\n' % answer
-    recording = whole(recorded(typed(*HELLO) + last), STREAM_FORM)
+    recording = recorded_response(recorded(typed_stream(*HELLO) + last), STREAM_FORM)
     assert recording.body == answer
-    assert frames_of(recording) == typed(*HELLO) + last
-    assert usage_frame_of(recording) == b""
+    assert replayed_frames(recording) == typed_stream(*HELLO) + last
+    assert replayed_usage_frame(recording) == b""
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
-    assert replay(entry(recording), JSON_FORM) == answer
-    assert replay(entry(recording), STREAM_FORM) == typed(*HELLO) + last
+    assert replay(entry_from(recording), JSON_FORM) == answer
+    assert replay(entry_from(recording), STREAM_FORM) == typed_stream(*HELLO) + last
 
 
 @given(st.data())
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
-    sent = typed(*HELLO, completed(response(message("Hello"))))
-    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    sent = typed_stream(*HELLO, completed(response(message("Hello"))))
+    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
     got, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 200))
         got += recorder.feed(rest[:size])
         rest = rest[size:]
-    assert got + recorder.ending(include_usage=False) == sent
-    assert given_by(recorder.recording(STREAM_FORM)) == given_by(recorded(sent).recording(STREAM_FORM))
+    assert got + recorder.final_frames(include_usage=False) == sent
+    assert client_view(recorder.recorded_response(STREAM_FORM)) == client_view(
+        recorded(sent).recorded_response(STREAM_FORM)
+    )
 
 
 def test_events_without_content_do_not_start_a_stream() -> None:
-    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
     for one in (*OPENING, event("output_text.delta", delta=""), event("web_search_call.in_progress")):
-        recorder.feed(typed(one))
+        recorder.feed(typed_stream(one))
         recorder.feed(b": a comment\n\n")
         assert not recorder.started
-    recorder.feed(typed(HELLO[4]))
+    recorder.feed(typed_stream(HELLO[4]))
     assert recorder.started
 
 
@@ -147,7 +149,7 @@ def test_events_without_content_do_not_start_a_stream() -> None:
     ],
 )
 def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict[str, Any]) -> None:
-    assert recorded(typed(*OPENING, one)).started
+    assert recorded(typed_stream(*OPENING, one)).started
 
 
 @pytest.mark.parametrize(
@@ -159,45 +161,45 @@ def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict
     ],
 )
 def test_an_error_is_held_back_and_nothing_is_kept(failed: dict[str, Any]) -> None:
-    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
-    assert recorder.feed(typed(*HELLO, failed)) == typed(*HELLO)
+    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    assert recorder.feed(typed_stream(*HELLO, failed)) == typed_stream(*HELLO)
     assert json.loads(recorder.failure or b"") == failed
-    assert not recorder.whole
-    assert recorder.feed(typed(completed(response(message("Hello"))))) == b""
-    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+    assert not recorder.is_complete
+    assert recorder.feed(typed_stream(completed(response(message("Hello"))))) == b""
+    assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
 def test_an_error_as_openais_other_streams_have_it_is_one_here() -> None:
-    recorder = recorded(typed(*HELLO) + b'data: {"error": {"message": "x"}}\n\n')
+    recorder = recorded(typed_stream(*HELLO) + b'data: {"error": {"message": "x"}}\n\n')
     assert recorder.failure is not None
 
 
 @pytest.mark.parametrize("broken", [b"data: {\n\n", b"event: x\ndata: []\n\n", b'data: {"type": 1}\n\n'])
 def test_what_is_no_event_fails_a_stream_that_has_not_begun(broken: bytes) -> None:
-    recorder = recorded(typed(HELLO[0]) + broken)
+    recorder = recorded(typed_stream(HELLO[0]) + broken)
     assert recorder.failure is not None
-    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+    assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
 def test_a_broken_event_in_the_middle_is_not_kept() -> None:
-    recorder = recorder_for(Endpoint.RESPONSES, LIMIT)
-    recorder.feed(typed(*HELLO))
+    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder.feed(typed_stream(*HELLO))
     recorder.feed(b'event: response.output_text.delta\ndata: {"delta\n\n')
-    recorder.feed(typed(completed(response(message("Hello")))))
-    assert recorder.recording(STREAM_FORM) is NotKept.ERROR
+    recorder.feed(typed_stream(completed(response(message("Hello")))))
+    assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
 def test_a_stream_without_its_last_event_is_not_kept_whatever_else_it_ends_with() -> None:
     for end in (b"", DONE):
-        recorder = recorded(typed(*HELLO) + end)
+        recorder = recorded(typed_stream(*HELLO) + end)
         assert not recorder.ended
-        assert recorder.recording(STREAM_FORM) is NotKept.INCOMPLETE
+        assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
 def test_a_done_after_the_last_event_reaches_nobody() -> None:
-    sent = typed(*HELLO, completed(response(message("Hello"))))
+    sent = typed_stream(*HELLO, completed(response(message("Hello"))))
     recorder = recorded(sent + DONE)
-    assert frames_of(whole(recorder, STREAM_FORM)) == sent
+    assert replayed_frames(recorded_response(recorder, STREAM_FORM)) == sent
 
 
 TOKENS: Final = {"reason": "max_output_tokens"}
@@ -212,32 +214,34 @@ TOKENS: Final = {"reason": "max_output_tokens"}
         (response(CALL), "completed", None),
         (response(reasoning("x")), "completed", None),
         (response(message("x"), status="incomplete", incomplete_details={"reason": "content_filter"}), "incomplete",
-         NotKept.INCOMPLETE),
-        (response(message("x"), status="incomplete"), "completed", NotKept.INCOMPLETE),
-        (response(message("x"), status="cancelled"), "completed", NotKept.INCOMPLETE),
-        (response(message("x"), status="in_progress"), "completed", NotKept.INCOMPLETE),
-        (response(), "completed", NotKept.EMPTY),
-        (response(message()), "completed", NotKept.EMPTY),
-        (response(message("")), "completed", NotKept.EMPTY),
-        (response(status="incomplete", incomplete_details=TOKENS), "completed", NotKept.EMPTY),
-        (response(message("x"), error={"code": "x"}), "completed", NotKept.ERROR),
+         NotStoredReason.INCOMPLETE),
+        (response(message("x"), status="incomplete"), "completed", NotStoredReason.INCOMPLETE),
+        (response(message("x"), status="cancelled"), "completed", NotStoredReason.INCOMPLETE),
+        (response(message("x"), status="in_progress"), "completed", NotStoredReason.INCOMPLETE),
+        (response(), "completed", NotStoredReason.EMPTY),
+        (response(message()), "completed", NotStoredReason.EMPTY),
+        (response(message("")), "completed", NotStoredReason.EMPTY),
+        (response(status="incomplete", incomplete_details=TOKENS), "completed", NotStoredReason.EMPTY),
+        (response(message("x"), error={"code": "x"}), "completed", NotStoredReason.ERROR),
     ],
 )  # fmt: skip
-def test_only_a_whole_answer_is_kept_in_either_form(answer: dict[str, Any], kind: str, verdict: NotKept | None) -> None:
-    recorder = recorded(typed(*HELLO, completed(answer, kind)))
-    assert recorder.whole  # for the client it ended as the engine meant it
+def test_only_a_whole_answer_is_kept_in_either_form(
+    answer: dict[str, Any], kind: str, verdict: NotStoredReason | None
+) -> None:
+    recorder = recorded(typed_stream(*HELLO, completed(answer, kind)))
+    assert recorder.is_complete  # for the client it ended as the engine meant it
     body = json.dumps(answer).encode()
-    for recording in (recorder.recording(STREAM_FORM), record_body(JSON_FORM, body, LIMIT)):
-        assert (recording if verdict is not None else isinstance(recording, Recording)) == (verdict or True)
+    for recording in (recorder.recorded_response(STREAM_FORM), record_body(JSON_FORM, body, LIMIT)):
+        assert (recording if verdict is not None else isinstance(recording, RecordedResponse)) == (verdict or True)
 
 
 def test_an_answer_over_the_limit_is_not_kept_its_last_event_included() -> None:
-    sent = typed(*HELLO, completed(response(message("Hello"))))
-    size = entry(whole(recorded(sent), STREAM_FORM)).size
-    assert isinstance(recorded(sent, size).recording(STREAM_FORM), Recording)
-    assert recorded(sent, size - 1).recording(STREAM_FORM) is NotKept.TOO_LARGE
-    recorder = recorder_for(Endpoint.RESPONSES, 10)
-    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
+    sent = typed_stream(*HELLO, completed(response(message("Hello"))))
+    size = entry_from(recorded_response(recorded(sent), STREAM_FORM)).size
+    assert isinstance(recorded(sent, size).recorded_response(STREAM_FORM), RecordedResponse)
+    assert recorded(sent, size - 1).recorded_response(STREAM_FORM) is NotStoredReason.TOO_LARGE
+    recorder = make_recorder(Endpoint.RESPONSES, 10)
+    assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
 
 
 # A body
@@ -250,27 +254,27 @@ def body_of(answer: Any) -> bytes:
 def test_a_body_is_kept_byte_for_byte() -> None:
     body = json.dumps(response(message("x")), indent=2).encode()
     recording = record_body(JSON_FORM, body, LIMIT)
-    assert recording == Recording(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
-    assert record_body(JSON_FORM, body, len(body) - 1) is NotKept.TOO_LARGE
+    assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
+    assert record_body(JSON_FORM, body, len(body) - 1) is NotStoredReason.TOO_LARGE
 
 
-@given(JSON | st.fixed_dictionaries({"status": JSON, "output": JSON | st.lists(JSON)}))
+@given(JSON_VALUES | st.fixed_dictionaries({"status": JSON_VALUES, "output": JSON_VALUES | st.lists(JSON_VALUES)}))
 def test_no_body_makes_a_recorder_or_a_replay_fail(body: Any) -> None:
     recording = record_body(JSON_FORM, body_of(body), LIMIT)
-    assert isinstance(recording, NotKept | Recording)
-    if isinstance(recording, Recording):
-        replay(entry(recording), STREAM_FORM)
+    assert isinstance(recording, NotStoredReason | RecordedResponse)
+    if isinstance(recording, RecordedResponse):
+        replay(entry_from(recording), STREAM_FORM)
 
 
 def streamed(answer: dict[str, Any]) -> list[Any] | None:
     """The events of a JSON answer's stream."""
     recording = record_body(JSON_FORM, body_of(answer), LIMIT)
-    assert isinstance(recording, Recording)
-    frames = replay(entry(recording), STREAM_FORM)
-    return None if frames is None else told(frames)
+    assert isinstance(recording, RecordedResponse)
+    frames = replay(entry_from(recording), STREAM_FORM)
+    return None if frames is None else event_payloads(frames)
 
 
-@given(TEXT, TEXT)
+@given(TEXTS, TEXTS)
 def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: str, said: str) -> None:
     answer = response(reasoning(thought), message(said, "more"), CALL)
     events = streamed(answer)
@@ -284,9 +288,9 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: s
     }
     assert [one["item"] for one in events if one["type"] == "response.output_item.done"] == answer["output"]
     assert events[0]["response"] == {**answer, "output": [], "status": "in_progress", "usage": None}
-    again = recorded(typed(*events))
+    again = recorded(typed_stream(*events))
     assert again.started
-    assert json.loads(whole(again, STREAM_FORM).body or b"") == answer
+    assert json.loads(recorded_response(again, STREAM_FORM).body or b"") == answer
 
 
 @pytest.mark.parametrize(
@@ -310,34 +314,34 @@ def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: 
 
 @pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
 def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
-    asked, sent = captured(name)
-    recorder = recorder_for(asked.endpoint, LIMIT)
-    assert recorder.feed(sent) + recorder.ending(include_usage=False) == sent
-    recording = whole(recorder, asked)
-    assert frames_of(recording) == sent
+    asked, sent = load_capture(name)
+    recorder = make_recorder(asked.endpoint, LIMIT)
+    assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
+    recording = recorded_response(recorder, asked)
+    assert replayed_frames(recording) == sent
     assert recording.completion_tokens > 0
-    last = payload(split(sent)[-1]) or b""
+    last = payload(split_events(sent)[-1]) or b""
     assert json.loads(last)["response"] == json.loads(recording.body or b"")
     assert (recording.body or b"-") in last
 
 
 @pytest.mark.parametrize("name", ["responses", "responses-items", "responses-tool"])
 def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
-    asked, body = captured(name)
+    asked, body = load_capture(name)
     recording = record_body(asked, body, LIMIT)
-    assert isinstance(recording, Recording)
+    assert isinstance(recording, RecordedResponse)
     assert recording.body == body
-    frames = replay(entry(recording), STREAM_FORM)
+    frames = replay(entry_from(recording), STREAM_FORM)
     assert frames is not None
-    assert json.loads(whole(recorded(frames), STREAM_FORM).body or b"") == json.loads(body)
+    assert json.loads(recorded_response(recorded(frames), STREAM_FORM).body or b"") == json.loads(body)
 
 
 def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
     """Compared by kind: what is streamed here in one piece came in several there."""
     own: dict[str, Any] = {}
     for name in ("responses-stream", "responses-tool-stream"):
-        own |= {one["type"]: one for one in told(captured(name)[1])}
+        own |= {one["type"]: one for one in event_payloads(load_capture(name)[1])}
     made: dict[str, Any] = {}
     for name in ("responses", "responses-tool"):
-        made |= {one["type"]: one for one in streamed(json.loads(captured(name)[1])) or ()}
+        made |= {one["type"]: one for one in streamed(json.loads(load_capture(name)[1])) or ()}
     assert {kind: event.keys() for kind, event in made.items()} == {kind: event.keys() for kind, event in own.items()}

@@ -8,45 +8,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import Recording
+from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import Request
+from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE
 from router.core.types import Endpoint
 from tests.support.factories import (
-    HELLO,
-    JSON,
+    HELLO_EVENTS,
+    JSON_VALUES,
     ODD_EVENT,
-    ROLE,
-    TEXT,
-    USAGE,
-    captured,
+    ROLE_EVENT,
+    TEXTS,
+    USAGE_EVENT,
     chat,
-    chunk,
+    chat_event,
+    choice_delta,
     completion,
-    entry,
-    frame,
-    piece,
-    recorded,
-    stream,
-    whole,
+    encode_event,
+    entry_from,
+    load_capture,
+    record_stream,
+    recorded_response,
+    sse_stream,
 )
 from tests.support.replay_helpers import (
-    CALLS,
     CHAT,
     LIMIT,
     STREAM,
     STREAM_USAGE,
-    answer,
-    as_json,
-    bare,
-    call,
-    choice,
-    events_of,
-    in_json,
-    kept,
-    there_and_back,
+    TOOL_CALLS,
+    chat_response,
+    entry_of_body,
+    record_and_replay_json,
+    replay_json,
+    response_choice,
+    round_trip,
+    stream_events,
+    tool_call_event,
+    without_nulls,
 )
 
 # What a real vLLM server sent
@@ -64,17 +64,17 @@ PLAIN: Final = [
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_is_replayed_byte_for_byte(name: str) -> None:
-    asked, sent = captured(name)
-    found = entry(whole(recorded(sent), asked))
+    asked, sent = load_capture(name)
+    found = entry_from(recorded_response(record_stream(sent), asked))
     assert replay(found, asked) == sent
 
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
-    asked, sent = captured(name)
-    body = in_json(whole(recorded(sent), asked), asked)
+    asked, sent = load_capture(name)
+    body = replay_json(recorded_response(record_stream(sent), asked), asked)
     joined: dict[int, str] = {}
-    for event in events_of(sent):
+    for event in stream_events(sent):
         for part in event["choices"]:
             text = part["text"] if "text" in part else part["delta"].get("content") or ""
             joined[part["index"]] = joined.get(part["index"], "") + text
@@ -85,16 +85,16 @@ def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None:
-    asked, body = captured(name)
+    asked, body = load_capture(name)
     recording = record_body(asked, body, LIMIT)
-    assert isinstance(recording, Recording)
-    assert replay(entry(recording), asked) == body
+    assert isinstance(recording, RecordedResponse)
+    assert replay(entry_from(recording), asked) == body
     fields = {**asked.fields, "stream": True, "stream_options": {"include_usage": True}}
     streaming = chat(**fields) if asked.endpoint is Endpoint.CHAT else completion(**fields)
-    sent = replay(entry(recording), streaming)
+    sent = replay(entry_from(recording), streaming)
     assert sent is not None
-    again = whole(recorded(sent), streaming)
-    assert bare(in_json(again, streaming)) == bare(json.loads(body))
+    again = recorded_response(record_stream(sent), streaming)
+    assert without_nulls(replay_json(again, streaming)) == without_nulls(json.loads(body))
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,12 @@ def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None
     ],
 )
 def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: str) -> None:
-    _, body = captured(name)
-    asked, sent = captured(other)
-    wanted, got = bare(json.loads(body)), bare(in_json(whole(recorded(sent), asked), asked))
+    _, body = load_capture(name)
+    asked, sent = load_capture(other)
+    wanted, got = (
+        without_nulls(json.loads(body)),
+        without_nulls(replay_json(recorded_response(record_stream(sent), asked), asked)),
+    )
     for found in (wanted, got):
         del found["id"], found["created"]
         found.pop("usage", None)
@@ -137,24 +140,32 @@ def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: st
     ],
 )
 def test_deltas_joined_equal_the_text_byte_for_byte(deltas: list[str]) -> None:
-    events = [ROLE, *(chunk(piece(content=delta)) for delta in deltas), chunk(piece(finish="stop"))]
-    assert as_json(*events)["choices"][0]["message"]["content"] == "".join(deltas)
+    events = [
+        ROLE_EVENT,
+        *(chat_event(choice_delta(content=delta)) for delta in deltas),
+        chat_event(choice_delta(finish="stop")),
+    ]
+    assert record_and_replay_json(*events)["choices"][0]["message"]["content"] == "".join(deltas)
 
 
-@given(TEXT, st.data())
+@given(TEXTS, st.data())
 def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     deltas = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
     field = data.draw(st.sampled_from(["content", "reasoning", "reasoning_content", "refusal"]))
-    events = [ROLE, *(chunk({**piece(), "delta": {field: delta}}) for delta in deltas), chunk(piece(finish="stop"))]
-    assert as_json(*events)["choices"][0]["message"][field] == text
+    events = [
+        ROLE_EVENT,
+        *(chat_event({**choice_delta(), "delta": {field: delta}}) for delta in deltas),
+        chat_event(choice_delta(finish="stop")),
+    ]
+    assert record_and_replay_json(*events)["choices"][0]["message"][field] == text
 
-    told = events_of(replay(kept(answer(choice(content=text))), STREAM))
+    told = stream_events(replay(entry_of_body(chat_response(response_choice(content=text))), STREAM))
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in told) == text
 
     texts = [{"choices": [{"index": 0, "text": delta, "finish_reason": None}]} for delta in deltas]
     end = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
-    assert as_json(*texts, end, asked=completion(stream=True))["choices"][0]["text"] == text
+    assert record_and_replay_json(*texts, end, asked=completion(stream=True))["choices"][0]["text"] == text
 
 
 # Usage
@@ -162,22 +173,24 @@ def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObjec
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_usage_follows_the_clients_wish_on_a_hit(streamed: bool) -> None:
-    usage = USAGE["usage"]
-    found = entry(whole(recorded(stream(*HELLO, USAGE)), STREAM)) if streamed else kept(
-        answer(choice(content="Hello"), usage=usage)
-    )  # fmt: skip
-    told = events_of(replay(found, STREAM_USAGE))
+    usage = USAGE_EVENT["usage"]
+    found = (
+        entry_from(recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), STREAM))
+        if streamed
+        else entry_of_body(chat_response(response_choice(content="Hello"), usage=usage))
+    )
+    told = stream_events(replay(found, STREAM_USAGE))
     assert (told[-1]["choices"], told[-1]["usage"]) == ([], usage)
     assert not any(event.get("usage") for event in told[:-1])
-    assert not any("usage" in event for event in events_of(replay(found, STREAM)))
+    assert not any("usage" in event for event in stream_events(replay(found, STREAM)))
     body = replay(found, CHAT)
     assert body is not None
     assert json.loads(body)["usage"] == usage
 
 
 def test_usage_that_was_never_told_is_not_made_up() -> None:
-    assert as_json(*HELLO)["usage"] is None
-    assert len(events_of(replay(kept(answer(choice(content="x"))), STREAM_USAGE))) == 2
+    assert record_and_replay_json(*HELLO_EVENTS)["usage"] is None
+    assert len(stream_events(replay(entry_of_body(chat_response(response_choice(content="x"))), STREAM_USAGE))) == 2
 
 
 # What has no other form
@@ -186,21 +199,21 @@ def test_usage_that_was_never_told_is_not_made_up() -> None:
 @pytest.mark.parametrize(
     "events",
     [
-        [chunk(piece(content="x", mood="glad")), chunk(piece(mood="sad"))],
-        [chunk(piece(content="x"), seen=[1]), chunk(seen=[2])],
-        [chunk({**piece(content="x"), "score": 1}), chunk({**piece(), "score": 2})],
-        [chunk({**piece(content="x"), "score": 1}), chunk({**piece(), "score": "1"})],
-        [chunk(piece(content="x", audio={"data": "a"})), chunk(piece(audio={"data": "b"}))],
-        [chunk(piece(content="x")), {**chunk(piece(content="y")), "id": "c2"}],
-        [call(0, id="a"), call(0, id="b")],
-        [chunk(piece(content="x")), chunk(piece(content=["y"]))],
+        [chat_event(choice_delta(content="x", mood="glad")), chat_event(choice_delta(mood="sad"))],
+        [chat_event(choice_delta(content="x"), seen=[1]), chat_event(seen=[2])],
+        [chat_event({**choice_delta(content="x"), "score": 1}), chat_event({**choice_delta(), "score": 2})],
+        [chat_event({**choice_delta(content="x"), "score": 1}), chat_event({**choice_delta(), "score": "1"})],
+        [chat_event(choice_delta(content="x", audio={"data": "a"})), chat_event(choice_delta(audio={"data": "b"}))],
+        [chat_event(choice_delta(content="x")), {**chat_event(choice_delta(content="y")), "id": "c2"}],
+        [tool_call_event(0, id="a"), tool_call_event(0, id="b")],
+        [chat_event(choice_delta(content="x")), chat_event(choice_delta(content=["y"]))],
     ],
 )
 def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> None:
-    events = [ROLE, *events, chunk(piece(finish="stop"))]
-    recording = whole(recorded(stream(*events)), STREAM)
-    assert replay(entry(recording), CHAT) is None
-    assert replay(entry(recording), STREAM) == stream(*events)
+    events = [ROLE_EVENT, *events, chat_event(choice_delta(finish="stop"))]
+    recording = recorded_response(record_stream(sse_stream(*events)), STREAM)
+    assert replay(entry_from(recording), CHAT) is None
+    assert replay(entry_from(recording), STREAM) == sse_stream(*events)
 
 
 @pytest.mark.parametrize(
@@ -213,50 +226,50 @@ def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> N
     ],
 )  # fmt: skip
 def test_a_body_that_cannot_be_taken_apart_is_a_miss_for_a_stream(body: bytes) -> None:
-    found = entry(Recording(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
+    found = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
     assert replay(found, STREAM) is None
     assert replay(found, CHAT) == body
 
 
 @settings(max_examples=300)
-@given(ODD_EVENT | JSON, st.sampled_from([STREAM, STREAM_USAGE, completion(stream=True)]))
-def test_no_body_raises_anything_when_it_is_replayed(body: Any, asked: Request) -> None:
+@given(ODD_EVENT | JSON_VALUES, st.sampled_from([STREAM, STREAM_USAGE, completion(stream=True)]))
+def test_no_body_raises_anything_when_it_is_replayed(body: Any, asked: InferenceRequest) -> None:
     stored = json.dumps(body).encode()
-    found = entry(Recording(body=stored, stream=None, prompt_tokens=0, completion_tokens=0))
+    found = entry_from(RecordedResponse(body=stored, stream=None, prompt_tokens=0, completion_tokens=0))
     sent = replay(found, asked)
     assert sent is None or sent.endswith(DONE)
 
 
 MESSAGE: Final = st.fixed_dictionaries(
-    {"content": TEXT},
+    {"content": TEXTS},
     optional={
-        "reasoning": TEXT,
-        "refusal": TEXT,
-        "vendor": JSON,
-        "tool_calls": st.just(CALLS),
-        "annotations": st.lists(JSON),
+        "reasoning": TEXTS,
+        "refusal": TEXTS,
+        "vendor": JSON_VALUES,
+        "tool_calls": st.just(TOOL_CALLS),
+        "annotations": st.lists(JSON_VALUES),
     },
 )
 
 
-@given(st.lists(MESSAGE, min_size=1, max_size=3), JSON, JSON)
+@given(st.lists(MESSAGE, min_size=1, max_size=3), JSON_VALUES, JSON_VALUES)
 def test_any_json_answer_comes_back_from_a_stream(messages: list[Any], beside: Any, usage: Any) -> None:
-    choices = [choice(index, **message, beside={"score": beside}) for index, message in enumerate(messages)]
-    body = answer(*choices, vendor=beside)
-    assert bare(there_and_back(body, chat(n=len(messages)))) == bare(body)
+    choices = [response_choice(index, **message, beside={"score": beside}) for index, message in enumerate(messages)]
+    body = chat_response(*choices, vendor=beside)
+    assert without_nulls(round_trip(body, chat(n=len(messages)))) == without_nulls(body)
 
 
 @given(st.lists(st.sampled_from([0, 1]), max_size=12), st.data())
 def test_any_mixture_of_choices_comes_back_as_it_was_sent(order: list[int], data: st.DataObject) -> None:
     texts = ["", ""]
-    events = [chunk(piece(0, content="-"), piece(1, content="-"))]
+    events = [chat_event(choice_delta(0, content="-"), choice_delta(1, content="-"))]
     for index in order:
-        delta = data.draw(TEXT)
+        delta = data.draw(TEXTS)
         texts[index] += delta
-        events.append(chunk(piece(index, content=delta)))
-    events.append(chunk(piece(0, "stop"), piece(1, "stop")))
+        events.append(chat_event(choice_delta(index, content=delta)))
+    events.append(chat_event(choice_delta(0, "stop"), choice_delta(1, "stop")))
     asked = chat(stream=True, n=2)
-    recording = whole(recorded(stream(*events)), asked)
-    assert replay(entry(recording), asked) == b"".join(map(frame, events)) + DONE
-    got = in_json(recording)["choices"]
+    recording = recorded_response(record_stream(sse_stream(*events)), asked)
+    assert replay(entry_from(recording), asked) == b"".join(map(encode_event, events)) + DONE
+    got = replay_json(recording)["choices"]
     assert [one["message"]["content"] for one in got] == [f"-{text}" for text in texts]

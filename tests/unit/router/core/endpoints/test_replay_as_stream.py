@@ -7,27 +7,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.recorded_response import Recording
+from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import Request
-from router.core.endpoints.sse import DONE, split
+from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.sse import DONE, split_events
 from router.core.types import Endpoint
-from tests.support.factories import JSON, TEXT, completion, entry
-from tests.support.replay_helpers import CALLS, STREAM, STREAM_USAGE, answer, choice, events_of
+from tests.support.factories import JSON_VALUES, TEXTS, completion, entry_from
+from tests.support.replay_helpers import STREAM, STREAM_USAGE, TOOL_CALLS, chat_response, response_choice, stream_events
 
 COMPLETION: Final = completion(stream=True, stream_options={"include_usage": True})
 
 
-def streamed(body: bytes, asked: Request = STREAM_USAGE) -> bytes | None:
-    found = entry(Recording(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
+def streamed(body: bytes, asked: InferenceRequest = STREAM_USAGE) -> bytes | None:
+    found = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
     return replay(found, asked)
 
 
-def events(body: Any, asked: Request = STREAM_USAGE) -> list[Any]:
-    return events_of(streamed(body if isinstance(body, bytes) else json.dumps(body).encode(), asked))
+def events(body: Any, asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
+    return stream_events(streamed(body if isinstance(body, bytes) else json.dumps(body).encode(), asked))
 
 
-def expected(body: dict[str, Any], asked: Request = STREAM_USAGE) -> list[Any]:
+def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
     """What the events of an answer have to say, in the plainest words."""
     is_chat = asked.endpoint is Endpoint.CHAT
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
@@ -53,27 +53,29 @@ def expected(body: dict[str, Any], asked: Request = STREAM_USAGE) -> list[Any]:
 
 
 CALL: Final = st.fixed_dictionaries(
-    {}, optional={"id": TEXT, "index": st.integers(0, 9), "function": JSON, "vendor": JSON}
+    {}, optional={"id": TEXTS, "index": st.integers(0, 9), "function": JSON_VALUES, "vendor": JSON_VALUES}
 )
 MESSAGE: Final = st.fixed_dictionaries(
     {},
     optional={
         "role": st.sampled_from(["assistant", "tool", "", None]),
-        "content": TEXT | st.none() | JSON,
+        "content": TEXTS | st.none() | JSON_VALUES,
         "tool_calls": st.lists(CALL, max_size=3) | st.none(),
-        "vendor": JSON,
-        'é "\n': JSON,
+        "vendor": JSON_VALUES,
+        'é "\n': JSON_VALUES,
     },
 )
-BESIDE: Final = {"logprobs": JSON, "finish_reason": JSON, "token_ids": JSON, "vendor": JSON}
+BESIDE: Final = {"logprobs": JSON_VALUES, "finish_reason": JSON_VALUES, "token_ids": JSON_VALUES, "vendor": JSON_VALUES}
 CHOICE: Final = st.fixed_dictionaries({"index": st.integers(0, 9), "message": MESSAGE}, optional=BESIDE)
-PIECE: Final = st.fixed_dictionaries({"index": st.integers(0, 9), "text": TEXT}, optional=BESIDE)
-TOP: Final = dict.fromkeys(("id", "object", "created", "model", "usage", "prompt_logprobs", "vendor", 'é "\n'), JSON)
+PIECE: Final = st.fixed_dictionaries({"index": st.integers(0, 9), "text": TEXTS}, optional=BESIDE)
+TOP: Final = dict.fromkeys(
+    ("id", "object", "created", "model", "usage", "prompt_logprobs", "vendor", 'é "\n'), JSON_VALUES
+)
 
 
 @given(st.data(), st.sampled_from([STREAM_USAGE, COMPLETION]), st.sampled_from([None, 1]), st.booleans())
 def test_each_field_of_any_answer_comes_out_in_its_place(
-    data: st.DataObject, asked: Request, indent: int | None, escaped: bool
+    data: st.DataObject, asked: InferenceRequest, indent: int | None, escaped: bool
 ) -> None:
     choices = st.lists(CHOICE if asked.endpoint is Endpoint.CHAT else PIECE, max_size=3)
     body = data.draw(st.fixed_dictionaries({"choices": choices}, optional=TOP))
@@ -82,10 +84,15 @@ def test_each_field_of_any_answer_comes_out_in_its_place(
 
 
 def test_a_field_that_nobody_knows_stays_at_its_level() -> None:
-    calls = [{**CALLS[0], "mood": "call", "function": {"name": "f", "arguments": "{}", "mood": "function"}}, CALLS[1]]
-    one = choice(0, content="a", mood="message", tool_calls=calls, beside={"mood": "choice", "logprobs": {"mood": 1}})
+    calls = [
+        {**TOOL_CALLS[0], "mood": "call", "function": {"name": "f", "arguments": "{}", "mood": "function"}},
+        TOOL_CALLS[1],
+    ]
+    one = response_choice(
+        0, content="a", mood="message", tool_calls=calls, beside={"mood": "choice", "logprobs": {"mood": 1}}
+    )
     usage = {"prompt_tokens": 1, "mood": "usage"}
-    told = events(answer(one, choice(1, content="b"), mood="answer", usage=usage))
+    told = events(chat_response(one, response_choice(1, content="b"), mood="answer", usage=usage))
     first, second = (event["choices"][0] for event in told[2:4])
     assert [event.get("mood") for event in told] == [None, None, None, "answer", None]
     assert (first["mood"], first["logprobs"], first["delta"]["mood"]) == ("choice", {"mood": 1}, "message")
@@ -117,13 +124,15 @@ def test_a_number_beside_a_message_keeps_its_value_and_kind(number: str, told: s
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_an_answer_of_several_lines_becomes_events_of_one_line_each(end: str) -> None:
-    one = choice(content="a\r\nb  c", tool_calls=CALLS, vendor=[1, [2, {}]], beside={"logprobs": {"content": [{}]}})
-    body = answer(one, vendor={"a": [1]}, usage={"details": {"a": 1}})
+    one = response_choice(
+        content="a\r\nb  c", tool_calls=TOOL_CALLS, vendor=[1, [2, {}]], beside={"logprobs": {"content": [{}]}}
+    )
+    body = chat_response(one, vendor={"a": [1]}, usage={"details": {"a": 1}})
     sent = streamed(json.dumps(body, indent=2).replace("\n", end).encode() + end.encode())
     assert sent is not None
-    assert sent.count(b"\n") == 2 * len(split(sent))
+    assert sent.count(b"\n") == 2 * len(split_events(sent))
     assert b"\r" not in sent
-    assert events_of(sent) == expected(body)
+    assert stream_events(sent) == expected(body)
 
 
 @pytest.mark.parametrize("text", ["é ✓ 👩‍👧", '\u2028"\\\n\x00', "data: [DONE]\n\n"])
@@ -133,35 +142,35 @@ def test_text_is_told_as_it_was_written(text: str, escaped: bool) -> None:
     sent = streamed(f'{{"choices":[{{"index":0,"message":{{"content":{written}}}}}]}}'.encode())
     assert sent is not None
     assert f'"delta":{{"content":{written}}}'.encode() in sent
-    assert len(split(sent)) == 3
+    assert len(split_events(sent)) == 3
 
 
 def test_what_is_null_in_a_message_or_beside_the_choices_is_not_told() -> None:
-    one = choice(content=None, refusal=None, tool_calls=None, beside={"stop_reason": None})
-    told = events(answer(one, service_tier=None, usage=None))
-    assert told == expected(answer(choice(beside={"stop_reason": None})))
+    one = response_choice(content=None, refusal=None, tool_calls=None, beside={"stop_reason": None})
+    told = events(chat_response(one, service_tier=None, usage=None))
+    assert told == expected(chat_response(response_choice(beside={"stop_reason": None})))
     assert told[1]["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": None}]
 
 
 @pytest.mark.parametrize("message", [{}, {"role": None}, {"role": ""}, {"role": "assistant"}])
 def test_who_is_not_named_is_the_assistant(message: dict[str, Any]) -> None:
-    told = events(answer({"index": 0, "message": message}))
+    told = events(chat_response({"index": 0, "message": message}))
     assert [event["choices"][0]["delta"] for event in told] == [{"role": "assistant", "content": ""}, {}]
 
 
 @pytest.mark.parametrize("calls", [[], "", 0, False, {}])
 def test_calls_that_are_none_are_told_as_they_are(calls: Any) -> None:
-    assert events(answer(choice(tool_calls=calls)))[1]["choices"][0]["delta"] == {"tool_calls": calls}
+    assert events(chat_response(response_choice(tool_calls=calls)))[1]["choices"][0]["delta"] == {"tool_calls": calls}
 
 
 def test_a_call_that_has_an_index_keeps_it() -> None:
-    told = events(answer(choice(tool_calls=[{"id": "a", "index": 4}, {"id": "b"}])))
+    told = events(chat_response(response_choice(tool_calls=[{"id": "a", "index": 4}, {"id": "b"}])))
     assert [call["index"] for call in told[1]["choices"][0]["delta"]["tool_calls"]] == [4, 1]
 
 
 def test_an_answer_without_choices_has_only_its_usage_and_its_end() -> None:
-    assert streamed(json.dumps(answer(vendor=1)).encode(), STREAM) == DONE
-    assert [event["choices"] for event in events(answer(usage={"prompt_tokens": 1}))] == [[]]
+    assert streamed(json.dumps(chat_response(vendor=1)).encode(), STREAM) == DONE
+    assert [event["choices"] for event in events(chat_response(usage={"prompt_tokens": 1}))] == [[]]
 
 
 @pytest.mark.parametrize(

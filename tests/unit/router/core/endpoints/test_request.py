@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.request import MAX_DEPTH, MAX_FLOATS, MAX_MODEL_NAME, for_engine, parse, without
+from router.core.endpoints.request import (
+    MAX_DEPTH,
+    MAX_FLOATS,
+    MAX_MODEL_NAME,
+    engine_body,
+    parse_request,
+    without_fields,
+)
 from router.core.types import Endpoint
 from router.errors import ApiError
-from router.process_limits import limit_digits
-from tests.support.factories import JSON, chat, completion, request
+from router.process_limits import limit_integer_digits
+from tests.support.factories import JSON_VALUES, chat, completion, request
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -85,18 +92,21 @@ def test_a_prompt_is_text_or_tokens_or_several_of_either(prompt: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        parse(Endpoint.CHAT, body)
+        parse_request(Endpoint.CHAT, body)
     assert caught.value.status == 400
     assert caught.value.code == "invalid_json"
 
 
-@given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()), st.sampled_from(Endpoint))
+@given(st.binary(max_size=40) | JSON_VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(Endpoint))
 def test_nothing_that_a_client_sends_raises_anything_but_a_refusal(body: bytes, endpoint: Endpoint) -> None:
     with pytest.raises(ApiError):
-        parse(endpoint, body)
+        parse_request(endpoint, body)
 
 
-@given(st.sampled_from(["messages", "prompt", "stream", "stream_options", "n", "seed", "documents", "content"]), JSON)
+@given(
+    st.sampled_from(["messages", "prompt", "stream", "stream_options", "n", "seed", "documents", "content"]),
+    JSON_VALUES,
+)
 def test_no_value_of_a_known_field_raises_anything_but_a_refusal(name: str, value: Any) -> None:
     for endpoint in Endpoint:
         fields = {"model": "m", "messages": [USER], "prompt": "x", name: value}
@@ -139,30 +149,30 @@ def test_usage_is_asked_for_only_by_a_stream() -> None:
 
 @pytest.mark.parametrize("spelt", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
 def test_a_number_is_one_value_however_it_is_spelt(spelt: str) -> None:
-    asked = parse(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    asked = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
     assert repr(asked.fields["x"]) == "1"
 
 
 @pytest.mark.parametrize("spelt", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
 def test_a_number_loses_nothing(spelt: str) -> None:
-    asked = parse(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    asked = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
     assert asked.fields["x"] == json.loads(spelt)
 
 
 def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
-    sent = for_engine(chat(model="llama"), "meta-llama/Llama-3.1-8B-Instruct")
+    sent = engine_body(chat(model="llama"), "meta-llama/Llama-3.1-8B-Instruct")
     assert json.loads(sent) == {"model": "meta-llama/Llama-3.1-8B-Instruct", "messages": [USER]}
 
 
 def test_a_request_that_needs_no_change_goes_to_the_engine_byte_for_byte() -> None:
     body = b'{ "model" : "m",\n"messages":[{"role":"user","content":"\\u00e9"}] , "x": 1.50 }'
-    assert for_engine(parse(Endpoint.CHAT, body), "m") is body
+    assert engine_body(parse_request(Endpoint.CHAT, body), "m") is body
 
 
 def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
     messages = b'[ {"role":"user","content":"\\u00e9\\r\\n"} ]'
     body = b'{"model":"m","messages":%b,"x":1.50,"big":12345678901234567890123,"y":{ "b":1, "a":2 }}' % messages
-    sent = for_engine(parse(Endpoint.CHAT, body), "other")
+    sent = engine_body(parse_request(Endpoint.CHAT, body), "other")
     assert messages in sent
     assert b'"x":1.50,' in sent
     assert b'"big":12345678901234567890123,' in sent
@@ -173,30 +183,30 @@ def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
 def test_a_stream_always_asks_the_engine_for_the_usage(options: Any) -> None:
     asked = chat(stream=True) if options is None else chat(stream=True, stream_options=options)
-    assert json.loads(for_engine(asked, "llama"))["stream_options"] == {"include_usage": True}
+    assert json.loads(engine_body(asked, "llama"))["stream_options"] == {"include_usage": True}
 
 
 def test_other_stream_options_stay_as_they_are() -> None:
     asked = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
-    sent = json.loads(for_engine(asked, "llama"))
+    sent = json.loads(engine_body(asked, "llama"))
     assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
 
 
 def test_a_json_request_is_given_no_stream_options() -> None:
-    assert "stream_options" not in json.loads(for_engine(chat(), "other"))
+    assert "stream_options" not in json.loads(engine_body(chat(), "other"))
 
 
 def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
     body = b'{"model": "llama", "min_p": 0.1, "messages": [ {"role":"user","content":"\\u0048i"} ], "top_p": 1e-1}'
-    left = without(parse(Endpoint.CHAT, body), ["min_p", "logit_bias"])
+    left = without_fields(parse_request(Endpoint.CHAT, body), ["min_p", "logit_bias"])
     assert left.body == b'{"model":"llama","messages":[ {"role":"user","content":"\\u0048i"} ],"top_p":1e-1}'
     assert left.fields == {"model": "llama", "messages": [USER], "top_p": 0.1}
 
 
-@given(st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), JSON, max_size=4), st.booleans())
+@given(st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), JSON_VALUES, max_size=4), st.booleans())
 def test_an_engine_gets_the_fields_of_the_client(others: dict[str, Any], stream: bool) -> None:
     asked = chat(stream=stream, **others)
-    sent = json.loads(for_engine(asked, "served"))
+    sent = json.loads(engine_body(asked, "served"))
     sent.pop("stream_options", None)
     assert sent == {"model": "served", "messages": [USER], "stream": stream, **others}
 
@@ -210,7 +220,7 @@ NUMBERS = st.from_regex(rb"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]
 def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[bytes]) -> None:
     listed = b",".join(numbers)
     body = b'{"model":"m","input":"x","x":[%b],"y":{"z":%b}}' % (listed, numbers[0])
-    small, large = (parse(Endpoint.EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
+    small, large = (parse_request(Endpoint.EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
     assert repr(small.fields) == repr(large.fields)
 
 
@@ -218,7 +228,7 @@ def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[by
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
 def test_a_number_that_is_none_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
     with pytest.raises(ApiError) as caught:
-        parse(Endpoint.EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
+        parse_request(Endpoint.EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
@@ -232,7 +242,7 @@ def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() 
 
     sys.setprofile(count)
     try:
-        parse(Endpoint.EMBEDDINGS, body)
+        parse_request(Endpoint.EMBEDDINGS, body)
     finally:
         sys.setprofile(None)
     assert calls == 0
@@ -241,7 +251,7 @@ def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() 
 def test_more_fractional_numbers_than_anybody_needs_are_refused() -> None:
     body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * (MAX_FLOATS + 1))
     with pytest.raises(ApiError) as caught:
-        parse(Endpoint.EMBEDDINGS, body)
+        parse_request(Endpoint.EMBEDDINGS, body)
     assert (caught.value.status, caught.value.code) == (400, "too_many_parts")
 
 
@@ -263,24 +273,24 @@ def test_a_body_may_be_so_deep_and_no_deeper(
         deep = opening * levels + inside + closing * levels
         body = b'{"model":"m",%b,"x":%b}' % (LEAST[endpoint], deep) + b" " * padding
         if allowed:
-            assert parse(endpoint, body).model == "m"
+            assert parse_request(endpoint, body).model == "m"
             continue
         with pytest.raises(ApiError) as caught:
-            parse(endpoint, body)
+            parse_request(endpoint, body)
         assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
 def test_an_integer_of_more_digits_than_a_server_allows_is_refused() -> None:
     before = sys.get_int_max_str_digits()
-    limit_digits()
+    limit_integer_digits()
     try:
         for digits, allowed in ((640, True), (641, False)):
             body = b'{"model":"m","input":"x","x":%b}' % (b"9" * digits)
             if allowed:
-                assert len(str(parse(Endpoint.EMBEDDINGS, body).fields["x"])) == digits
+                assert len(str(parse_request(Endpoint.EMBEDDINGS, body).fields["x"])) == digits
                 continue
             with pytest.raises(ApiError) as caught:
-                parse(Endpoint.EMBEDDINGS, body)
+                parse_request(Endpoint.EMBEDDINGS, body)
             assert (caught.value.status, caught.value.code) == (400, "invalid_json")
     finally:
         sys.set_int_max_str_digits(before)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.request import Request, for_engine
+from router.core.endpoints.request import InferenceRequest, engine_body
 from router.core.types import Endpoint
 from router.errors import ApiError
 from tests.support.factories import embeddings, messages, request, responses
@@ -66,7 +66,7 @@ def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
 def test_embeddings_never_stream_since_vllm_passes_over_the_field() -> None:
     asked = embeddings(stream=True)
     assert not asked.stream
-    assert json.loads(for_engine(asked, "served")) == {"model": "served", "input": "Hi", "stream": True}
+    assert json.loads(engine_body(asked, "served")) == {"model": "served", "input": "Hi", "stream": True}
 
 
 def test_embeddings_are_deterministic_by_nature() -> None:
@@ -96,7 +96,7 @@ def test_the_limit_of_tokens_has_another_name_at_each_endpoint() -> None:
 
 
 @pytest.mark.parametrize("asked", [responses(stream=True), messages(stream=True)], ids=["responses", "messages"])
-def test_a_stream_that_tells_its_usage_unasked_is_given_no_stream_options(asked: Request) -> None:
+def test_a_stream_that_tells_its_usage_unasked_is_given_no_stream_options(asked: InferenceRequest) -> None:
     assert asked.stream
-    assert for_engine(asked, "llama") is asked.body
-    assert "stream_options" not in json.loads(for_engine(asked, "served"))
+    assert engine_body(asked, "llama") is asked.body
+    assert "stream_options" not in json.loads(engine_body(asked, "served"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.sse import DONE, FrameReader, payload, split
+from router.core.endpoints.sse import DONE, EventBuffer, payload, split_events
 
 LINES: Final = st.sampled_from([b"data: {}", b"data:x", b"data: ", b"data", b": comment", b":", b"event: e", b"id: \r"])
 ENDS: Final = st.sampled_from([b"\n", b"\r\n"])
@@ -20,7 +20,7 @@ EVENT: Final = st.builds(
 
 def fed(pieces: list[bytes]) -> tuple[list[bytes], int]:
     """What a reader gives back for each piece, and how much it then still holds."""
-    reader = FrameReader()
+    reader = EventBuffer()
     return [reader.feed(piece) for piece in pieces], reader.pending
 
 
@@ -32,7 +32,7 @@ def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: by
     given_back, pending = fed([sent[a:b] for a, b in pairwise([0, *cuts, len(sent)])])
     assert b"".join(given_back) == b"".join(events)
     assert pending == len(rest)
-    assert [event for piece in given_back for event in split(piece)] == events
+    assert [event for piece in given_back for event in split_events(piece)] == events
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -46,7 +46,7 @@ def test_every_single_cut_of_a_stream_is_no_cut(end: bytes) -> None:
 
 
 def test_an_event_passes_with_its_last_byte_and_not_before() -> None:
-    reader = FrameReader()
+    reader = EventBuffer()
     assert reader.feed(b"data: a\n") == b""
     assert reader.pending == 8
     assert reader.feed(b"\nda") == b"data: a\n\n"
@@ -60,16 +60,20 @@ def test_line_ends_may_be_mixed() -> None:
     for sent in (b"data: a\r\n\n", b"data: a\n\r\n"):
         for at in range(len(sent)):
             assert fed([sent[:at], sent[at:]]) == ([b"", sent], 0)
-    assert split(b"data: a\r\n\ndata: b\n\r\ndata: c\n\n") == [b"data: a\r\n\n", b"data: b\n\r\n", b"data: c\n\n"]
+    assert split_events(b"data: a\r\n\ndata: b\n\r\ndata: c\n\n") == [
+        b"data: a\r\n\n",
+        b"data: b\n\r\n",
+        b"data: c\n\n",
+    ]
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"data: x", b"\n\n", b"\r\n\r\n"])).map(b"".join))
 def test_nothing_is_lost_when_events_are_told_apart(frames: bytes) -> None:
-    assert b"".join(split(frames)) == frames
+    assert b"".join(split_events(frames)) == frames
 
 
 def test_empty_lines_between_events_say_nothing() -> None:
-    frames = split(b"data: a\n\n\n\ndata: b\n\n\n")
+    frames = split_events(b"data: a\n\n\n\ndata: b\n\n\n")
     assert [found for found in map(payload, frames) if found is not None] == [b"a", b"b"]
 
 
@@ -102,4 +106,4 @@ def test_the_payload_of_an_event_is_what_its_data_lines_say(frame: bytes, said: 
 
 def test_the_end_of_a_stream_is_an_event() -> None:
     assert payload(DONE) == b"[DONE]"
-    assert split(DONE) == [DONE]
+    assert split_events(DONE) == [DONE]

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.recorders import recorder_for
-from router.core.endpoints.stream_encoding import MAX_DECODED, NOT_A_STREAM, decode_stream, encode_stream, is_lossless
-from tests.support.factories import captured
+from router.core.endpoints.recorders import make_recorder
+from router.core.endpoints.stream_encoding import (
+    MAX_DECODED,
+    STREAM_DECODE_ERRORS,
+    decode_stream,
+    encode_stream,
+    is_lossless,
+)
+from tests.support.factories import load_capture
 
 HEAD: Final = b'data: {"id":"c","choices":[{"index":%d,"delta":{"content":"'
 TAIL: Final = b'"},"finish_reason":null}]}\n\n'
@@ -25,8 +31,8 @@ def event(text: bytes, index: int = 0) -> bytes:
 def parts_of(*frames: bytes) -> StreamParts:
     parts = StreamParts()
     for frame in frames:
-        if not parts.take(frame) and not parts.learn(frame):
-            parts.keep(frame)
+        if not parts.try_append(frame) and not parts.learn_template(frame):
+            parts.append(frame)
     return parts
 
 
@@ -101,12 +107,12 @@ def encoded(value: Any) -> bytes:
     ],
 )  # fmt: skip
 def test_what_is_no_stream_raises_what_is_promised(stream: bytes) -> None:
-    with pytest.raises(NOT_A_STREAM):
+    with pytest.raises(STREAM_DECODE_ERRORS):
         decode_stream(stream, b"{}", include_usage=True, end=b"")
 
 
 def test_what_decompresses_to_too_much_is_no_stream() -> None:
-    with pytest.raises(NOT_A_STREAM):
+    with pytest.raises(STREAM_DECODE_ERRORS):
         decode_stream(encoded([[], [b"\x00" * (MAX_DECODED + 1)], None]), b"{}", include_usage=False, end=b"")
 
 
@@ -115,10 +121,10 @@ def test_what_decompresses_to_too_much_is_no_stream() -> None:
     [("chat-stream-usage", 0.35), ("completion-stream", 0.4), ("responses-stream", 0.35), ("messages-stream", 0.5)],
 )
 def test_what_vllm_streams_takes_a_fraction_of_what_came(name: str, most: float) -> None:
-    asked, sent = captured(name)
-    recorder = recorder_for(asked.endpoint, 1 << 20)
+    asked, sent = load_capture(name)
+    recorder = make_recorder(asked.endpoint, 1 << 20)
     passed = recorder.feed(sent)
-    recording: Any = recorder.recording(asked)
+    recording: Any = recorder.recorded_response(asked)
     given_back = decode_stream(recording.stream, recording.body, include_usage=False, end=b"")
     assert given_back.startswith(passed)
     assert len(recording.stream) < most * len(sent)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.quota.fair_queue import MOST_SECONDS, FairQueue, seconds_until_room
+from router.core.quota.fair_queue import MAX_ADVISED_RETRY_AFTER, FairQueue, estimate_retry_after
 
 TENANTS = st.sampled_from("abcd")
 
@@ -30,7 +30,7 @@ def order(waiting: FairQueue[str], *, keep: bool = True) -> list[str]:
     while (item := waiting.pop(anything)) is not None:
         had.append(item)
         if not keep:
-            waiting.ended(item[0])
+            waiting.on_released(item[0])
     return had
 
 
@@ -47,7 +47,7 @@ def test_a_tenant_with_one_request_does_not_wait_behind_another_with_a_thousand(
 def test_the_place_goes_to_who_holds_the_fewest() -> None:
     waiting = queue("a1", "a2", "b1", "b2")
     for _ in range(2):
-        waiting.began("a")
+        waiting.on_acquired("a")
     assert order(waiting) == ["b1", "b2", "a1", "a2"]
 
 
@@ -58,7 +58,7 @@ def test_a_tenant_with_long_answers_has_its_share_of_the_places_and_not_all_of_t
     for _ in range(90):  # a's answers never end
         short = next(item for item in held if item is not None and item[0] == "b")
         held.remove(short)
-        waiting.ended("b")
+        waiting.on_released("b")
         held.append(waiting.pop(anything))
         served[str(held[-1])[0]] += 1
     assert served == {"b": 90}
@@ -69,7 +69,7 @@ def test_who_does_not_accept_a_place_keeps_its_turn() -> None:
     waiting = queue("a1", "a2", "b1", "c1")
     assert waiting.pop(lambda item: item in ("a2", "c1")) == "a2"
     assert waiting.pop(lambda item: item == "nobody") is None
-    waiting.ended("a")
+    waiting.on_released("a")
     assert order(waiting) == ["b1", "c1", "a1"]
 
 
@@ -86,14 +86,14 @@ def test_who_has_left_has_no_turn() -> None:
 def test_a_tenant_that_is_alone_may_fill_the_queue_and_then_gives_way_itself() -> None:
     waiting = queue("a1", "a2", "a3", "a4", limit=4)
     assert waiting.push("a", "a5") == ("a", "a5")
-    assert not waiting.has_its_share("a"), "nobody else wants any of it"
+    assert not waiting.has_fair_share("a"), "nobody else wants any of it"
     assert len(waiting) == 4
 
 
 def test_of_a_full_queue_the_newest_of_who_has_the_most_gives_way() -> None:
     waiting = queue("a1", "a2", "a3", "b1", limit=4)
     assert waiting.push("b", "b2") == ("a", "a3")
-    assert waiting.has_its_share("a")
+    assert waiting.has_fair_share("a")
     assert waiting.push("a", "a4") == ("a", "a4")
     assert waiting.push("c", "c1") == ("a", "a2")
 
@@ -101,7 +101,7 @@ def test_of_a_full_queue_the_newest_of_who_has_the_most_gives_way() -> None:
 def test_where_all_have_as_much_of_a_full_queue_the_newcomer_gives_way() -> None:
     waiting = queue("a1", "b1", limit=2)
     assert waiting.push("c", "c1") == ("c", "c1")
-    assert not waiting.has_its_share("c"), "it has nothing"
+    assert not waiting.has_fair_share("c"), "it has nothing"
 
 
 def test_a_long_life_leaves_nothing_behind() -> None:
@@ -110,11 +110,11 @@ def test_a_long_life_leaves_nothing_behind() -> None:
         tenant = "abc"[n % 3]
         waiting.push(tenant, f"{n}")
         assert waiting.pop(anything) == f"{n}"
-        waiting.ended(tenant)
+        waiting.on_released(tenant)
     for n in range(5000):
         waiting.push("a", f"{n}")
         waiting.remove("a", f"{n}")
-    assert len(waiting._turns) < 200
+    assert len(waiting._heap) < 200
 
 
 Step = tuple[str, str]
@@ -145,7 +145,7 @@ def test_however_they_come_and_go_all_wait_in_order_within_the_bound_and_have_th
                 assert lines[item[0]].pop(0) == item
                 held[item[0]] += 1
         elif what == "end" and held[tenant]:
-            waiting.ended(tenant)
+            waiting.on_released(tenant)
             held[tenant] -= 1
         elif what == "leave" and lines[tenant]:
             waiting.remove(tenant, lines[tenant].pop(len(lines[tenant]) // 2))
@@ -168,7 +168,7 @@ def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_t
         if item == last:
             return
         if item is not None:
-            waiting.ended(item[0])
+            waiting.on_released(item[0])
         for tenant in later[turn::3]:
             waiting.push(tenant, f"{tenant}later{turn}-{len(waiting)}")
     raise AssertionError("it has been passed over for ever")
@@ -176,12 +176,14 @@ def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_t
 
 def test_the_advice_to_come_back_follows_the_pace_at_which_work_is_finished() -> None:
     every_second = [float(n) for n in range(10)]
-    assert seconds_until_room(0, every_second, 10.0, unknown=99) == 1
-    assert seconds_until_room(20, every_second, 10.0, unknown=99) == 21
-    assert seconds_until_room(20, every_second, 40.0, unknown=99) == MOST_SECONDS, "nothing has been finished for long"
-    assert seconds_until_room(3, [9.9], 10.0, unknown=99) == 1
-    assert seconds_until_room(3, [], 10.0, unknown=7.5) == 8
-    assert seconds_until_room(3, [], 10.0, unknown=600) == MOST_SECONDS
+    assert estimate_retry_after(0, every_second, 10.0, default=99) == 1
+    assert estimate_retry_after(20, every_second, 10.0, default=99) == 21
+    assert estimate_retry_after(20, every_second, 40.0, default=99) == MAX_ADVISED_RETRY_AFTER, (
+        "nothing has been finished for long"
+    )
+    assert estimate_retry_after(3, [9.9], 10.0, default=99) == 1
+    assert estimate_retry_after(3, [], 10.0, default=7.5) == 8
+    assert estimate_retry_after(3, [], 10.0, default=600) == MAX_ADVISED_RETRY_AFTER
 
 
 @given(st.integers(0, 2000), st.lists(st.floats(0, 1e6), max_size=64), st.floats(0, 1e6), st.floats(0.001, 1e6))
@@ -190,4 +192,4 @@ def test_the_advice_is_always_one_to_sixty_seconds(
 ) -> None:
     finished.sort()
     now = (finished[-1] if finished else 0.0) + since
-    assert 1 <= seconds_until_room(waiting, finished, now, unknown=unknown) <= MOST_SECONDS
+    assert 1 <= estimate_retry_after(waiting, finished, now, default=unknown) <= MAX_ADVISED_RETRY_AFTER

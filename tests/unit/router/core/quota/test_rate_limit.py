@@ -6,25 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.quota.rate_limit import Allowance, Ledger, Quota, Step, duration, estimate, headers, refusal
+from router.core.quota.rate_limit import (
+    Quota,
+    RateLimitStatus,
+    TenantUsage,
+    UsageUpdate,
+    encode_duration,
+    estimate_tokens,
+    rate_limit_error,
+    rate_limit_headers,
+)
 
 LEASE = 3000
 NONE = Quota()
 
 
-def ask(ledger: Ledger, limits: Quota, now: float, process: str = "p") -> Allowance:
-    return ledger.step(limits, Step(process=process, ask=True), int(now * 1000), LEASE)
+def ask(ledger: TenantUsage, limits: Quota, now: float, process: str = "p") -> RateLimitStatus:
+    return ledger.apply(limits, UsageUpdate(process=process, acquire=True), int(now * 1000), LEASE)
 
 
-def comes_in(ledger: Ledger, limits: Quota, now: float, process: str = "p") -> bool:
-    return ask(ledger, limits, now, process).refused is None
+def comes_in(ledger: TenantUsage, limits: Quota, now: float, process: str = "p") -> bool:
+    return ask(ledger, limits, now, process).exceeded is None
 
 
 def test_without_a_limit_everything_comes_in() -> None:
-    ledger = Ledger()
+    ledger = TenantUsage()
     assert all(comes_in(ledger, NONE, 0) for _ in range(1000))
-    assert not NONE.any
-    assert Quota(concurrent_requests=1).any
+    assert not NONE.is_limited
+    assert Quota(concurrent_requests=1).is_limited
 
 
 # Requests
@@ -32,10 +41,10 @@ def test_without_a_limit_everything_comes_in() -> None:
 
 @given(st.lists(st.integers(0, 40_000), max_size=80), st.integers(1, 8))
 def test_no_more_requests_come_in_than_the_limit_says_in_any_minute(gaps: list[int], limit: int) -> None:
-    ledger, limits, now, came = Ledger(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
+    ledger, limits, now, came = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
     for gap in gaps:
         now += gap
-        if ledger.step(limits, Step(process="p", ask=True), now, LEASE).refused is None:
+        if ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
             came.append(now)
     for first in came:
         assert sum(first <= instant < first + 60_000 for instant in came) <= limit
@@ -43,35 +52,37 @@ def test_no_more_requests_come_in_than_the_limit_says_in_any_minute(gaps: list[i
 
 @given(st.lists(st.integers(0, 20_000), max_size=60), st.integers(1, 5))
 def test_who_waits_as_long_as_he_is_told_comes_in_and_not_a_moment_before(gaps: list[int], limit: int) -> None:
-    ledger, limits, now = Ledger(), Quota(requests_per_minute=limit), 1_000_000
+    ledger, limits, now = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000
     for gap in gaps:
         now += gap
-        allowance = ledger.step(limits, Step(process="p", ask=True), now, LEASE)
-        if allowance.refused is not None:
-            assert allowance.refused == "requests"
-            assert 0 < allowance.wait <= 60_000
-            if allowance.wait > 1:
-                early = ledger.step(limits, Step(process="p", ask=True), now + allowance.wait - 1, LEASE)
-                assert early.refused == "requests"
-            now += allowance.wait
-            assert ledger.step(limits, Step(process="p", ask=True), now, LEASE).refused is None
+        allowance = ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE)
+        if allowance.exceeded is not None:
+            assert allowance.exceeded == "requests"
+            assert 0 < allowance.retry_after_ms <= 60_000
+            if allowance.retry_after_ms > 1:
+                early = ledger.apply(
+                    limits, UsageUpdate(process="p", acquire=True), now + allowance.retry_after_ms - 1, LEASE
+                )
+                assert early.exceeded == "requests"
+            now += allowance.retry_after_ms
+            assert ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None
 
 
 def test_a_request_that_is_refused_costs_nothing() -> None:
-    ledger, limits = Ledger(), Quota(requests_per_minute=2)
+    ledger, limits = TenantUsage(), Quota(requests_per_minute=2)
     assert [comes_in(ledger, limits, 0.5) for _ in range(50)] == [True, True] + [False] * 48
     assert comes_in(ledger, limits, 60.5)
 
 
 def test_what_is_left_and_when_all_of_it_is_back_is_told() -> None:
-    ledger, limits = Ledger(), Quota(requests_per_minute=3)
-    assert ask(ledger, limits, 10).requests_left == 2
+    ledger, limits = TenantUsage(), Quota(requests_per_minute=3)
+    assert ask(ledger, limits, 10).requests_remaining == 2
     allowance = ask(ledger, limits, 20.5)
-    assert (allowance.requests_left, allowance.requests_reset) == (1, 60_000)
+    assert (allowance.requests_remaining, allowance.requests_reset_ms) == (1, 60_000)
 
 
 def test_a_clock_that_is_set_back_shuts_nobody_out_for_long() -> None:
-    ledger, limits = Ledger(), Quota(requests_per_minute=2, tokens_per_minute=10)
+    ledger, limits = TenantUsage(), Quota(requests_per_minute=2, tokens_per_minute=10)
     assert [comes_in(ledger, limits, 1000) for _ in range(2)] == [True, True]
     assert not comes_in(ledger, limits, 990), "a little: they still count"
     assert comes_in(ledger, limits, 100), "by far: another clock's seconds mean nothing"
@@ -80,31 +91,31 @@ def test_a_clock_that_is_set_back_shuts_nobody_out_for_long() -> None:
 # Tokens
 
 
-def spend(ledger: Ledger, limits: Quota, tokens: int, now: float) -> Allowance:
-    return ledger.step(limits, Step(process="p", spent=tokens), int(now * 1000), LEASE)
+def spend(ledger: TenantUsage, limits: Quota, tokens: int, now: float) -> RateLimitStatus:
+    return ledger.apply(limits, UsageUpdate(process="p", tokens_used=tokens), int(now * 1000), LEASE)
 
 
 def test_tokens_are_paid_when_they_have_been_used_and_debts_first() -> None:
-    ledger, limits = Ledger(), Quota(tokens_per_minute=60)
-    assert ask(ledger, limits, 0).tokens_left == 60
-    assert spend(ledger, limits, 100, 0).tokens_left == 0
+    ledger, limits = TenantUsage(), Quota(tokens_per_minute=60)
+    assert ask(ledger, limits, 0).tokens_remaining == 60
+    assert spend(ledger, limits, 100, 0).tokens_remaining == 0
     allowance = ask(ledger, limits, 0)
-    assert (allowance.refused, allowance.wait, allowance.tokens_reset) == ("tokens", 41_000, 100_000)
+    assert (allowance.exceeded, allowance.retry_after_ms, allowance.tokens_reset_ms) == ("tokens", 41_000, 100_000)
     assert not comes_in(ledger, limits, 40.9)
     assert comes_in(ledger, limits, 41)
-    assert ask(ledger, limits, 1000).tokens_left == 60, "it never holds more than a minute's worth"
+    assert ask(ledger, limits, 1000).tokens_remaining == 60, "it never holds more than a minute's worth"
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 500)), max_size=60), st.integers(1, 300))
 def test_over_time_no_more_tokens_are_used_than_the_limit_says_but_for_the_last_request(
     work: Iterable[tuple[int, int]], limit: int
 ) -> None:
-    ledger, limits, now, used, last = Ledger(), Quota(tokens_per_minute=limit), 0, 0, 0
+    ledger, limits, now, used, last = TenantUsage(), Quota(tokens_per_minute=limit), 0, 0, 0
     for gap, tokens in work:
         now += gap
-        if ledger.step(limits, Step(process="p", ask=True), now, LEASE).refused is None:
+        if ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
             assert used <= limit + limit * now / 60_000 + 1
-            ledger.step(limits, Step(process="p", spent=tokens), now, LEASE)
+            ledger.apply(limits, UsageUpdate(process="p", tokens_used=tokens), now, LEASE)
             used, last = used + tokens, tokens
     assert used - last <= limit + limit * now / 60_000 + 1
 
@@ -113,21 +124,21 @@ def test_over_time_no_more_tokens_are_used_than_the_limit_says_but_for_the_last_
 
 
 def test_no_more_are_at_work_than_may_be_and_the_next_comes_in_when_one_is_over() -> None:
-    ledger, limits = Ledger(), Quota(concurrent_requests=2)
+    ledger, limits = TenantUsage(), Quota(concurrent_requests=2)
     assert [comes_in(ledger, limits, 0, process) for process in "pqp"] == [True, True, False]
-    ledger.step(limits, Step(process="q", done=1), 0, LEASE)
+    ledger.apply(limits, UsageUpdate(process="q", released=1), 0, LEASE)
     assert [comes_in(ledger, limits, 0, process) for process in "pq"] == [True, False]
 
 
 def test_a_process_that_tells_nothing_more_has_given_back_its_places_after_its_lease() -> None:
-    ledger, limits = Ledger(), Quota(concurrent_requests=1)
+    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 0, "gone")
     assert not comes_in(ledger, limits, 2.999)
     assert comes_in(ledger, limits, 3)
 
 
 def test_a_clock_that_is_set_back_keeps_the_places_of_a_process_that_is_gone_for_no_longer_than_a_lease() -> None:
-    ledger, limits = Ledger(), Quota(concurrent_requests=1)
+    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 10_000, process="gone")
     assert not comes_in(ledger, limits, 6400), "an hour before: it may still be there"
     assert not comes_in(ledger, limits, 6402.9)
@@ -135,18 +146,18 @@ def test_a_clock_that_is_set_back_keeps_the_places_of_a_process_that_is_gone_for
 
 
 def test_a_process_that_tells_again_keeps_its_places() -> None:
-    ledger, limits = Ledger(), Quota(concurrent_requests=1)
+    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 0, "long")
     for second in range(1, 10):
-        ledger.step(limits, Step(process="long", working=1), second * 1000, LEASE)
+        ledger.apply(limits, UsageUpdate(process="long", running=1), second * 1000, LEASE)
         assert not comes_in(ledger, limits, second)
-    ledger.step(limits, Step(process="long", working=0), 10_000, LEASE)
+    ledger.apply(limits, UsageUpdate(process="long", running=0), 10_000, LEASE)
     assert comes_in(ledger, limits, 10)
 
 
 def test_an_end_that_is_told_twice_gives_nothing_back_twice() -> None:
-    ledger, limits = Ledger(), Quota(concurrent_requests=1)
-    ledger.step(limits, Step(process="p", done=3), 0, LEASE)
+    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
+    ledger.apply(limits, UsageUpdate(process="p", released=3), 0, LEASE)
     assert [comes_in(ledger, limits, 0) for _ in range(2)] == [True, False]
 
 
@@ -154,14 +165,14 @@ def test_an_end_that_is_told_twice_gives_nothing_back_twice() -> None:
 def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
     steps: Iterable[tuple[str, bool]], limit: int
 ) -> None:
-    ledger, limits, working = Ledger(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
+    ledger, limits, working = TenantUsage(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
     for process, wants in steps:
         if wants:
             came = comes_in(ledger, limits, 0, process)
             assert came is (sum(working.values()) < limit), "and all that may are"
             working[process] += came
         elif working[process]:
-            ledger.step(limits, Step(process=process, done=1), 0, LEASE)
+            ledger.apply(limits, UsageUpdate(process=process, released=1), 0, LEASE)
             working[process] -= 1
 
 
@@ -173,40 +184,42 @@ def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
     [(0, b"0s"), (20, b"20ms"), (999, b"999ms"), (1000, b"1s"), (1001, b"2s"), (59_001, b"1m0s"), (360_000, b"6m0s")],
 )
 def test_durations_are_written_as_openai_writes_them(milliseconds: int, text: bytes) -> None:
-    assert duration(milliseconds) == text
+    assert encode_duration(milliseconds) == text
 
 
 def test_only_the_limits_that_there_are_are_told() -> None:
-    allowance = Allowance(requests_left=4, requests_reset=61_000, tokens_left=90, tokens_reset=500)
-    assert headers(Quota(requests_per_minute=5), allowance) == [
+    allowance = RateLimitStatus(
+        requests_remaining=4, requests_reset_ms=61_000, tokens_remaining=90, tokens_reset_ms=500
+    )
+    assert rate_limit_headers(Quota(requests_per_minute=5), allowance) == [
         (b"x-ratelimit-limit-requests", b"5"),
         (b"x-ratelimit-remaining-requests", b"4"),
         (b"x-ratelimit-reset-requests", b"1m1s"),
     ]
-    assert (b"x-ratelimit-reset-tokens", b"500ms") in headers(Quota(tokens_per_minute=99), allowance)
-    assert headers(Quota(concurrent_requests=5), allowance) == []
+    assert (b"x-ratelimit-reset-tokens", b"500ms") in rate_limit_headers(Quota(tokens_per_minute=99), allowance)
+    assert rate_limit_headers(Quota(concurrent_requests=5), allowance) == []
 
 
 @pytest.mark.parametrize(
     ("limits", "allowance", "kind", "reason"),
     [
-        (Quota(requests_per_minute=7), Allowance(refused="requests", wait=1), "requests", "requests_limit"),
-        (Quota(tokens_per_minute=7), Allowance(refused="tokens", wait=900), "tokens", "tokens_limit"),
-        (
-            Quota(concurrent_requests=7), Allowance(refused="concurrent requests", wait=1000),
+        (Quota(requests_per_minute=7), RateLimitStatus(exceeded="requests", retry_after_ms=1), "requests",
+        "requests_limit"), (Quota(tokens_per_minute=7), RateLimitStatus(exceeded="tokens", retry_after_ms=900),
+        "tokens", "tokens_limit"), (
+            Quota(concurrent_requests=7), RateLimitStatus(exceeded="concurrent requests", retry_after_ms=1000),
             "rate_limit_error", "concurrent_requests_limit",
         ),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_limit_and_when_to_come_back(
-    limits: Quota, allowance: Allowance, kind: str, reason: str
+    limits: Quota, allowance: RateLimitStatus, kind: str, reason: str
 ) -> None:
-    error = refusal(limits, allowance)
+    error = rate_limit_error(limits, allowance)
     assert (error.status, error.kind, error.code, error.reason) == (429, kind, "rate_limit_exceeded", reason)
     assert error.retry_after == 1
     assert "7 " in error.message
 
 
 def test_what_nobody_told_is_estimated() -> None:
-    assert estimate(400, 30, 0) == 130
-    assert estimate(400, 0, 80) == 120
+    assert estimate_tokens(400, 30, 0) == 130
+    assert estimate_tokens(400, 0, 80) == 120

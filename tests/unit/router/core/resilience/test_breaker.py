@@ -4,66 +4,70 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.resilience.breaker import READING_LASTS, Breaker, Limits, State
+from router.core.resilience.breaker import KV_USAGE_TTL, BreakerPolicy, BreakerState, EngineBreaker
 
-LIMITS = Limits(open_above=0.88, close_below=0.79, failures=3, cooldown=10)
-NEW = Breaker()
+LIMITS = BreakerPolicy(open_above=0.88, close_below=0.79, failures=3, cooldown=10)
+NEW = EngineBreaker()
 NOW = 1000.0
 
 
-def failing(times: int, breaker: Breaker = NEW) -> Breaker:
+def failing(times: int, breaker: EngineBreaker = NEW) -> EngineBreaker:
     for _ in range(times):
-        breaker = breaker.failed(NOW, LIMITS)
+        breaker = breaker.on_failure(NOW, LIMITS)
     return breaker
 
 
-def measured(*usages: float | None) -> Breaker:
+def measured(*usages: float | None) -> EngineBreaker:
     breaker = NEW
     for usage in usages:
-        breaker = breaker.measured(usage, NOW, LIMITS)
+        breaker = breaker.on_kv_usage(usage, NOW, LIMITS)
     return breaker
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("times", "state"), [(2, State.CLOSED), (3, State.OPEN), (4, State.OPEN), (100, State.OPEN)])
-def test_so_many_failures_in_a_row_open_it(times: int, state: State) -> None:
+@pytest.mark.parametrize(
+    ("times", "state"),
+    [(2, BreakerState.CLOSED), (3, BreakerState.OPEN), (4, BreakerState.OPEN), (100, BreakerState.OPEN)],
+)
+def test_so_many_failures_in_a_row_open_it(times: int, state: BreakerState) -> None:
     assert failing(times).state(NOW) is state
 
 
 def test_a_success_in_between_makes_up_for_the_failures_before() -> None:
-    breaker = failing(2, failing(2).succeeded())
-    assert breaker.state(NOW) is State.CLOSED
-    assert failing(1, breaker).state(NOW) is State.OPEN
+    breaker = failing(2, failing(2).on_success())
+    assert breaker.state(NOW) is BreakerState.CLOSED
+    assert failing(1, breaker).state(NOW) is BreakerState.OPEN
 
 
 @pytest.mark.parametrize(
-    ("after", "state"), [(0, State.OPEN), (9.9, State.OPEN), (10, State.HALF_OPEN), (1e6, State.HALF_OPEN)]
+    ("after", "state"),
+    [(0, BreakerState.OPEN), (9.9, BreakerState.OPEN), (10, BreakerState.HALF_OPEN), (1e6, BreakerState.HALF_OPEN)],
 )
-def test_it_is_half_open_once_the_cooldown_is_over(after: float, state: State) -> None:
+def test_it_is_half_open_once_the_cooldown_is_over(after: float, state: BreakerState) -> None:
     assert failing(3).state(NOW + after) is state
 
 
 def test_the_success_of_the_probe_closes_it_and_its_failure_opens_it_for_another_cooldown() -> None:
     half_open, later = failing(3), NOW + 11
-    assert half_open.succeeded(probe=True) == NEW
-    again = half_open.failed(later, LIMITS, probe=True)
-    assert again.state(later + 9.9) is State.OPEN
-    assert again.state(later + 10) is State.HALF_OPEN
+    assert half_open.on_success(probe=True) == NEW
+    again = half_open.on_failure(later, LIMITS, probe=True)
+    assert again.state(later + 9.9) is BreakerState.OPEN
+    assert again.state(later + 10) is BreakerState.HALF_OPEN
 
 
 @pytest.mark.parametrize("later", [NOW, NOW + 11])
 def test_what_comes_late_of_requests_from_before_it_opened_changes_nothing(later: float) -> None:
     opened = failing(3)
-    assert opened.succeeded() == opened
-    assert opened.failed(later, LIMITS) == opened
+    assert opened.on_success() == opened
+    assert opened.on_failure(later, LIMITS) == opened
 
 
 def test_an_engine_that_had_gone_and_is_back_need_not_wait() -> None:
-    assert failing(3).revived(NOW).state(NOW) is State.HALF_OPEN
-    assert NEW.revived(NOW) is NEW
-    assert failing(3).revived(NOW + 20) == failing(3)
+    assert failing(3).on_recovered(NOW).state(NOW) is BreakerState.HALF_OPEN
+    assert NEW.on_recovered(NOW) is NEW
+    assert failing(3).on_recovered(NOW + 20) == failing(3)
 
 
 # -- pressure ---------------------------------------------------------------------------------------------------------
@@ -79,47 +83,47 @@ def test_an_engine_that_had_gone_and_is_back_need_not_wait() -> None:
     ],
 )  # fmt: skip
 def test_it_opens_at_one_mark_and_closes_below_another(usages: list[float | None], opened: bool) -> None:
-    assert measured(*usages).state(NOW) is (State.OPEN if opened else State.CLOSED)
+    assert measured(*usages).state(NOW) is (BreakerState.OPEN if opened else BreakerState.CLOSED)
     assert measured(*usages).under_pressure(NOW) is opened
 
 
 def test_what_is_no_longer_measured_is_no_pressure_after_a_while() -> None:
     full = measured(0.95)
-    assert full.state(NOW + READING_LASTS - 0.1) is State.OPEN
-    assert full.state(NOW + READING_LASTS) is State.CLOSED
-    assert full.measured(None, NOW + READING_LASTS, LIMITS) == NEW
-    assert full.measured(0.8, NOW + READING_LASTS, LIMITS) == NEW, "an old reading keeps nothing open"
+    assert full.state(NOW + KV_USAGE_TTL - 0.1) is BreakerState.OPEN
+    assert full.state(NOW + KV_USAGE_TTL) is BreakerState.CLOSED
+    assert full.on_kv_usage(None, NOW + KV_USAGE_TTL, LIMITS) == NEW
+    assert full.on_kv_usage(0.8, NOW + KV_USAGE_TTL, LIMITS) == NEW, "an old reading keeps nothing open"
 
 
 def test_the_two_reasons_stand_beside_each_other() -> None:
     both = failing(3, measured(0.95))
-    assert both.succeeded(probe=True).state(NOW) is State.OPEN
-    assert both.measured(0.1, NOW, LIMITS).state(NOW) is State.OPEN
-    assert both.measured(0.1, NOW, LIMITS).succeeded(probe=True) == NEW
+    assert both.on_success(probe=True).state(NOW) is BreakerState.OPEN
+    assert both.on_kv_usage(0.1, NOW, LIMITS).state(NOW) is BreakerState.OPEN
+    assert both.on_kv_usage(0.1, NOW, LIMITS).on_success(probe=True) == NEW
 
 
 # -- what others say --------------------------------------------------------------------------------------------------
 
 
 def test_what_another_router_says_counts_but_for_its_count_of_failures() -> None:
-    assert NEW.heard(failing(3), NOW, LIMITS).state(NOW) is State.OPEN
-    assert failing(3).heard(NEW, NOW, LIMITS) == NEW
-    assert failing(2).heard(Breaker(failures=0), NOW, LIMITS) == failing(2)
-    assert NEW.heard(failing(2), NOW, LIMITS) == NEW
+    assert NEW.merge(failing(3), NOW, LIMITS).state(NOW) is BreakerState.OPEN
+    assert failing(3).merge(NEW, NOW, LIMITS) == NEW
+    assert failing(2).merge(EngineBreaker(failures=0), NOW, LIMITS) == failing(2)
+    assert NEW.merge(failing(2), NOW, LIMITS) == NEW
 
 
 @given(until=st.floats(0, 1e12), pressed=st.floats(0, 1e12))
 def test_a_clock_that_is_wrong_elsewhere_keeps_nothing_open_for_longer(until: float, pressed: float) -> None:
-    breaker = NEW.heard(Breaker(until=until, pressed=pressed), NOW, LIMITS)
-    assert breaker.state(NOW + 10) is not State.OPEN
+    breaker = NEW.merge(EngineBreaker(until=until, pressed=pressed), NOW, LIMITS)
+    assert breaker.state(NOW + 10) is not BreakerState.OPEN
 
 
 def test_only_what_opens_or_closes_is_told() -> None:
-    assert not failing(2).tells(NEW)
-    assert failing(3).tells(NEW)
-    assert NEW.tells(failing(3))
-    assert measured(0.9).tells(NEW)
-    assert not measured(0.9).measured(0.9, NOW + 2, LIMITS).tells(measured(0.9))
+    assert not failing(2).should_publish(NEW)
+    assert failing(3).should_publish(NEW)
+    assert NEW.should_publish(failing(3))
+    assert measured(0.9).should_publish(NEW)
+    assert not measured(0.9).on_kv_usage(0.9, NOW + 2, LIMITS).should_publish(measured(0.9))
 
 
 @given(st.lists(st.sampled_from(["failed", "succeeded", "probe failed", "probe succeeded", "full", "empty", "wait"])))
@@ -128,12 +132,12 @@ def test_whatever_happens_it_never_opens_for_longer_than_a_cooldown_or_a_reading
     for event in happened:
         match event:
             case "failed" | "probe failed":
-                breaker = breaker.failed(now, LIMITS, probe=event.startswith("probe"))
+                breaker = breaker.on_failure(now, LIMITS, probe=event.startswith("probe"))
             case "succeeded" | "probe succeeded":
-                breaker = breaker.succeeded(probe=event.startswith("probe"))
+                breaker = breaker.on_success(probe=event.startswith("probe"))
             case "full" | "empty":
-                breaker = breaker.measured(0.95 if event == "full" else 0.1, now, LIMITS)
+                breaker = breaker.on_kv_usage(0.95 if event == "full" else 0.1, now, LIMITS)
             case _:
                 now += 4
-        assert breaker.state(now + max(LIMITS.cooldown, READING_LASTS)) is not State.OPEN
+        assert breaker.state(now + max(LIMITS.cooldown, KV_USAGE_TTL)) is not BreakerState.OPEN
         assert breaker.failures < LIMITS.failures

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.resilience.brownout import Level, level
+from router.core.resilience.brownout import BrownoutLevel, brownout_level
 
-NORMAL, FALLBACK, STALE = Level.NORMAL, Level.FALLBACK, Level.STALE
+NORMAL, FALLBACK, STALE = BrownoutLevel.NORMAL, BrownoutLevel.FALLBACK, BrownoutLevel.STALE
 
 
 @pytest.mark.parametrize(
@@ -19,20 +19,22 @@ NORMAL, FALLBACK, STALE = Level.NORMAL, Level.FALLBACK, Level.STALE
         ([1, 0], [STALE, NORMAL]),
     ],
 )
-def test_a_level_is_entered_at_one_share_and_left_below_a_lower_one(shares: list[float], levels: list[Level]) -> None:
+def test_a_level_is_entered_at_one_share_and_left_below_a_lower_one(
+    shares: list[float], levels: list[BrownoutLevel]
+) -> None:
     seen, now = [], NORMAL
     for share in shares:
-        now = level(share, now)
+        now = brownout_level(share, now)
         seen.append(now)
     assert seen == levels
 
 
-@given(st.floats(0, 1), st.sampled_from(Level))
-def test_the_same_pressure_twice_changes_nothing(share: float, before: Level) -> None:
-    once = level(share, before)
-    assert level(share, once) is once
+@given(st.floats(0, 1), st.sampled_from(BrownoutLevel))
+def test_the_same_pressure_twice_changes_nothing(share: float, before: BrownoutLevel) -> None:
+    once = brownout_level(share, before)
+    assert brownout_level(share, once) is once
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(Level))
-def test_more_pressure_is_never_a_lower_level(one: float, other: float, before: Level) -> None:
-    assert level(min(one, other), before) <= level(max(one, other), before)
+@given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(BrownoutLevel))
+def test_more_pressure_is_never_a_lower_level(one: float, other: float, before: BrownoutLevel) -> None:
+    assert brownout_level(min(one, other), before) <= brownout_level(max(one, other), before)

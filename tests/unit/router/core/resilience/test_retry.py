@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.resilience.retry import (
-    LONGEST_RETRY_AFTER,
-    LONGEST_WAIT,
-    MOST_ATTEMPTS,
-    Budget,
-    Turn,
-    Turns,
+    MAX_ATTEMPTS,
+    MAX_RETRY_AFTER,
+    MAX_WAIT,
+    Attempt,
+    RetryBudget,
+    RetrySchedule,
     backoff,
-    judge,
-    read_retry_after,
+    classify_failure,
+    parse_retry_after,
 )
 
 # -- whose turn it is -------------------------------------------------------------------------------------------------
@@ -23,13 +23,13 @@ def turns_taken(
     engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None
 ) -> list[tuple[str, float]]:
     """Who is asked, and after what wait, where each attempt fails with the next of the reasons, the last for ever."""
-    turns, taken, now, left = Turns(engines), [], 0.0, list(reasons)
-    while (turn := turns.next(now, random)) is not None:
+    turns, taken, now, left = RetrySchedule(engines), [], 0.0, list(reasons)
+    while (turn := turns.next_attempt(now, random)) is not None:
         engine = turn.engines[0]
         taken.append((engine, turn.wait))
         now += turn.wait
-        turns.took(engine)
-        turns.failed(engine, left.pop(0) if len(left) > 1 else left[0], retry_after, now)
+        turns.mark_tried(engine)
+        turns.on_failure(engine, left.pop(0) if len(left) > 1 else left[0], retry_after, now)
     return taken
 
 
@@ -73,23 +73,23 @@ def test_another_engine_is_asked_at_once_and_the_same_one_after_a_wait() -> None
 @pytest.mark.parametrize("reason", ["status-429", "status-503"])
 def test_an_engine_is_not_asked_again_before_the_time_that_it_named(reason: str) -> None:
     assert waits(["a"], reason, random=0.5, retry_after=1) == pytest.approx([0, 1.05, 1.1])
-    assert engines_asked(["a", "b"], reason, retry_after=LONGEST_WAIT + 0.1) == "ab", "nobody waits for longer"
+    assert engines_asked(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "nobody waits for longer"
 
 
 def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
-    turns = Turns(["a", "b", "c"])
-    assert turns.next(0, 0) == Turn(("a", "b", "c"), 0)
-    turns.took("b")
-    turns.failed("b", "reset", None, 0)
-    assert turns.next(0, 0) == Turn(("a", "c"), 0)
-    turns.took("a")  # left out, as its breaker is open
-    assert turns.next(0, 0) == Turn(("c",), 0)
+    turns = RetrySchedule(["a", "b", "c"])
+    assert turns.next_attempt(0, 0) == Attempt(("a", "b", "c"), 0)
+    turns.mark_tried("b")
+    turns.on_failure("b", "reset", None, 0)
+    assert turns.next_attempt(0, 0) == Attempt(("a", "c"), 0)
+    turns.mark_tried("a")  # left out, as its breaker is open
+    assert turns.next_attempt(0, 0) == Attempt(("c",), 0)
 
 
 @given(st.integers(0, 2000), st.floats(0, 1))
 def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float) -> None:
     wait = backoff(min(number, 1000), random)
-    assert 0 <= wait <= min(LONGEST_WAIT, 0.1 * 2.0 ** min(number, 1000))
+    assert 0 <= wait <= min(MAX_WAIT, 0.1 * 2.0 ** min(number, 1000))
     assert backoff(3, 0.0) == 0
     assert backoff(3, 1.0) == pytest.approx(0.8)
 
@@ -101,8 +101,8 @@ def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float
 )
 def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], random: float) -> None:
     taken = turns_taken(engines, *reasons, random=random)
-    assert len(taken) <= len(engines) + MOST_ATTEMPTS
-    assert all(0 <= wait <= LONGEST_WAIT for _, wait in taken)
+    assert len(taken) <= len(engines) + MAX_ATTEMPTS
+    assert all(0 <= wait <= MAX_WAIT for _, wait in taken)
 
 
 # -- what a failure means ---------------------------------------------------------------------------------------------
@@ -113,78 +113,83 @@ def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], r
     ["connect", "timeout", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
 )
 def test_what_the_engine_did_wrong_counts_against_it(reason: str) -> None:
-    assert judge(reason, None).counts
+    assert classify_failure(reason, None).counts_for_breaker
 
 
 @pytest.mark.parametrize("reason", ["status-400", "status-401", "status-404", "status-408", "status-429", "status-301"])
 def test_4xx_never_counts(reason: str) -> None:
-    assert not judge(reason, None).counts
-    assert not judge(reason, 3.0).counts
+    assert not classify_failure(reason, None).counts_for_breaker
+    assert not classify_failure(reason, 3.0).counts_for_breaker
 
 
 @pytest.mark.parametrize("reason", ["refused", "too-large", "status-404", "status-405", "status-501"])
 def test_what_is_the_clients_or_our_own_limit_neither_counts_nor_costs_a_retry(reason: str) -> None:
-    judged = judge(reason, None)
-    assert (judged.counts, judged.busy, judged.again, judged.cost) == (False, False, False, False)
+    judged = classify_failure(reason, None)
+    assert (judged.counts_for_breaker, judged.engine_busy, judged.may_retry_engine, judged.uses_retry_budget) == (
+        False,
+        False,
+        False,
+        False,
+    )
     assert turns_taken(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
         "engines that lack it are asked thrice"
     )
 
 
 def test_503_counts_unless_the_engine_says_when_to_come_back() -> None:
-    assert judge("status-503", None).counts
-    assert not judge("status-503", 2.0).counts
-    assert judge("status-503", 2.0).busy
+    assert classify_failure("status-503", None).counts_for_breaker
+    assert not classify_failure("status-503", 2.0).counts_for_breaker
+    assert classify_failure("status-503", 2.0).engine_busy
 
 
 # -- the budget -------------------------------------------------------------------------------------------------------
 
 
-def taken(budget: Budget, now: float, tries: int = 100_000) -> int:
+def taken(budget: RetryBudget, now: float, tries: int = 100_000) -> int:
     count = 0
-    while count < tries and budget.take(now):
+    while count < tries and budget.try_acquire(now):
         count += 1
     return count
 
 
 def test_there_are_a_few_retries_for_whoever_begins() -> None:
-    assert taken(Budget(0), 0) == Budget.PER_SECOND * Budget.WINDOW
+    assert taken(RetryBudget(0), 0) == RetryBudget.MIN_RETRIES_PER_SECOND * RetryBudget.WINDOW
 
 
 def test_a_fifth_of_the_requests_may_be_tried_again() -> None:
-    budget = Budget(0)
+    budget = RetryBudget(0)
     taken(budget, 0)
     for _ in range(1000):
-        budget.asked(0)
+        budget.on_request(0)
     assert taken(budget, 0) in (199, 200)
 
 
 def test_some_come_back_every_second() -> None:
-    budget = Budget(0)
+    budget = RetryBudget(0)
     taken(budget, 0)
     assert 4 <= taken(budget, 1) <= 5
     assert taken(budget, 1) == 0
 
 
 def test_a_calm_hour_does_not_pay_for_a_storm() -> None:
-    budget = Budget(0)
+    budget = RetryBudget(0)
     for _ in range(1_000_000):
-        budget.asked(0)
-    assert taken(budget, 3600) == pytest.approx(Budget.PER_SECOND * Budget.WINDOW, abs=1)
+        budget.on_request(0)
+    assert taken(budget, 3600) == pytest.approx(RetryBudget.MIN_RETRIES_PER_SECOND * RetryBudget.WINDOW, abs=1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans())))
 def test_there_are_never_more_retries_than_the_share_and_the_floor(steps: list[tuple[float, bool]]) -> None:
-    budget, now, asked, retried = Budget(0), 0.0, 0, 0
+    budget, now, asked, retried = RetryBudget(0), 0.0, 0, 0
     for passed, is_request in steps:
         now += passed
         if is_request:
             asked += 1
-            budget.asked(now)
+            budget.on_request(now)
         else:
-            retried += budget.take(now)
-        floor = Budget.PER_SECOND * (now + Budget.WINDOW)
-        assert retried <= Budget.SHARE * asked + floor + 1e-6
+            retried += budget.try_acquire(now)
+        floor = RetryBudget.MIN_RETRIES_PER_SECOND * (now + RetryBudget.WINDOW)
+        assert retried <= RetryBudget.RETRY_RATIO * asked + floor + 1e-6
 
 
 # -- Retry-After ------------------------------------------------------------------------------------------------------
@@ -195,19 +200,19 @@ AT = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("0", 0), ("7", 7), (" 7 ", 7), ("120", LONGEST_RETRY_AFTER), ("9" * 60, LONGEST_RETRY_AFTER),
+        ("0", 0), ("7", 7), (" 7 ", 7), ("120", MAX_RETRY_AFTER), ("9" * 60, MAX_RETRY_AFTER),
         ("Sun, 06 Nov 1994 08:49:47 GMT", 10), ("Sun, 06 Nov 1994 08:49:27 GMT", 0),
         ("Sunday, 06-Nov-94 08:49:47 GMT", 10), ("Sun Nov  6 08:49:47 1994", 10),
-        ("Sun, 06 Nov 2094 08:49:37 GMT", LONGEST_RETRY_AFTER),
+        ("Sun, 06 Nov 2094 08:49:37 GMT", MAX_RETRY_AFTER),
         (None, None), ("", None), ("-1", None), ("1.5", None), ("soon", None), ("\u0663", None), ("7" * 65, None),
         ("Sun, 06 Nov 99999 08:49:37 GMT", None),
     ],
 )  # fmt: skip
 def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, seconds: float | None) -> None:
-    assert read_retry_after(text, AT) == seconds
+    assert parse_retry_after(text, AT) == seconds
 
 
 @given(st.text(max_size=70))
 def test_whatever_an_engine_sends_is_understood_or_passed_over(text: str) -> None:
-    seconds = read_retry_after(text, AT)
-    assert seconds is None or 0 <= seconds <= LONGEST_RETRY_AFTER
+    seconds = parse_retry_after(text, AT)
+    assert seconds is None or 0 <= seconds <= MAX_RETRY_AFTER

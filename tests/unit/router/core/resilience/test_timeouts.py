@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.core.resilience.timeouts import MOST_TOKENS, UNKNOWN_LENGTH, Patience
+from router.core.resilience.timeouts import DEFAULT_ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineTimeouts
 
-PATIENCE = Patience(first_token=30, between_tokens=15, min_tokens_per_second=10)
+PATIENCE = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_second=10)
 
 
 @pytest.mark.parametrize(
@@ -14,12 +14,12 @@ PATIENCE = Patience(first_token=30, between_tokens=15, min_tokens_per_second=10)
         (100, 4096, 30 + 10),
         (8192, 4096, 30 + 409.6),  # an engine cannot say more than fits into its context
         (None, 4096, 30 + 409.6),
-        (None, None, 30 + UNKNOWN_LENGTH / 10),
+        (None, None, 30 + DEFAULT_ANSWER_TOKENS / 10),
         (0, 4096, 30 + 409.6),  # what 0 means is for the engine to say
         (1, 1, 30.1),
         (-1000, 4096, 30 + 409.6),  # so that the engine has the time to refuse it
-        (-1000, None, 30 + UNKNOWN_LENGTH / 10),
-        (10**400, None, 30 + MOST_TOKENS / 10),
+        (-1000, None, 30 + DEFAULT_ANSWER_TOKENS / 10),
+        (10**400, None, 30 + MAX_ANSWER_TOKENS / 10),
     ],
 )
 def test_an_answer_may_take_its_length_at_the_least_speed(

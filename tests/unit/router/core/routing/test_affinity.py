@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.affinity import BOUND, SESSION, affinity_of, has_room, weight
-from router.core.routing.ranking import EngineView, plan
-from tests.support.factories import key_of, talk
+from router.core.routing.affinity import LOAD_BOUND, SESSION_ID, affinity_key, is_within_load_bound, rendezvous_weight
+from router.core.routing.ranking import EngineSnapshot, rank_engines
+from tests.support.factories import conversation, derive_key
 
 NAMES = st.lists(st.text("abcdef.-0123456789", min_size=1, max_size=8), min_size=2, max_size=8, unique=True)
 AFFINITIES = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=40, unique=True)
 
 
 def preferred(affinity: str, names: list[str], loads: dict[str, int] | None = None) -> str:
-    views = [EngineView(name, "any", True, (loads or {}).get(name, 0)) for name in names]
-    return plan("chat", views, affinity=affinity)[0].name
+    views = [EngineSnapshot(name, "any", True, (loads or {}).get(name, 0)) for name in names]
+    return rank_engines("chat", views, affinity=affinity)[0].name
 
 
 @given(NAMES, AFFINITIES)
@@ -51,7 +51,7 @@ def test_affinities_spread_evenly() -> None:
 
 
 def test_weights_are_the_same_in_every_process() -> None:
-    assert weight("prefix:acme:llama:1:2", "llama.1") == 1853363830267907420
+    assert rendezvous_weight("prefix:acme:llama:1:2", "llama.1") == 1853363830267907420
 
 
 @given(NAMES, st.lists(st.sampled_from(["hot", "warm", "cold"]), max_size=60))
@@ -60,13 +60,13 @@ def test_no_engine_gets_more_than_its_bound_whatever_is_asked_for(names: list[st
     for affinity in asked:
         chosen = preferred(affinity, names, loads)
         mean = sum(load + 1 for load in loads.values()) / len(loads)
-        assert loads[chosen] + 1 <= ceil(BOUND * mean)
+        assert loads[chosen] + 1 <= ceil(LOAD_BOUND * mean)
         loads[chosen] += 1
 
 
 def test_one_affinity_fills_its_replica_first_and_then_the_next_heaviest() -> None:
     names = ["a", "b", "c"]
-    ranked = sorted(names, key=lambda name: -weight("hot", name))
+    ranked = sorted(names, key=lambda name: -rendezvous_weight("hot", name))
     loads = dict.fromkeys(names, 0)
     chosen = []
     for _ in range(30):
@@ -78,13 +78,13 @@ def test_one_affinity_fills_its_replica_first_and_then_the_next_heaviest() -> No
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=9))
 def test_somebody_always_has_room(loads: list[float]) -> None:
-    assert any(has_room(load, loads) for load in loads)
+    assert any(is_within_load_bound(load, loads) for load in loads)
 
 
 def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_does_not() -> None:
     def affinity(system: str, question: str, document: str) -> str | None:
-        said = talk(("system", system), ("user", question), documents=[{"text": document}])
-        return affinity_of(key_of(said).text, "acme", None)
+        said = conversation(("system", system), ("user", question), documents=[{"text": document}])
+        return affinity_key(derive_key(said).text, "acme", None)
 
     one = affinity("Be brief.", "Why?", "The sea.")
     assert one is not None
@@ -93,17 +93,17 @@ def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_
 
 
 def test_without_any_of_them_there_is_no_affinity() -> None:
-    assert affinity_of(key_of(talk(("user", "Why?"))).text, "acme", None) is None
+    assert affinity_key(derive_key(conversation(("user", "Why?"))).text, "acme", None) is None
 
 
 def test_a_session_counts_before_the_prompt_and_is_its_tenants_own() -> None:
-    key = key_of(talk(("system", "Be brief."), ("user", "Why?"))).text
-    other = key_of(talk(("user", "Something else"))).text
-    assert affinity_of(key, "acme", "s1") == affinity_of(other, "acme", "s1") != affinity_of(key, "acme", "s2")
-    assert affinity_of(key, "acme", "s1") != affinity_of(key, "other", "s1")
+    key = derive_key(conversation(("system", "Be brief."), ("user", "Why?"))).text
+    other = derive_key(conversation(("user", "Something else"))).text
+    assert affinity_key(key, "acme", "s1") == affinity_key(other, "acme", "s1") != affinity_key(key, "acme", "s2")
+    assert affinity_key(key, "acme", "s1") != affinity_key(key, "other", "s1")
 
 
 @pytest.mark.parametrize("text", [b"", b"a" * 129, b"a b", b"a\tb", b"caf\xe9", b"a\n"])
 def test_a_session_is_short_and_plain(text: bytes) -> None:
-    assert SESSION.fullmatch(text) is None
-    assert SESSION.fullmatch(b"user-17:chat/42.a_b+c=@d") is not None
+    assert SESSION_ID.fullmatch(text) is None
+    assert SESSION_ID.fullmatch(b"user-17:chat/42.a_b+c=@d") is not None

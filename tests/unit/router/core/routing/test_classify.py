@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.classify import (
-    HEAD,
-    SHORT,
-    TAIL,
+    HEAD_LENGTH,
+    MAX_SHORT_PROMPT,
+    TAIL_LENGTH,
     Classifier,
     Table,
     Weights,
@@ -136,7 +136,7 @@ def test_any_text_has_a_verdict_that_its_explanation_adds_up_to(text: str) -> No
 
 @given(st.text(), st.text(min_size=1), st.text())
 def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str, middle: str, end: str) -> None:
-    head, tail = start.ljust(HEAD, "a")[:HEAD], end.rjust(TAIL, "z")[-TAIL:]
+    head, tail = start.ljust(HEAD_LENGTH, "a")[:HEAD_LENGTH], end.rjust(TAIL_LENGTH, "z")[-TAIL_LENGTH:]
 
     assert features(head + middle + tail) == features(head + middle * 2 + "def main():" + tail)
 
@@ -144,7 +144,7 @@ def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str,
 @given(st.text(st.characters() | st.sampled_from("a;字é ф"), min_size=1), st.integers(1, 1000))
 def test_the_features_of_the_longest_prompt_are_no_more_than_its_window_has_characters(text: str, times: int) -> None:
     # A letter is part of one word or symbol, and of two pairs at most; a few marks of layout come on top.
-    assert len(features(text * times)) <= 2 * (HEAD + TAIL) + 20
+    assert len(features(text * times)) <= 2 * (HEAD_LENGTH + TAIL_LENGTH) + 20
 
 
 def test_an_instruction_at_either_end_of_a_long_document_is_read(classifier: Classifier) -> None:
@@ -220,7 +220,7 @@ def test_the_weights_are_small_enough_to_carry_and_lean_to_chat_where_nothing_is
 def test_short_and_long_prompts_have_weights_of_their_own() -> None:
     classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(0, {"python": -300})))
 
-    at_the_limit = "python" + " " * (SHORT - len("python"))
+    at_the_limit = "python" + " " * (MAX_SHORT_PROMPT - len("python"))
     assert is_short(at_the_limit)
     assert classifier.classify(at_the_limit).task == "code"
     assert classifier.classify(at_the_limit + " ").task == "chat"

@@ -4,15 +4,22 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.request import Request
-from router.core.routing.context_length import TEMPLATE, Fit, Length, fit, length_of, too_long
-from tests.support.factories import chat, completion, embeddings, messages, responses, talk
+from router.core.endpoints.request import InferenceRequest
+from router.core.routing.context_length import (
+    TEMPLATE_OVERHEAD,
+    Fit,
+    TokenBounds,
+    check_fit,
+    context_length_error,
+    token_bounds,
+)
+from tests.support.factories import chat, completion, conversation, embeddings, messages, responses
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
-    asked = talk(("user", "naïve " * 100), max_tokens=50)
-    found = length_of(asked)
-    assert (found.prompt, found.answer, found.most) == (0, 50, len(asked.body) + TEMPLATE + 50)
+    asked = conversation(("user", "naïve " * 100), max_tokens=50)
+    found = token_bounds(asked)
+    assert (found.min_prompt, found.completion, found.max_total) == (0, 50, len(asked.body) + TEMPLATE_OVERHEAD + 50)
 
 
 @pytest.mark.parametrize(
@@ -27,8 +34,8 @@ def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
         (embeddings(input=["one", "two"]), 0),
     ],
 )
-def test_token_ids_are_counted_by_the_longest_prompt(asked: Request, prompt: int) -> None:
-    assert length_of(asked).prompt == prompt
+def test_token_ids_are_counted_by_the_longest_prompt(asked: InferenceRequest, prompt: int) -> None:
+    assert token_bounds(asked).min_prompt == prompt
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
@@ -48,10 +55,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
         completion(prompt_embeds="AAAA"),
     ],
 )
-def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: Request) -> None:
-    found = length_of(asked)
-    assert found.most is None
-    assert fit(found, 1 << 20) is Fit.PERHAPS
+def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: InferenceRequest) -> None:
+    found = token_bounds(asked)
+    assert found.max_total is None
+    assert check_fit(found, 1 << 20) is Fit.MAY_FIT
 
 
 @pytest.mark.parametrize(
@@ -63,25 +70,25 @@ def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: 
         chat(messages=[{"role": "assistant", "content": None}, {"role": "user", "content": [{"type": "text"}]}]),
     ],
 )
-def test_of_text_a_bound_is_known(asked: Request) -> None:
-    assert fit(length_of(asked), 1 << 20) is Fit.SURELY
+def test_of_text_a_bound_is_known(asked: InferenceRequest) -> None:
+    assert check_fit(token_bounds(asked), 1 << 20) is Fit.FITS
 
 
 @pytest.mark.parametrize(
     ("length", "context", "fits"),
     [
-        (Length(0, 10, 100), 100, Fit.SURELY),
-        (Length(0, 10, 101), 100, Fit.PERHAPS),
-        (Length(0, 10, 100), None, Fit.PERHAPS),
-        (Length(0, 100, 900), 100, Fit.PERHAPS),
-        (Length(0, 101, 900), 100, Fit.NEVER),
-        (Length(101, 1, 900), 100, Fit.NEVER),
-        (Length(100, 1, 900), 100, Fit.PERHAPS),
-        (Length(0, 10, None), 100, Fit.PERHAPS),
+        (TokenBounds(0, 10, 100), 100, Fit.FITS),
+        (TokenBounds(0, 10, 101), 100, Fit.MAY_FIT),
+        (TokenBounds(0, 10, 100), None, Fit.MAY_FIT),
+        (TokenBounds(0, 100, 900), 100, Fit.MAY_FIT),
+        (TokenBounds(0, 101, 900), 100, Fit.TOO_LONG),
+        (TokenBounds(101, 1, 900), 100, Fit.TOO_LONG),
+        (TokenBounds(100, 1, 900), 100, Fit.MAY_FIT),
+        (TokenBounds(0, 10, None), 100, Fit.MAY_FIT),
     ],
 )
-def test_it_fits_surely_perhaps_or_never(length: Length, context: int | None, fits: Fit) -> None:
-    assert fit(length, context) is fits
+def test_it_fits_surely_perhaps_or_never(length: TokenBounds, context: int | None, fits: Fit) -> None:
+    assert check_fit(length, context) is fits
 
 
 @pytest.mark.parametrize(
@@ -94,8 +101,8 @@ def test_it_fits_surely_perhaps_or_never(length: Length, context: int | None, fi
         (embeddings(input=[1] * 9000), "input"),
     ],
 )
-def test_a_refusal_is_worded_as_openais(asked: Request, param: str) -> None:
-    error = too_long(asked, length_of(asked), 8192)
+def test_a_refusal_is_worded_as_openais(asked: InferenceRequest, param: str) -> None:
+    error = context_length_error(asked, token_bounds(asked), 8192)
     assert (error.status, error.code, error.param, error.kind) == (
         400, "context_length_exceeded", param, "invalid_request_error",
     )  # fmt: skip
@@ -105,4 +112,4 @@ def test_a_refusal_is_worded_as_openais(asked: Request, param: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 0, -1])
 def test_a_limit_that_is_none_asks_for_nothing(value: Any) -> None:
-    assert length_of(chat(max_tokens=value)).answer == 0
+    assert token_bounds(chat(max_tokens=value)).completion == 0

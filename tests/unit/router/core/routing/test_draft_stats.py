@@ -2,41 +2,47 @@
 
 import pytest
 
-from router.core.endpoints.request import Request
-from router.core.routing.draft_stats import ENOUGH, HALF_LIFE, Counts, Experience, unserved
+from router.core.endpoints.request import InferenceRequest
+from router.core.routing.draft_stats import (
+    HALF_LIFE,
+    MIN_GENERATIONS,
+    DraftStats,
+    SpeculationCounters,
+    unsupported_fields,
+)
 from router.core.types import Task
 from tests.support.factories import chat, completion, embeddings, messages, responses
 
 BOTH = ("a", "b")
 
 
-def generate(seen: Experience, family: str, task: Task, speed: float, *, times: int = 20, now: float = 0.0) -> None:
+def generate(seen: DraftStats, family: str, task: Task, speed: float, *, times: int = 20, now: float = 0.0) -> None:
     for _ in range(times):
-        seen.generated(family, family, task, tokens=60, seconds=60 / speed, now=now)
+        seen.record_generation(family, family, task, tokens=60, seconds=60 / speed, now=now)
 
 
 def test_a_speed_is_known_once_there_is_enough_of_it() -> None:
-    seen = Experience()
-    generate(seen, "a", "code", 50, times=int(ENOUGH) - 1)
-    assert seen.learned("a", "code", 0).tokens_per_second is None
+    seen = DraftStats()
+    generate(seen, "a", "code", 50, times=int(MIN_GENERATIONS) - 1)
+    assert seen.performance("a", "code", 0).tokens_per_second is None
     generate(seen, "a", "code", 50, times=1)
-    assert seen.learned("a", "code", 0).tokens_per_second == pytest.approx(50)
-    assert seen.learned("a", "chat", 0).tokens_per_second is None
+    assert seen.performance("a", "code", 0).tokens_per_second == pytest.approx(50)
+    assert seen.performance("a", "chat", 0).tokens_per_second is None
 
 
 def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
-    seen = Experience()
+    seen = DraftStats()
     generate(seen, "a", "code", 100)
-    assert seen.slow(BOTH, "code", 0) == frozenset()
+    assert seen.slow_families(BOTH, "code", 0) == frozenset()
     generate(seen, "b", "code", 50)
     generate(seen, "b", "chat", 100)
     generate(seen, "a", "chat", 90)
-    assert seen.slow(BOTH, "code", 0) == {"b"}
-    assert seen.slow(BOTH, "chat", 0) == frozenset()
+    assert seen.slow_families(BOTH, "code", 0) == {"b"}
+    assert seen.slow_families(BOTH, "chat", 0) == frozenset()
 
 
 def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> None:
-    seen = Experience()
+    seen = DraftStats()
 
     def vary(times: int) -> None:
         for number in range(times):
@@ -44,120 +50,120 @@ def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> N
                 generate(seen, family, "code", middle * (4 if number % 2 else 0.25), times=1)
 
     vary(14)
-    assert seen.slow(BOTH, "code", 0) == frozenset()
+    assert seen.slow_families(BOTH, "code", 0) == frozenset()
     vary(286)
-    assert seen.slow(BOTH, "code", 0) == {"b"}
+    assert seen.slow_families(BOTH, "code", 0) == {"b"}
 
 
 def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
-    seen = Experience()
+    seen = DraftStats()
     generate(seen, "a", "code", 100, times=37)
     generate(seen, "a", "code", 1, times=3)
     generate(seen, "b", "code", 100, times=40)
-    assert seen.slow(BOTH, "code", 0) == frozenset()
+    assert seen.slow_families(BOTH, "code", 0) == frozenset()
 
 
 def test_what_is_seen_fades_until_nothing_is_known() -> None:
-    seen = Experience()
+    seen = DraftStats()
     generate(seen, "a", "code", 100)
     generate(seen, "b", "code", 50)
-    assert seen.slow(BOTH, "code", HALF_LIFE / 2) == {"b"}
-    assert seen.slow(BOTH, "code", HALF_LIFE * 2) == frozenset()
+    assert seen.slow_families(BOTH, "code", HALF_LIFE / 2) == {"b"}
+    assert seen.slow_families(BOTH, "code", HALF_LIFE * 2) == frozenset()
 
 
 def test_a_draft_that_was_exchanged_for_a_better_one_shows_soon() -> None:
-    seen = Experience()
+    seen = DraftStats()
     generate(seen, "a", "code", 10, times=100)
     generate(seen, "a", "code", 100, times=100, now=5 * HALF_LIFE)
-    assert (seen.learned("a", "code", 5 * HALF_LIFE).tokens_per_second or 0) > 70
+    assert (seen.performance("a", "code", 5 * HALF_LIFE).tokens_per_second or 0) > 70
 
 
 def test_replicas_learn_together() -> None:
-    seen = Experience()
+    seen = DraftStats()
     for replica in ("a.1", "a.2"):
         for _ in range(10):
-            seen.generated(replica, "a", "code", tokens=60, seconds=1, now=0)
-    assert seen.learned("a", "code", 0).tokens_per_second == pytest.approx(60)
+            seen.record_generation(replica, "a", "code", tokens=60, seconds=1, now=0)
+    assert seen.performance("a", "code", 0).tokens_per_second == pytest.approx(60)
 
 
 def test_an_answer_of_a_few_tokens_says_nothing_of_the_speed() -> None:
-    seen = Experience()
+    seen = DraftStats()
     for _ in range(50):
-        seen.generated("a", "a", "code", tokens=3, seconds=0.001, now=0)
-        seen.generated("a", "a", "code", tokens=30, seconds=0, now=0)
-    assert seen.learned("a", "code", 0).tokens_per_second is None
+        seen.record_generation("a", "a", "code", tokens=3, seconds=0.001, now=0)
+        seen.record_generation("a", "a", "code", tokens=30, seconds=0, now=0)
+    assert seen.performance("a", "code", 0).tokens_per_second is None
 
 
 def test_what_is_least_known_is_tried_once_another_is_known() -> None:
-    seen = Experience()
+    seen = DraftStats()
     generate(seen, "a", "code", 100, times=3)
-    assert seen.least_known(BOTH, "code", 0) is None
+    assert seen.least_measured(BOTH, "code", 0) is None
     generate(seen, "a", "code", 100)
-    assert seen.least_known(BOTH, "code", 0) == "b"
-    assert seen.least_known(BOTH, "chat", 0) is None
-    assert seen.least_known(["a"], "code", 0) is None
+    assert seen.least_measured(BOTH, "code", 0) == "b"
+    assert seen.least_measured(BOTH, "chat", 0) is None
+    assert seen.least_measured(["a"], "code", 0) is None
     generate(seen, "b", "code", 100, times=40)
-    assert seen.least_known(BOTH, "code", 0) == "a"
+    assert seen.least_measured(BOTH, "code", 0) == "a"
 
 
-def count(seen: Experience, engine: str, *pairs: tuple[float, float], task: Task | None = None) -> None:
+def count(seen: DraftStats, engine: str, *pairs: tuple[float, float], task: Task | None = None) -> None:
     """Counters read one after the other; between two, as many tokens ended as there were."""
     before = 0.0
     for steps, accepted in pairs:
         if task is not None and steps + accepted > before:
             tokens = int(steps + accepted - before)
-            seen.generated(engine, engine, task, tokens=tokens, seconds=tokens / 100, now=0)
+            seen.record_generation(engine, engine, task, tokens=tokens, seconds=tokens / 100, now=0)
         before = steps + accepted
-        seen.counted(engine, engine, Counts(steps, accepted), 0)
+        seen.record_counters(engine, engine, SpeculationCounters(steps, accepted), 0)
 
 
 def test_the_tokens_of_a_step_are_those_between_two_probes() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (1000, 0), (1200, 500))
-    assert seen.learned("a", "code", 0).tokens_per_step == pytest.approx(3.5)
+    assert seen.performance("a", "code", 0).tokens_per_step == pytest.approx(3.5)
 
 
 def test_what_was_counted_belongs_to_the_task_of_what_ended_meanwhile() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (200, 600), task="code")
-    seen.generated("a", "a", "chat", tokens=400, seconds=1, now=0)
-    seen.counted("a", "a", Counts(600, 640), 0)
-    assert seen.learned("a", "code", 0).tokens_per_step == pytest.approx(4)
-    assert seen.learned("a", "chat", 0).tokens_per_step == pytest.approx(1.1)
+    seen.record_generation("a", "a", "chat", tokens=400, seconds=1, now=0)
+    seen.record_counters("a", "a", SpeculationCounters(600, 640), 0)
+    assert seen.performance("a", "code", 0).tokens_per_step == pytest.approx(4)
+    assert seen.performance("a", "chat", 0).tokens_per_step == pytest.approx(1.1)
 
 
 def test_of_mixed_work_no_task_is_told() -> None:
-    seen = Experience()
-    seen.counted("a", "a", Counts(0, 0), 0)
+    seen = DraftStats()
+    seen.record_counters("a", "a", SpeculationCounters(0, 0), 0)
     for task in ("code", "chat"):
-        seen.generated("a", "a", task, tokens=300, seconds=1, now=0)
-    seen.counted("a", "a", Counts(200, 400), 0)
-    assert seen.learned("a", "code", 0).tokens_per_step == seen.learned("a", "chat", 0).tokens_per_step == 3
+        seen.record_generation("a", "a", task, tokens=300, seconds=1, now=0)
+    seen.record_counters("a", "a", SpeculationCounters(200, 400), 0)
+    assert seen.performance("a", "code", 0).tokens_per_step == seen.performance("a", "chat", 0).tokens_per_step == 3
 
 
 def test_what_others_had_the_engine_do_is_of_no_task() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (200, 600), task="code")
-    seen.generated("a", "a", "code", tokens=10, seconds=1, now=0)
-    seen.counted("a", "a", Counts(10_200, 600), 0)
-    assert seen.learned("a", "code", 0).tokens_per_step == pytest.approx(4)
+    seen.record_generation("a", "a", "code", tokens=10, seconds=1, now=0)
+    seen.record_counters("a", "a", SpeculationCounters(10_200, 600), 0)
+    assert seen.performance("a", "code", 0).tokens_per_step == pytest.approx(4)
 
 
 def test_an_engine_that_was_started_anew_counts_from_nothing() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (5000, 5000), (300, 300))
-    assert seen.learned("a", "code", 0).tokens_per_step == 2
+    assert seen.performance("a", "code", 0).tokens_per_step == 2
 
 
 def test_of_few_steps_nothing_is_known() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (50, 0))
-    assert seen.learned("a", "code", 0).tokens_per_step is None
+    assert seen.performance("a", "code", 0).tokens_per_step is None
     assert seen.pays("a", BOTH, "code", 0, None) is None
 
 
 def test_a_draft_pays_that_has_tokens_accepted_until_another_engine_is_clearly_faster() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (500, 1500), task="code")
     generate(seen, "a", "code", 100)
     assert seen.pays("a", BOTH, "code", 0, None) is True
@@ -167,14 +173,14 @@ def test_a_draft_pays_that_has_tokens_accepted_until_another_engine_is_clearly_f
 
 
 def test_a_draft_that_is_hardly_ever_right_does_not_pay_although_nobody_is_faster() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (1000, 50), task="code")
     generate(seen, "a", "code", 100)
     assert seen.pays("a", ["a"], "code", 0, None) is False
 
 
 def test_a_draft_that_stopped_paying_must_be_better_than_that_to_pay_again() -> None:
-    seen = Experience()
+    seen = DraftStats()
     count(seen, "a", (0, 0), (1000, 200))
     assert seen.pays("a", ["a"], "code", 0, True) is True
     assert seen.pays("a", ["a"], "code", 0, False) is False
@@ -200,5 +206,5 @@ def test_a_draft_that_stopped_paying_must_be_better_than_that_to_pay_again() -> 
         (embeddings(logit_bias={"5": 1}), ()),
     ],
 )
-def test_what_speculation_cannot_serve_is_what_vllm_refuses(request_: Request, names: tuple[str, ...]) -> None:
-    assert unserved(request_) == names
+def test_what_speculation_cannot_serve_is_what_vllm_refuses(request_: InferenceRequest, names: tuple[str, ...]) -> None:
+    assert unsupported_fields(request_) == names

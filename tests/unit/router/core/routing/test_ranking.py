@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.context_length import Length
-from router.core.routing.ranking import EngineView, plan
+from router.core.routing.context_length import TokenBounds
+from router.core.routing.ranking import EngineSnapshot, rank_engines
 from router.core.types import EngineTask, Task
 
 ENGINE = st.builds(
-    EngineView,
+    EngineSnapshot,
     st.text("abc", min_size=1, max_size=2),
     st.sampled_from(["code", "chat", "any"]),
     st.sampled_from([None, True, False]),
@@ -27,19 +27,23 @@ ENGINE = st.builds(
 TASKS = st.sampled_from(["code", "chat"])
 
 
-def view(name: str, task: EngineTask = "any", *, up: bool | None = True, in_flight: int = 0, **more: Any) -> EngineView:
-    return EngineView(name, task, up, in_flight, **more)
+def view(
+    name: str, task: EngineTask = "any", *, up: bool | None = True, in_flight: int = 0, **more: Any
+) -> EngineSnapshot:
+    return EngineSnapshot(name, task, up, in_flight, **more)
 
 
-def order(task: Task, *engines: EngineView, length: Length | None = None) -> list[str]:
+def order(task: Task, *engines: EngineSnapshot, length: TokenBounds | None = None) -> list[str]:
     """The names in the order of the plan, which must not depend on the order they are given in."""
-    plans = {tuple(engine.name for engine in plan(task, given, length=length)) for given in permutations(engines)}
+    plans = {
+        tuple(engine.name for engine in rank_engines(task, given, bounds=length)) for given in permutations(engines)
+    }
     assert len(plans) == 1
     return list(plans.pop())
 
 
 def test_no_engines_are_no_plan() -> None:
-    assert plan("chat", []) == []
+    assert rank_engines("chat", []) == []
 
 
 def test_a_drained_engine_gets_nothing_even_where_there_is_no_other() -> None:
@@ -107,13 +111,13 @@ def test_an_engine_that_has_proved_slower_comes_behind_whatever_its_label_says()
     assert order("code", *engines) == ["fast", "labelled", "other"]
 
 
-LONG = Length(0, 100, 5000)
+LONG = TokenBounds(0, 100, 5000)
 
 
 def test_a_long_prompt_goes_to_an_engine_that_surely_takes_it_before_one_of_its_task() -> None:
     small, large = view("small", "code", max_model_len=4096), view("large", "chat", max_model_len=32768)
     assert order("code", small, large, length=LONG) == ["large", "small"]
-    assert order("code", small, large, length=Length(0, 100, 4096)) == ["small", "large"]
+    assert order("code", small, large, length=TokenBounds(0, 100, 4096)) == ["small", "large"]
 
 
 def test_where_none_surely_suffices_the_largest_comes_first() -> None:
@@ -123,8 +127,8 @@ def test_where_none_surely_suffices_the_largest_comes_first() -> None:
 
 def test_an_engine_that_could_never_take_it_is_not_asked() -> None:
     small, large = view("small", "code", max_model_len=2048), view("large", "chat", max_model_len=8192)
-    assert order("code", small, large, length=Length(0, 3000, 9000)) == ["large"]
-    assert order("code", small, length=Length(3000, 1, 9000)) == []
+    assert order("code", small, large, length=TokenBounds(0, 3000, 9000)) == ["large"]
+    assert order("code", small, length=TokenBounds(3000, 1, 9000)) == []
 
 
 def test_a_context_that_is_not_known_alone_decides_nothing() -> None:
@@ -134,8 +138,8 @@ def test_a_context_that_is_not_known_alone_decides_nothing() -> None:
 
 
 @given(TASKS, st.lists(ENGINE, max_size=6))
-def test_every_engine_is_tried_once_and_those_that_are_down_last(task: Task, engines: list[EngineView]) -> None:
-    found = plan(task, engines)
+def test_every_engine_is_tried_once_and_those_that_are_down_last(task: Task, engines: list[EngineSnapshot]) -> None:
+    found = rank_engines(task, engines)
     assert sorted(found, key=repr) == sorted(engines, key=repr)
     downs = [engine.up is False for engine in found]
     assert downs == sorted(downs)

@@ -11,27 +11,37 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from router.net.client.connection import Connection
+from router.net.client.connection import HTTPConnection
 from router.net.client.errors import EngineError
-from router.net.client.transport import Transport
-from tests.support.transport_harness import OK, STREAM, Pieces, answer, fails, on_both_loops, rig, send, serving
+from router.net.client.transport import HTTPTransport
+from tests.support.transport_harness import (
+    OK,
+    STREAM,
+    BodyChunks,
+    fetch_body,
+    on_both_loops,
+    raises_engine_error,
+    send_request,
+    serve_peers,
+    transport_and_server,
+)
 
 
 @on_both_loops
 async def test_a_refused_connection_is_told_as_such() -> None:
     with socket.socket() as bound:  # bound, and not listening: nobody else gets the port
         bound.bind(("127.0.0.1", 0))
-        async with Transport() as transport:
-            with fails("connect", cause="Errno"):
-                await send(transport, f"http://127.0.0.1:{bound.getsockname()[1]}/")
+        async with HTTPTransport() as transport:
+            with raises_engine_error("connect", cause="Errno"):
+                await send_request(transport, f"http://127.0.0.1:{bound.getsockname()[1]}/")
             assert transport.in_use == 0
 
 
 @pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/", "http://127.0.0.1:99999/"])
 async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None:
-    async with Transport() as transport:
-        with fails("connect"):
-            await send(transport, url)
+    async with HTTPTransport() as transport:
+        with raises_engine_error("connect"):
+            await send_request(transport, url)
         assert transport.in_use == 0
 
 
@@ -39,10 +49,10 @@ async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None
 def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: float, reason: str) -> None:
     @on_both_loops
     async def story() -> None:
-        async with rig(ssl_context=ssl.create_default_context()) as (transport, server):
+        async with transport_and_server(ssl_context=ssl.create_default_context()) as (transport, server):
             # The server does not speak TLS, so that the handshake never ends.
-            with fails(reason):
-                await send(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
+            with raises_engine_error(reason):
+                await send_request(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
             assert await (await server.peer()).reader.read() != b""  # and then our end was closed
 
     for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
@@ -51,29 +61,29 @@ def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: 
 
 @on_both_loops
 async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url, patience=0.05))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url, patience=0.05))
         peer = await server.peer()
         await peer.request()
-        with fails("timeout"):
+        with raises_engine_error("timeout"):
             await asked
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n")
-        stream = Pieces(await asked, each=0.05)
+        peer.send(STREAM + b"1\r\na\r\n")
+        stream = BodyChunks(await asked, chunk_timeout=0.05)
         assert await anext(stream) == b"a"
-        with fails("timeout"):
+        with raises_engine_error("timeout"):
             await anext(stream)
         with pytest.raises(RuntimeError, match="closed"):
             await anext(stream)
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 @on_both_loops
@@ -82,29 +92,29 @@ async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine()
         raise KeyError(piece)
 
     for first in (b"1\r\na\r\n", b""):  # it is there already, or comes later
-        async with rig() as (transport, server):
-            asked = asyncio.create_task(send(transport, server.url))
+        async with transport_and_server() as (transport, server):
+            asked = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
-            peer.say(STREAM + first)
-            poured = asyncio.create_task((await asked).pour(sink))
+            peer.send(STREAM + first)
+            poured = asyncio.create_task((await asked).stream_to(sink))
             await asyncio.sleep(0)
-            peer.say(b"1\r\nb\r\n")
+            peer.send(b"1\r\nb\r\n")
             with pytest.raises(KeyError):
                 await poured
-            assert await peer.left()
+            assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"3\r\nabc\r\n")
-        with fails("too-large"):
+        peer.send(STREAM + b"3\r\nabc\r\n")
+        with raises_engine_error("too-large"):
             await (await asked).read(2)
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 class Clock:
@@ -130,9 +140,11 @@ class Clock:
         callback()  # type: ignore[operator]
 
 
-def asking(clock: Clock, patience: float, total: float = 1000.0) -> tuple[Connection, asyncio.Future[Exception | None]]:
+def asking(
+    clock: Clock, patience: float, total: float = 1000.0
+) -> tuple[HTTPConnection, asyncio.Future[Exception | None]]:
     """A connection on which an exchange has begun, and the wait for its head, on a socket that is not there."""
-    connection = Connection(
+    connection = HTTPConnection(
         ("http", "h", 80),
         clock,  # type: ignore[arg-type]
         high_water=1000,
@@ -140,7 +152,7 @@ def asking(clock: Clock, patience: float, total: float = 1000.0) -> tuple[Connec
         on_lost=lambda _: None,
     )
     connection.connection_made(Nowhere())
-    return connection, connection.ask(b"", clock.now + patience, clock.now + total)
+    return connection, connection.send_request(b"", clock.now + patience, clock.now + total)
 
 
 class Nowhere(asyncio.Transport):
@@ -172,7 +184,7 @@ async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None
     clock = Clock()
     connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
-    poured = connection.pour(lambda _: False, 10.0)
+    poured = connection.stream_to(lambda _: False, 10.0)
     for second in range(1, 10):
         clock.now = float(second)
         connection.data_received(b"1\r\na\r\n")
@@ -188,7 +200,7 @@ async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
     clock = Clock()
     connection, _ = asking(clock, 10.0, total=12.0)
     connection.data_received(STREAM)
-    poured = connection.pour(lambda _: False, 10.0)
+    poured = connection.stream_to(lambda _: False, 10.0)
     clock.now = 9.0
     connection.data_received(b"1\r\na\r\n")
     clock.now = 10.0
@@ -211,7 +223,7 @@ async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_
     clock = Clock()
     connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
-    poured = connection.pour(lambda _: False)
+    poured = connection.stream_to(lambda _: False)
     clock.now = 9.0
     connection.data_received(b"1\r\na\r\n")
     clock.fire()
@@ -224,7 +236,7 @@ async def test_no_time_is_too_long_while_nobody_waits() -> None:
     connection.data_received(STREAM)
     clock.fire()
     clock.now = 100.0
-    poured = connection.pour(lambda _: False, 10.0)
+    poured = connection.stream_to(lambda _: False, 10.0)
     assert [when for when, _ in clock.timers] == [10.0, 110.0]
     assert waits(poured)
     clock.fire()
@@ -235,7 +247,7 @@ async def test_a_shorter_time_does_not_wait_for_the_timer_of_a_longer_one() -> N
     clock = Clock()
     connection, _ = asking(clock, 60.0)
     connection.data_received(STREAM)
-    connection.pour(lambda _: False, 1.0)
+    connection.stream_to(lambda _: False, 1.0)
     assert [when for when, _ in clock.timers] == [60.0, 1.0]
 
 
@@ -244,10 +256,10 @@ async def test_one_timer_does_for_one_exchange_after_the_other() -> None:
     connection, _ = asking(clock, 60.0)
     for second in range(1, 60):
         connection.data_received(OK)
-        assert connection.pour(lambda _: False) is None
-        assert connection.finish()
+        assert connection.stream_to(lambda _: False) is None
+        assert connection.finish_exchange()
         clock.now = float(second)
-        asked = connection.ask(b"", clock.now + 60.0, 1000.0)
+        asked = connection.send_request(b"", clock.now + 60.0, 1000.0)
     clock.now = 60.0
     clock.fire()
     assert [when for when, _ in clock.timers] == [60.0, 119.0]
@@ -265,65 +277,65 @@ async def test_a_lost_connection_leaves_no_timer_behind() -> None:
 
 @on_both_loops
 async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n")
-        stream = Pieces(await asked)
+        peer.send(STREAM + b"1\r\na\r\n")
+        stream = BodyChunks(await asked)
         assert await anext(stream) == b"a"
         peer.reset()
-        with fails("reset", cause="reset"):
+        with raises_engine_error("reset", cause="reset"):
             await anext(stream)
 
 
 @on_both_loops
 async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it() -> None:
     for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
-        async with rig() as (transport, server):
-            asked = asyncio.create_task(send(transport, server.url))
+        async with transport_and_server() as (transport, server):
+            asked = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
-            peer.say(reply)
+            peer.send(reply)
             peer.close()
-            stream = Pieces(await asked)
+            stream = BodyChunks(await asked)
             assert await anext(stream) == b"ab"
-            with fails("broken-off"):
+            with raises_engine_error("broken-off"):
                 await anext(stream)
 
 
 @on_both_loops
 async def test_a_malformed_response_is_broken_off_and_its_connection_is_closed() -> None:
     for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
-        async with rig() as (transport, server):
-            asked = asyncio.create_task(send(transport, server.url))
+        async with transport_and_server() as (transport, server):
+            asked = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
-            peer.say(reply)
-            with fails("broken-off"):
+            peer.send(reply)
+            with raises_engine_error("broken-off"):
                 await asked
-            assert await peer.left()
+            assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_a_head_that_is_too_large_is_refused() -> None:
-    async with rig(max_head=1024) as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server(max_head=1024) as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
-        with fails("broken-off", cause="head of more than 1024 bytes"):
+        peer.send(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
+        with raises_engine_error("broken-off", cause="head of more than 1024 bytes"):
             await asked
 
 
 @on_both_loops
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     for version in (b"1.0", b"1.1"):
-        async with rig() as (transport, server):
-            asked = asyncio.create_task(answer(transport, server))
+        async with transport_and_server() as (transport, server):
+            asked = asyncio.create_task(fetch_body(transport, server))
             peer = await server.peer()
             await peer.request()
-            peer.say(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
+            peer.send(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
             peer.close()
             assert await asked == b"to the end"
             assert transport.idle == 0
@@ -347,24 +359,28 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
         theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         theirs.load_cert_chain(path)
         ours = ssl.create_default_context(cafile=str(path))
-    async with serving(theirs) as server, Transport(ssl_context=ours) as transport, Transport() as distrustful:
+    async with (
+        serve_peers(theirs) as server,
+        HTTPTransport(ssl_context=ours) as transport,
+        HTTPTransport() as distrustful,
+    ):
         for _ in range(2):
-            asked = asyncio.create_task(answer(transport, server))
+            asked = asyncio.create_task(fetch_body(transport, server))
             if server.accepted == 0:
                 peer = await server.peer()
             await peer.request()
-            peer.say(OK)
+            peer.send(OK)
             assert await asked == b"ok"
         assert (server.accepted, transport.idle) == (1, 1)
 
-        asked = asyncio.create_task(answer(transport, server))
+        asked = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
-        peer.say(STREAM + b"4\r\nab")
+        peer.send(STREAM + b"4\r\nab")
         peer.writer.transport.abort()
         with pytest.raises(EngineError) as caught:
             await asked
         assert caught.value.reason in ("broken-off", "reset")
 
-        with fails("connect", cause="certificate"):
-            await send(distrustful, server.url)
+        with raises_engine_error("connect", cause="certificate"):
+            await send_request(distrustful, server.url)
         assert distrustful.in_use == 0

@@ -32,7 +32,7 @@ def read(pieces: list[bytes], *, end: bool = False) -> Read:
     for piece in pieces:
         body += reader.feed(piece)
     if end:
-        reader.end()
+        reader.feed_eof()
     return Read(
         reader.status,
         reader.headers,
@@ -250,6 +250,6 @@ def test_one_reader_reads_one_response_after_the_other() -> None:
     reader = ResponseReader(max_head=MAX_HEAD)
     for body in (b"abc", b"defg", b""):
         reader.begin()
-        assert reader.untouched
+        assert reader.nothing_received
         read = reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        assert (read, reader.reusable, reader.untouched) == (body, True, False)
+        assert (read, reader.reusable, reader.nothing_received) == (body, True, False)

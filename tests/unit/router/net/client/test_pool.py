@@ -6,42 +6,52 @@ from collections.abc import Callable
 import pytest
 
 from router.net.client.pool import IdlePool
-from tests.support.transport_harness import OK, STREAM, Peer, answer, exchange, fails, on_both_loops, rig, send
+from tests.support.transport_harness import (
+    OK,
+    STREAM,
+    Peer,
+    complete_exchange,
+    fetch_body,
+    on_both_loops,
+    raises_engine_error,
+    send_request,
+    transport_and_server,
+)
 
 
 @on_both_loops
 async def test_a_connection_that_the_server_closed_while_idle_is_never_used() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
         peer.close()
-        assert await peer.left()  # our end has closed too, so it has noticed
-        again = await exchange(transport, server)
+        assert await peer.closed_by_client()  # our end has closed too, so it has noticed
+        again = await complete_exchange(transport, server)
         assert again is not peer
         assert transport.idle == 1
 
 
 @on_both_loops
 async def test_a_connection_of_which_only_the_end_was_read_yet_is_not_used_either() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        (connection,) = transport._idle._since
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        (connection,) = transport._idle._idle_since
         connection.eof_received()
-        exchanges = connection._exchanges
-        again = await exchange(transport, server)
+        exchanges = connection._exchange_count
+        again = await complete_exchange(transport, server)
         assert again is not peer
-        assert connection._exchanges == exchanges
-        assert await peer.left()
+        assert connection._exchange_count == exchanges
+        assert await peer.closed_by_client()
 
 
 async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        asked = asyncio.create_task(answer(transport, server, b"again"))
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        asked = asyncio.create_task(fetch_body(transport, server, b"again"))
         first = await peer.request()
         end(peer)
         fresh = await server.peer()
         assert await fresh.request() == first
-        fresh.say(OK)
+        fresh.send(OK)
         assert await asked == b"ok"
 
 
@@ -57,52 +67,52 @@ async def test_a_request_is_sent_once_more_if_a_reused_connection_is_reset_befor
 
 @on_both_loops
 async def test_a_request_is_not_sent_a_third_time() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        asked = asyncio.create_task(answer(transport, server))
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        asked = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
         peer.close()
         fresh = await server.peer()
         await fresh.request()
         fresh.close()
-        with fails("broken-off"):
+        with raises_engine_error("broken-off"):
             await asked
         assert server.accepted == 2
 
 
 @on_both_loops
 async def test_a_request_is_not_sent_again_after_a_byte_of_the_response_came() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        asked = asyncio.create_task(answer(transport, server))
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        asked = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
-        peer.say(b"H")
+        peer.send(b"H")
         peer.close()
-        with fails("broken-off"):
+        with raises_engine_error("broken-off"):
             await asked
         assert server.accepted == 1
 
 
 @on_both_loops
 async def test_a_request_whose_connection_was_new_is_not_sent_again() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(answer(transport, server))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(fetch_body(transport, server))
         peer = await server.peer()
         await peer.request()
         peer.close()
-        with fails("broken-off"):
+        with raises_engine_error("broken-off"):
             await asked
         assert server.accepted == 1
 
 
 @on_both_loops
 async def test_a_read_timeout_on_a_reused_connection_is_not_sent_again() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        with fails("timeout"):
-            await send(transport, server.url, patience=0.02)
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        with raises_engine_error("timeout"):
+            await send_request(transport, server.url, patience=0.02)
         await peer.request()
-        assert await peer.left()
+        assert await peer.closed_by_client()
         assert server.accepted == 1
 
 
@@ -119,9 +129,9 @@ async def test_a_read_timeout_on_a_reused_connection_is_not_sent_again() -> None
 )
 def test_a_connection_with_more_than_was_asked_for_or_that_the_server_gives_up_is_not_kept(reply: bytes) -> None:
     async def story() -> None:
-        async with rig() as (transport, server):
-            peer = await exchange(transport, server, reply)
-            assert await peer.left()
+        async with transport_and_server() as (transport, server):
+            peer = await complete_exchange(transport, server, reply)
+            assert await peer.closed_by_client()
             assert transport.idle == 0
 
     asyncio.run(story())
@@ -129,49 +139,49 @@ def test_a_connection_with_more_than_was_asked_for_or_that_the_server_gives_up_i
 
 @on_both_loops
 async def test_bytes_on_an_idle_connection_close_it_and_never_answer_the_next_request() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
-        peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
-        assert await peer.left()
-        fresh = await exchange(transport, server)
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
+        assert await peer.closed_by_client()
+        fresh = await complete_exchange(transport, server)
         assert fresh is not peer
 
 
 @on_both_loops
 async def test_an_idle_connection_is_closed_when_it_expires() -> None:
-    async with rig(idle_expiry=0.02) as (transport, server):
-        peers = [await exchange(transport, server)]
-        assert await peers[0].left()
+    async with transport_and_server(idle_expiry=0.02) as (transport, server):
+        peers = [await complete_exchange(transport, server)]
+        assert await peers[0].closed_by_client()
         assert transport.idle == 0
 
 
 @on_both_loops
 async def test_no_more_than_max_idle_connections_are_kept() -> None:
-    async with rig(max_idle=1) as (transport, server):
-        asked = [asyncio.create_task(answer(transport, server)) for _ in range(2)]
+    async with transport_and_server(max_idle=1) as (transport, server):
+        asked = [asyncio.create_task(fetch_body(transport, server)) for _ in range(2)]
         peers = [await server.peer() for _ in asked]
         for peer in peers:
             await peer.request()
         assert transport.in_use == 2
-        peers[0].say(OK)
-        peers[1].say(OK)
+        peers[0].send(OK)
+        peers[1].send(OK)
         assert await asyncio.gather(*asked) == [b"ok", b"ok"]
         assert (transport.in_use, transport.idle) == (0, 1)
 
 
 @on_both_loops
 async def test_hundreds_of_streams_share_the_transport_and_leave_nothing() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
 
         async def serve() -> None:
             while True:
                 peer = await server.peer()
                 await peer.request()
-                peer.say(STREAM + b"1\r\na\r\n")
-                peer.say(b"1\r\nb\r\n0\r\n\r\n")
+                peer.send(STREAM + b"1\r\na\r\n")
+                peer.send(b"1\r\nb\r\n0\r\n\r\n")
 
         serving = asyncio.create_task(serve())
-        bodies = await asyncio.gather(*(answer(transport, server) for _ in range(400)))
+        bodies = await asyncio.gather(*(fetch_body(transport, server) for _ in range(400)))
         assert set(bodies) == {b"ab"}
         assert (transport.in_use, transport.idle) == (0, 256)
         serving.cancel()

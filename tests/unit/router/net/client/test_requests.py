@@ -6,10 +6,18 @@ import socket
 import pytest
 
 from router.core.types import Endpoint
-from router.net.client.target import Page
+from router.net.client.target import RequestTarget
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient
-from tests.support.transport_harness import LONG, OK, answer, fails, on_both_loops, rig, send
+from tests.support.transport_harness import (
+    LONG,
+    OK,
+    fetch_body,
+    on_both_loops,
+    raises_engine_error,
+    send_request,
+    transport_and_server,
+)
 
 LARGE = bytes(64 * 1024 * 1024)  # more than sockets hold
 
@@ -17,12 +25,12 @@ LARGE = bytes(64 * 1024 * 1024)  # more than sockets hold
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system counts no segments")
 @on_both_loops
 async def test_a_request_is_one_write() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(answer(transport, server, b'{"stream": true}'))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(fetch_body(transport, server, b'{"stream": true}'))
         peer = await server.peer()
         request = await peer.request()
-        assert peer.pieces() == 1
-        peer.say(OK)
+        assert peer.received_segments() == 1
+        peer.send(OK)
         assert await asked == b"ok"
         assert request.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:")
         assert request.endswith(b'\r\n\r\n{"stream": true}')
@@ -30,20 +38,20 @@ async def test_a_request_is_one_write() -> None:
 
 @on_both_loops
 async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of_the_request() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
         client = EngineClient(transport, connect_timeout=LONG)
         peer = None
         for trace in (None, "00-abc-def-01"):
             asked = asyncio.ensure_future(
                 client.post(
-                    engine, Endpoint.COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, patience=LONG,
-                    total=LONG,
+                    engine, Endpoint.COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, head_timeout=LONG,
+                    total_timeout=LONG,
                 )
             )  # fmt: skip
             peer = peer or await server.peer()
             head, _, body = (await peer.request()).partition(b"\r\n\r\n")
-            peer.say(OK)
+            peer.send(OK)
             with await asked as response:
                 assert (response.status, await response.read(100)) == (200, b"ok")
             line, *fields = head.decode().split("\r\n")
@@ -62,35 +70,35 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
 
 @on_both_loops
 async def test_an_engines_own_pages_are_asked_for_without_a_body() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
-        asked = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", patience=9))
+        asked = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", timeout=9))
         peer = await server.peer()
         host = server.base.removeprefix("http://").encode()
         assert await peer.request() == b"GET /health HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n\r\n" % host
-        peer.say(OK)
+        peer.send(OK)
         assert await (await asked).read(100) == b"ok"
 
 
 @on_both_loops
 async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
         client = EngineClient(transport, connect_timeout=LONG)
         for value in ("a\r\nevil: 1", "a\nevil: 1", "a\rb", "a\0b", "\r\n", "\N{SNOWMAN}"):
             for ids in ({"request_id": value, "traceparent": None}, {"request_id": "x", "traceparent": value}):
                 with pytest.raises(ValueError, match=r"cannot carry|codec"):
-                    await client.post(engine, Endpoint.CHAT, b"{}", **ids, patience=LONG, total=LONG)
+                    await client.post(engine, Endpoint.CHAT, b"{}", **ids, head_timeout=LONG, total_timeout=LONG)
         assert server.accepted == 0
 
 
 @on_both_loops
 async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_connection_is_not_used_again() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url, LARGE))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url, LARGE))
         peer = await server.peer()
         await peer.reader.readuntil(b"\r\n\r\n")
-        peer.say(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
         response = await asked
         assert response.status == 413
         assert await response.read(100) == b""
@@ -99,9 +107,9 @@ async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_con
 
 @on_both_loops
 async def test_a_body_that_the_server_does_not_take_is_a_timeout() -> None:
-    async with rig() as (transport, server):
-        with fails("timeout"):
-            await send(transport, server.url, LARGE, patience=0.05)
+    async with transport_and_server() as (transport, server):
+        with raises_engine_error("timeout"):
+            await send_request(transport, server.url, LARGE, patience=0.05)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +123,12 @@ async def test_a_body_that_the_server_does_not_take_is_a_timeout() -> None:
     ],
 )  # fmt: skip
 def test_a_page_is_what_its_address_says(address: str, origin: tuple[str, str, int], line: bytes, host: bytes) -> None:
-    page = Page(address)
+    page = RequestTarget(address)
     assert page.origin == origin
-    assert page.post.startswith(line + b"\r\nhost: " + host + b"\r\n")
+    assert page.post_prefix.startswith(line + b"\r\nhost: " + host + b"\r\n")
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""])
 def test_what_is_no_address_of_an_http_server_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="no address"):
-        Page(address)
+        RequestTarget(address)

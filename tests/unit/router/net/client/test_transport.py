@@ -11,13 +11,13 @@ from tests.support.transport_harness import (
     LONG,
     OK,
     STREAM,
-    Pieces,
-    answer,
-    exchange,
-    fails,
+    BodyChunks,
+    complete_exchange,
+    fetch_body,
     on_both_loops,
-    rig,
-    send,
+    raises_engine_error,
+    send_request,
+    transport_and_server,
 )
 
 PIECE = 256 * 1024  # what either event loop reads at once
@@ -25,14 +25,14 @@ PIECE = 256 * 1024  # what either event loop reads at once
 
 @on_both_loops
 async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_object() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
-        stream = Pieces(await asked)
+        peer.send(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
+        stream = BodyChunks(await asked)
         assert await anext(stream) == b"abcdef"
-        peer.say(b"1\r\ng\r\n1\r\nh\r\n0\r\n\r\n")
+        peer.send(b"1\r\ng\r\n1\r\nh\r\n0\r\n\r\n")
         assert await anext(stream) == b"gh"
         assert transport.idle == 1
         with pytest.raises(StopAsyncIteration):
@@ -44,24 +44,24 @@ async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_obj
 @on_both_loops
 async def test_the_stream_does_not_decode() -> None:
     packed = gzip.compress(b"hello")
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
         response = await asked
-        assert b"".join([part async for part in Pieces(response)]) == packed
+        assert b"".join([part async for part in BodyChunks(response)]) == packed
 
 
 @on_both_loops
 async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_back() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
         for value in (b"1", None):
-            asked = asyncio.create_task(send(transport, server.url))
+            asked = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             header = b"rEtry-After: %b\r\n" % value if value is not None else b""
-            peer.say(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\n%bContent-Length: 0\r\n\r\n" % header)
+            peer.send(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\n%bContent-Length: 0\r\n\r\n" % header)
             with await asked as response:
                 assert response.status == 429
                 assert response.retry_after == (value.decode() if value is not None else None)
@@ -69,23 +69,23 @@ async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_ba
 
 @on_both_loops
 async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
-    async with rig() as (transport, server):
-        peer = await exchange(transport, server)
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
         assert (transport.in_use, transport.idle) == (0, 1)
-        asked = asyncio.create_task(answer(transport, server))
+        asked = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
-        peer.say(OK)
+        peer.send(OK)
         assert await asked == b"ok"
         assert server.accepted == 1
 
 
 @on_both_loops
 async def test_a_complete_response_that_is_closed_unread_gives_its_connection_back() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(OK)
+        peer.send(OK)
         response = await asked
         assert transport.in_use == 1
         response.close()
@@ -95,37 +95,37 @@ async def test_a_complete_response_that_is_closed_unread_gives_its_connection_ba
 
 @on_both_loops
 async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n")
+        peer.send(STREAM + b"1\r\na\r\n")
         response = await asked
-        async for part in Pieces(response):
+        async for part in BodyChunks(response):
             assert part == b"a"
             break
         response.close()
-        assert await peer.left()
+        assert await peer.closed_by_client()
         assert (transport.in_use, transport.idle) == (0, 0)
         with pytest.raises(RuntimeError, match="closed"):
-            await anext(Pieces(response))
+            await anext(BodyChunks(response))
 
 
 @on_both_loops
 async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_connection_back() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n")
+        peer.send(STREAM + b"1\r\na\r\n")
         response = await asked
-        assert await anext(Pieces(response)) == b"a"
-        response.close(spent=True)
+        assert await anext(BodyChunks(response)) == b"a"
+        response.close(linger=True)
         assert (transport.in_use, transport.idle) == (1, 0)
         (connection,) = transport._busy
         ending = connection._waiter
         assert ending is not None
-        peer.say(b"0\r\n\r\n")
+        peer.send(b"0\r\n\r\n")
         await ending
         assert (transport.in_use, transport.idle) == (0, 1)
 
@@ -133,18 +133,18 @@ async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_
 @pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
 def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | None) -> None:
     async def story() -> None:
-        async with rig() as (transport, server):
-            asked = asyncio.create_task(send(transport, server.url))
+        async with transport_and_server() as (transport, server):
+            asked = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
-            peer.say(STREAM + b"1\r\na\r\n")
+            peer.send(STREAM + b"1\r\na\r\n")
             response = await asked
-            assert await anext(Pieces(response)) == b"a"
+            assert await anext(BodyChunks(response)) == b"a"
             with patch("router.net.client.response.LINGER", LONG if more else 0.02):
-                response.close(spent=True)
+                response.close(linger=True)
             if more:
-                peer.say(more)
-            assert await peer.left()
+                peer.send(more)
+            assert await peer.closed_by_client()
             assert (transport.in_use, transport.idle) == (0, 0)
 
     asyncio.run(story())
@@ -152,25 +152,25 @@ def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | No
 
 @on_both_loops
 async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert (transport.in_use, transport.idle) == (0, 0)
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_without_closing_the_response() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM + b"1\r\na\r\n")
-        stream = Pieces(await asked)
+        peer.send(STREAM + b"1\r\na\r\n")
+        stream = BodyChunks(await asked)
         assert await anext(stream) == b"a"
         waits = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)  # one turn, so that it has begun to wait
@@ -178,14 +178,14 @@ async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_wi
         with pytest.raises(asyncio.CancelledError):
             await waits
         assert (transport.in_use, transport.idle) == (0, 0)
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_cancelling_while_connecting_leaks_nothing() -> None:
-    async with rig() as (transport, server):
+    async with transport_and_server() as (transport, server):
         # The server does not speak TLS, so that the handshake never ends.
-        asked = asyncio.create_task(send(transport, server.url.replace("http:", "https:")))
+        asked = asyncio.create_task(send_request(transport, server.url.replace("http:", "https:")))
         peer = await server.peer()
         await peer.reader.readexactly(1)
         assert transport.in_use == 1
@@ -193,7 +193,7 @@ async def test_cancelling_while_connecting_leaks_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert transport.in_use == 0
-        await peer.left()
+        await peer.closed_by_client()
 
 
 class Spy:
@@ -219,18 +219,18 @@ class Spy:
 @on_both_loops
 async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> None:
     high_water, total = 64 * 1024, 24 * 1024 * 1024
-    async with rig(high_water=high_water) as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server(high_water=high_water) as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
         response = await asked
         (connection,) = transport._busy
         assert connection._transport is not None
         spy = Spy(connection._transport)
         connection._transport = spy  # type: ignore[assignment]  # it passes on all that it does not watch
-        peer.say(bytes(total))
-        stream = Pieces(response)
+        peer.send(bytes(total))
+        stream = BodyChunks(response)
         received = 0
         while received < total // 2:
             await spy.paused.wait()
@@ -247,12 +247,12 @@ async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> No
 
 @on_both_loops
 async def test_two_tasks_cannot_read_one_response() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM)
-        stream = Pieces(await asked)
+        peer.send(STREAM)
+        stream = BodyChunks(await asked)
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="already reading"):
@@ -263,47 +263,47 @@ async def test_two_tasks_cannot_read_one_response() -> None:
 
 @on_both_loops
 async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        peer.say(STREAM)
+        peer.send(STREAM)
         response = await asked
-        reads = asyncio.ensure_future(anext(Pieces(response)))
+        reads = asyncio.ensure_future(anext(BodyChunks(response)))
         await asyncio.sleep(0)
         response.close()
         with pytest.raises(RuntimeError, match="closed"):
             await reads
-        assert await peer.left()
+        assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_small_writes_are_not_delayed() -> None:
-    async with rig() as (transport, server):
-        asked = asyncio.create_task(send(transport, server.url))
+    async with transport_and_server() as (transport, server):
+        asked = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         (connection,) = transport._busy
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-        peer.say(OK)
+        peer.send(OK)
         assert await (await asked).read(100) == b"ok"
 
 
 @on_both_loops
 async def test_closing_the_transport_ends_exchanges_with_an_error_and_leaves_no_socket() -> None:
-    async with rig() as (transport, server):
-        idle = await exchange(transport, server)
-        asked = [asyncio.create_task(send(transport, server.url)) for _ in range(2)]
+    async with transport_and_server() as (transport, server):
+        idle = await complete_exchange(transport, server)
+        asked = [asyncio.create_task(send_request(transport, server.url)) for _ in range(2)]
         waiting = await server.peer()
         await waiting.request()
         await idle.request()
         await transport.aclose()
         for task in asked:
-            with fails("reset"):
+            with raises_engine_error("reset"):
                 await task
         assert (transport.in_use, transport.idle, len(transport._open)) == (0, 0, 0)
-        assert await waiting.left()
+        assert await waiting.closed_by_client()
         with pytest.raises(RuntimeError):
-            await send(transport, server.url)
+            await send_request(transport, server.url)

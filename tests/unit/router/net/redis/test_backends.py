@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ClusterDownError, ResponseError
 
-from router.net.redis.backend import Link
-from router.net.redis.commands import Command, Packed, form, later
-from router.net.redis.connection import Connection
-from router.net.redis.errors import LinkError
-from router.net.tasks import end
+from router.net.redis.backend import RedisBackend
+from router.net.redis.commands import Command, EncodedCommand, after_previous, command_template
+from router.net.redis.connection import RedisConnection
+from router.net.redis.errors import RedisBackendError
+from router.net.tasks import cancel_and_wait
 from router.shared.redis import open_link
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
-from tests.support.redis_traffic import KEYS, Traffic
+from tests.support.redis_traffic import KEYS, RedisTraffic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,22 +26,22 @@ PATIENCE = 5.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def link(deployment: Deployment) -> AsyncIterator[Link]:
+async def link(deployment: Deployment) -> AsyncIterator[RedisBackend]:
     async with aclosing(open_link(deployment.url, timeout=2)) as opened:
         yield opened
 
 
-async def ask(link: Link, *commands: Command | Packed, timeout: float = PATIENCE) -> list[Any]:
+async def ask(link: RedisBackend, *commands: Command | EncodedCommand, timeout: float = PATIENCE) -> list[Any]:
     """The replies, where there is one to each command. Raises LinkError."""
     replies = await link.execute(commands, timeout)
     for reply in replies:
-        if isinstance(reply, LinkError):
+        if isinstance(reply, RedisBackendError):
             raise reply
     return replies
 
 
-async def answers(link: Link, *commands: Command) -> list[Any] | None:
-    with suppress(LinkError):
+async def answers(link: RedisBackend, *commands: Command) -> list[Any] | None:
+    with suppress(RedisBackendError):
         replies = await ask(link, *commands, timeout=1)
         if not any(isinstance(reply, ClusterDownError) for reply in replies):
             return replies
@@ -51,13 +51,13 @@ async def answers(link: Link, *commands: Command) -> list[Any] | None:
 # -- what is asked is answered ----------------------------------------------------------------------------------------
 
 
-async def test_each_command_gets_its_own_reply(link: Link) -> None:
+async def test_each_command_gets_its_own_reply(link: RedisBackend) -> None:
     keys = [f"rh:1:own:{number}" for number in range(300)]
     await ask(link, *(("SET", key, key) for key in keys))
     assert await ask(link, *(("GET", key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_commands_of_a_key_are_done_in_their_order(link: Link) -> None:
+async def test_commands_of_a_key_are_done_in_their_order(link: RedisBackend) -> None:
     keys = [f"rh:1:order:{number}" for number in range(20)]
     commands: list[Command] = []
     for value in range(5):
@@ -67,30 +67,30 @@ async def test_commands_of_a_key_are_done_in_their_order(link: Link) -> None:
     assert got == [str(value).encode() for value in range(5) for _ in keys]
 
 
-async def test_a_script_finds_its_key(link: Link) -> None:
+async def test_a_script_finds_its_key(link: RedisBackend) -> None:
     script = "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('GET', KEYS[1])"
     keys = [f"rh:1:script:{number}" for number in range(20)]
     assert await ask(link, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_a_packed_command_is_done_as_any_other(link: Link) -> None:
+async def test_a_packed_command_is_done_as_any_other(link: RedisBackend) -> None:
     keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
-    put, get = form("SET", None, None), form("GET", None)
-    commands: list[Command | Packed] = [put % (len(key), key, len(key), key) for key in keys]
-    commands += [later(get % (len(key), key)) for key in keys]
+    put, get = command_template("SET", None, None), command_template("GET", None)
+    commands: list[Command | EncodedCommand] = [put % (len(key), key, len(key), key) for key in keys]
+    commands += [after_previous(get % (len(key), key)) for key in keys]
     assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
 
 
-async def test_a_command_without_a_key_is_done(link: Link) -> None:
+async def test_a_command_without_a_key_is_done(link: RedisBackend) -> None:
     assert await ask(link, ("PING",)) == [b"PONG"]
 
 
-async def test_bytes_come_back_as_they_were(link: Link) -> None:
+async def test_bytes_come_back_as_they_were(link: RedisBackend) -> None:
     value = bytes(range(256)) * 8000
     assert await ask(link, ("SET", "rh:1:big", value), ("GET", b"rh:1:big")) == [b"OK", value]
 
 
-async def test_what_redis_refuses_is_an_exception_in_its_place(link: Link) -> None:
+async def test_what_redis_refuses_is_an_exception_in_its_place(link: RedisBackend) -> None:
     first, refused, last = await ask(link, ("SET", "rh:1:r", "x"), ("HGETALL", "rh:1:r"), ("GET", "rh:1:r"))
     assert (first, last) == (b"OK", b"x")
     assert isinstance(refused, ResponseError)
@@ -99,7 +99,7 @@ async def test_what_redis_refuses_is_an_exception_in_its_place(link: Link) -> No
 # -- what fails leaves nothing behind ---------------------------------------------------------------------------------
 
 
-async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: Deployment, link: Link) -> None:
+async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: Deployment, link: RedisBackend) -> None:
     await ask(link, ("SET", "rh:1:back", "1"))
     for server in deployment.servers:
         await server.command("CLIENT", "KILL", "TYPE", "normal")
@@ -107,14 +107,14 @@ async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: 
 
 
 async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_reach_nobody(
-    deployment: Deployment, link: Link
+    deployment: Deployment, link: RedisBackend
 ) -> None:
     await ask(link, ("SET", "rh:1:frozen", "old"), ("SET", "rh:1:other", "other"))
-    holder = await deployment.holder("rh:1:frozen")
+    holder = await deployment.primary_of_key("rh:1:frozen")
     holder.freeze()
     try:
         began = time.perf_counter()
-        with pytest.raises(LinkError):
+        with pytest.raises(RedisBackendError):
             await ask(link, ("GET", "rh:1:frozen"), timeout=0.1)
         assert 0.09 < time.perf_counter() - began < 1, "the bound leaves room for a busy machine"
     finally:
@@ -123,14 +123,14 @@ async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_reach_nobo
     assert await eventually(lambda: answers(link, *commands)) == [b"other", b"OK", b"new"]
 
 
-async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Deployment, link: Link) -> None:
+async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Deployment, link: RedisBackend) -> None:
     await ask(link, ("SET", "rh:1:a", "a"), ("SET", "rh:1:b", "b"))
-    holder = await deployment.holder("rh:1:a")
+    holder = await deployment.primary_of_key("rh:1:a")
     holder.freeze()
     try:
         leaving = asyncio.ensure_future(ask(link, ("GET", "rh:1:a")))
         await asyncio.sleep(0)
-        await end(leaving)
+        await cancel_and_wait(leaving)
     finally:
         holder.thaw()
     assert await eventually(lambda: answers(link, ("GET", "rh:1:b"))) == [b"b"]
@@ -140,7 +140,7 @@ async def test_nobody_there_is_an_error_within_the_time_given() -> None:
     for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
         async with aclosing(open_link(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
             began = time.perf_counter()
-            with pytest.raises(LinkError) as told:
+            with pytest.raises(RedisBackendError) as told:
                 await opened.execute([("PING",)], 0.3)
             assert time.perf_counter() - began < 1
             assert "secret" not in str(told.value)
@@ -150,7 +150,7 @@ async def test_nobody_there_is_an_error_within_the_time_given() -> None:
 async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: Deployment) -> None:
     url = deployment.url.replace("sec%2Fret", "wrong%2Fone")
     async with aclosing(open_link(url, timeout=1)) as opened:
-        with pytest.raises(LinkError) as told:
+        with pytest.raises(RedisBackendError) as told:
             await opened.execute([("PING",)], 1)
     assert "wrong" not in str(told.value)
 
@@ -158,7 +158,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: De
 # -- listening --------------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_listens_is_told_of_a_change_of_every_key(link: Link) -> None:
+async def test_whoever_listens_is_told_of_a_change_of_every_key(link: RedisBackend) -> None:
     keys = [f"rh:1:told:{number}" for number in range(30)]
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -168,9 +168,9 @@ async def test_whoever_listens_is_told_of_a_change_of_every_key(link: Link) -> N
 
     listening = []
     for server in await link.servers():
-        connection = Connection(pushed=changed)
+        connection = RedisConnection(on_push=changed)
         await server.connect(connection, PATIENCE)
-        assert await connection.send([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
+        assert await connection.execute([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
         listening.append(connection)
     await ask(link, *(("SET", key, "x") for key in keys))
     async with asyncio.timeout(PATIENCE):
@@ -179,7 +179,7 @@ async def test_whoever_listens_is_told_of_a_change_of_every_key(link: Link) -> N
         connection.abort()
 
 
-async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: Link) -> None:
+async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: RedisBackend) -> None:
     await ask(link, ("PING",))
     before = link.topology
     await link.servers()
@@ -193,21 +193,21 @@ async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: Link) -
 async def test_after_a_failover_of_sentinel_the_new_master_is_found_by_itself(start_own: StartDeployment) -> None:
     group: SentinelGroup = await start_own("sentinel")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_link(group.url, timeout=2)) as link, Traffic(link) as traffic:
-        await eventually(lambda: traffic.well_since(0))
-        old, servers = await group.holder(""), link.topology
+    async with aclosing(open_link(group.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+        await eventually(lambda: traffic.healthy_since(0))
+        old, servers = await group.primary_of_key(""), link.topology
         old.kill()
         await eventually(lambda: _replaced(group, old))
         decided = clock()
-        await eventually(lambda: traffic.well_since(decided))
+        await eventually(lambda: traffic.healthy_since(decided))
         assert clock() - decided < 2, "about a second after Sentinel's decision"
         assert link.topology != servers
-    assert traffic.wrong == []
+    assert traffic.mismatches == []
     assert traffic.slowest < 1, "nothing is tried again for seconds"
 
 
 async def _replaced(group: SentinelGroup, old: Any) -> bool:
-    return await group.holder("") is not old
+    return await group.primary_of_key("") is not old
 
 
 # -- a cluster --------------------------------------------------------------------------------------------------------
@@ -215,33 +215,33 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
 
 async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_link(cluster.url, timeout=2)) as link, Traffic(link) as traffic:
-        await eventually(lambda: traffic.well_since(0))
-        source = await cluster.holder(KEYS[0])
-        target = next(server for server in [await cluster.holder(key) for key in KEYS] if server is not source)
-        moved = {cluster.slot(key) for key in KEYS if await cluster.holder(key) is source}
+    async with aclosing(open_link(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+        await eventually(lambda: traffic.healthy_since(0))
+        source = await cluster.primary_of_key(KEYS[0])
+        target = next(server for server in [await cluster.primary_of_key(key) for key in KEYS] if server is not source)
+        moved = {cluster.slot(key) for key in KEYS if await cluster.primary_of_key(key) is source}
         for slot in moved:
             await cluster.move_slot(slot, source, target)
         assert len(moved) > 5
         done = traffic.batches
         await eventually(lambda: traffic.batches > done + 20)
-    assert (traffic.wrong, traffic.refused, traffic.failed) == ([], set(), 0)
+    assert (traffic.mismatches, traffic.error_codes, traffic.failed) == ([], set(), 0)
 
 
 async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_link(cluster.url, timeout=2)) as link, Traffic(link) as traffic:
-        await eventually(lambda: traffic.well_since(0))
-        old, slot, servers = await cluster.holder(KEYS[0]), cluster.slot(KEYS[0]), link.topology
+    async with aclosing(open_link(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+        await eventually(lambda: traffic.healthy_since(0))
+        old, slot, servers = await cluster.primary_of_key(KEYS[0]), cluster.slot(KEYS[0]), link.topology
         old.kill()
         await eventually(lambda: _taken_over(cluster, slot, old))
         decided = clock()
-        await eventually(lambda: traffic.well_since(decided))
+        await eventually(lambda: traffic.healthy_since(decided))
         assert clock() - decided < 3, "the servers learn of it one by one"
         assert link.topology != servers
         assert len(await link.servers()) == 3
-    assert traffic.wrong == []
+    assert traffic.mismatches == []
     assert traffic.slowest < 1, "nothing is tried again for seconds"
 
 
@@ -251,10 +251,10 @@ async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(
         await _freeze_one(cluster, link)
 
 
-async def _freeze_one(cluster: Cluster, link: Link) -> None:
+async def _freeze_one(cluster: Cluster, link: RedisBackend) -> None:
     await ask(link, *(("SET", key, key) for key in KEYS))
-    frozen = await cluster.holder(KEYS[0])
-    mine = {key for key in KEYS if await cluster.holder(key) is frozen}
+    frozen = await cluster.primary_of_key(KEYS[0])
+    mine = {key for key in KEYS if await cluster.primary_of_key(key) is frozen}
     frozen.freeze()
     took = []
     for _ in range(20):
@@ -262,7 +262,7 @@ async def _freeze_one(cluster: Cluster, link: Link) -> None:
         replies = await link.execute([("GET", key) for key in KEYS], 0.2)
         took.append(time.perf_counter() - began)
         for key, reply in zip(KEYS, replies, strict=True):
-            assert isinstance(reply, LinkError) if key in mine else reply == key.encode()
+            assert isinstance(reply, RedisBackendError) if key in mine else reply == key.encode()
     assert took[0] > 0.15
     assert sum(took[1:]) < 0.2, "nobody waits any more for the one that is frozen"
     assert await eventually(lambda: answers(link, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
@@ -271,4 +271,4 @@ async def _freeze_one(cluster: Cluster, link: Link) -> None:
 
 
 async def _taken_over(cluster: Cluster, slot: int, old: Any) -> bool:
-    return await cluster.owner(slot) is not old
+    return await cluster.primary_of_slot(slot) is not old

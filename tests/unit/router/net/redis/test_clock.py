@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
-from router.net.tasks import end
+from router.net.tasks import cancel_and_wait
 from router.shared.redis import open_line, open_link
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
@@ -37,7 +37,7 @@ class Machine:
         self.now += there
         shown = self.now + redis
         self.now += back
-        self.clock.note(reply(shown), sent, server)
+        self.clock.update(reply(shown), sent, server)
 
     def offset(self) -> float:
         return self.clock.now() - self.now
@@ -102,14 +102,14 @@ def test_a_redis_whose_clock_is_set_is_followed_and_the_log_says_so(
 def test_what_is_no_time_moves_nothing(said: Any) -> None:
     machine = Machine()
     machine.ask(1e9)
-    machine.clock.note(said, machine.now)
+    machine.clock.update(said, machine.now)
     assert machine.offset() == about(1e9)
 
 
 def test_of_several_servers_the_median_counts_once_all_were_asked() -> None:
     machine = Machine()
     machine.ask(1e9)
-    machine.clock.listen(3)
+    machine.clock.set_server_count(3)
     machine.ask(1e9 + AN_HOUR, server=0)
     machine.ask(1e9 + 0.2, server=1)
     assert machine.offset() == about(1e9)
@@ -117,7 +117,7 @@ def test_of_several_servers_the_median_counts_once_all_were_asked() -> None:
     assert machine.offset() == about(1e9 + 0.2)
     machine.ask(1e9 + AN_HOUR)
     assert machine.offset() == about(1e9 + 0.2), "which server that was is not known"
-    machine.clock.listen(0)
+    machine.clock.set_server_count(0)
     machine.ask(1e9)
     assert machine.offset() == about(1e9)
 
@@ -125,26 +125,26 @@ def test_of_several_servers_the_median_counts_once_all_were_asked() -> None:
 def test_an_instant_is_the_same_by_both_clocks() -> None:
     machine = Machine()
     machine.ask(1e9)
-    assert machine.clock.shared(machine.now) == about(machine.clock.now())
-    assert machine.clock.own(machine.clock.shared(17.0)) == about(17.0)
+    assert machine.clock.to_redis_time(machine.now) == about(machine.clock.now())
+    assert machine.clock.to_monotonic(machine.clock.to_redis_time(17.0)) == about(17.0)
 
 
 # -- with a real Redis, whose clock is that of this machine -----------------------------------------------------------
 
 
-class Anyone:
+class NoopCallbacks:
     """Takes no notice of what it is told."""
 
-    def listening(self) -> None:
+    def on_connected(self) -> None:
         pass
 
-    def deaf(self) -> None:
+    def on_disconnected(self) -> None:
         pass
 
-    def changed(self, keys: Any) -> None:
+    def on_keys_changed(self, keys: Any) -> None:
         pass
 
-    def message(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         pass
 
 
@@ -169,13 +169,18 @@ async def test_whoever_listens_keeps_it_right(deployment: Deployment) -> None:
     async with aclosing(open_link(deployment.url, timeout=2)) as link:
         await link.execute([("PING",)], 2)
         listener = Listener(
-            link, prefixes=["rh:1:acme:"], channel="rh:1:process:test", hears=Anyone(), retry=0.02, clock=clock
+            link,
+            prefixes=["rh:1:acme:"],
+            channel="rh:1:process:test",
+            callbacks=NoopCallbacks(),
+            retry_interval=0.02,
+            clock=clock,
         )
         task = asyncio.create_task(listener.run())
         await eventually(lambda: is_right(clock))
         drifting[0] += AN_HOUR / 2
         await eventually(lambda: is_right(clock))
-        await end(task)
+        await cancel_and_wait(task)
 
 
 @on_the_loop

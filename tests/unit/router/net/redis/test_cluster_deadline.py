@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from router.net.redis.cluster import ClusterLink
-from router.net.redis.commands import later
-from router.net.redis.deadline import MORE
-from router.net.redis.url import Host
+from router.net.redis.cluster import ClusterBackend
+from router.net.redis.commands import after_previous
+from router.net.redis.deadline import MAX_EXTRA_TIME
+from router.net.redis.url import HostPort
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,11 +23,11 @@ class Server:
     def __init__(self, given: list[tuple[float, float]]) -> None:
         self._given = given
 
-    async def execute(self, commands: list[Any], timeout: float, more: float = MORE) -> list[Any]:
+    async def execute(self, commands: list[Any], timeout: float, extra_time: float = MAX_EXTRA_TIME) -> list[Any]:
         if commands[0][0] == "CLUSTER":
             return [SLOTS]
         if commands[0][0] == "GET":
-            self._given.append((timeout, more))
+            self._given.append((timeout, extra_time))
             await asyncio.sleep(2 * TIMEOUT if commands[0][1] == "large" else 0)
         return [b"OK"] * len(commands)
 
@@ -38,14 +38,14 @@ class Server:
 async def test_what_is_done_later_has_its_time_although_what_came_before_was_large() -> None:
     given: list[tuple[float, float]] = []
 
-    def open_server(_: Host) -> Any:
+    def open_server(_: HostPort) -> Any:
         return Server(given)
 
-    link = ClusterLink([HOST], open_server, timeout=1)
-    assert await link.execute([("GET", "large"), later(("GET", "small"))], TIMEOUT) == [b"OK", b"OK"]
+    link = ClusterBackend([HOST], open_server, timeout=1)
+    assert await link.execute([("GET", "large"), after_previous(("GET", "small"))], TIMEOUT) == [b"OK", b"OK"]
     (silence, more), (silence_later, more_later) = given
     assert 0 < silence <= TIMEOUT
-    assert more == pytest.approx(MORE)
+    assert more == pytest.approx(MAX_EXTRA_TIME)
     assert 0.9 * TIMEOUT < silence_later <= TIMEOUT
-    assert silence_later + more_later <= MORE, "all of it has one cap"
+    assert silence_later + more_later <= MAX_EXTRA_TIME, "all of it has one cap"
     await link.aclose()

@@ -1,15 +1,15 @@
 """Commands as they go over the wire."""
 
-from router.net.redis.commands import form, later, pack
-from router.net.redis.slots import slot_of
+from router.net.redis.commands import after_previous, command_template, encode_command
+from router.net.redis.slots import command_slot
 
 
 def test_a_form_that_is_filled_is_the_command_packed() -> None:
-    filled = form("SET", None, "100 %", None, 5) % (1, b"k", 3, b"a%b")
-    assert filled == pack(("SET", "k", "100 %", "a%b", 5))
+    filled = command_template("SET", None, "100 %", None, 5) % (1, b"k", 3, b"a%b")
+    assert filled == encode_command(("SET", "k", "100 %", "a%b", 5))
 
 
 def test_a_packed_command_has_the_slot_of_its_key() -> None:
     for command in [("GET", "key"), ("EVAL", "return 1", 1, "key", "x"), ("PING",)]:
-        packed = pack(command)
-        assert slot_of(packed) == slot_of(later(packed)) == slot_of(command)
+        packed = encode_command(command)
+        assert command_slot(packed) == command_slot(after_previous(packed)) == command_slot(command)

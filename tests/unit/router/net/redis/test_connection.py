@@ -9,17 +9,17 @@ import pytest
 import pytest_asyncio
 from redis.exceptions import ReadOnlyError
 
-from router.net.redis.backend import Answer
-from router.net.redis.commands import pack
-from router.net.redis.connection import Connection
-from router.net.redis.errors import LinkError
-from router.net.redis.handshake import Login
-from router.net.tasks import end
-from tests.support.waiting import PATIENCE, eventually
+from router.net.redis.backend import ReplyFuture
+from router.net.redis.commands import encode_command
+from router.net.redis.connection import RedisConnection
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.handshake import Handshake
+from router.net.tasks import cancel_and_wait
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NOBODY = Login(None, None, 0, None)
+NOBODY = Handshake(None, None, 0, None)
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 GET = ("GET", "k")
 
@@ -61,8 +61,10 @@ class Pair:
         self.server = server
         self.refused: list[Exception] = []
         self.pushed: list[list[Any]] = []
-        self.lost: list[LinkError] = []
-        self.connection = Connection(refused=self.refused.append, pushed=self.pushed.append, lost=self.lost.append)
+        self.lost: list[RedisBackendError] = []
+        self.connection = RedisConnection(
+            on_error_reply=self.refused.append, on_push=self.pushed.append, on_lost=self.lost.append
+        )
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -74,29 +76,29 @@ async def pair() -> AsyncIterator[Pair]:
         port = listening.sockets[0].getsockname()[1]
         pair = Pair(server)
         stack.callback(pair.connection.abort)
-        await pair.connection.connect(("127.0.0.1", port), NOBODY, PATIENCE)
+        await pair.connection.connect(("127.0.0.1", port), NOBODY, TEST_TIMEOUT)
         yield pair
         pair.connection.abort()
         await eventually(lambda: server.left)
 
 
 async def test_the_greeting_comes_first(pair: Pair) -> None:
-    await eventually(lambda: pair.server.heard == pack(("HELLO", 3, "SETNAME", "roundhouse")))
+    await eventually(lambda: pair.server.heard == encode_command(("HELLO", 3, "SETNAME", "roundhouse")))
     assert pair.connection.ready
 
 
 async def test_a_login_says_who_comes_and_shows_it_in_no_traceback() -> None:
-    assert Login("me", "secret", 2, None).commands() == [
+    assert Handshake("me", "secret", 2, None).commands() == [
         ("HELLO", 3, "AUTH", "me", "secret", "SETNAME", "roundhouse"), ("SELECT", 2),
     ]  # fmt: skip
-    assert Login(None, "secret", 0, None).commands()[0][3:5] == ("default", "secret")
-    assert "secret" not in repr(Login("me", "secret", 2, None))
+    assert Handshake(None, "secret", 0, None).commands()[0][3:5] == ("default", "secret")
+    assert "secret" not in repr(Handshake("me", "secret", 2, None))
 
 
 async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
     said = b"$3\r\none\r\n*2\r\n:2\r\n$-1\r\n-ERR no\r\n%1\r\n$1\r\na\r\n$1\r\nb\r\n"
     for at in range(1, len(said)):
-        batch = pair.connection.send([GET, GET, GET, GET], PATIENCE)
+        batch = pair.connection.execute([GET, GET, GET, GET], TEST_TIMEOUT)
         await pair.server.say(said[:at], said[at:])
         one, two, refused, four = await batch
         assert (one, two, four) == (b"one", [2, None], {b"a": b"b"})
@@ -107,14 +109,14 @@ async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
 async def test_what_is_pushed_is_no_reply_and_is_told(pair: Pair) -> None:
     pushed = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
     await pair.server.say(pushed)
-    batch = pair.connection.send([GET, GET], PATIENCE)
+    batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
     await pair.server.say(b":1\r\n", pushed, b":2\r\n")
     assert await batch == [1, 2]
     assert pair.pushed == [[b"invalidate", [b"k"]]] * 2
 
 
 async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> None:
-    batch = pair.connection.send([GET, GET], PATIENCE)
+    batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
     await pair.server.say(b"-READONLY it is a replica\r\n:1\r\n")
     assert [type(reply) for reply in await batch] == [ReadOnlyError, int]
     assert [type(error) for error in pair.refused] == [ReadOnlyError]
@@ -122,7 +124,7 @@ async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> Non
 
 
 async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_more(pair: Pair) -> None:
-    batch = pair.connection.send([GET], PATIENCE)
+    batch = pair.connection.execute([GET], TEST_TIMEOUT)
     pair.connection.retire()
     await pair.server.say(b":1\r\n")
     assert await batch == [1]
@@ -130,18 +132,18 @@ async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_m
 
 
 async def test_one_who_stops_waiting_is_in_the_way_until_his_replies_are_there(pair: Pair) -> None:
-    leaving = asyncio.ensure_future(_replies(pair.connection.send([GET], PATIENCE)))
+    leaving = asyncio.ensure_future(_replies(pair.connection.execute([GET], TEST_TIMEOUT)))
     await asyncio.sleep(0)
-    await end(leaving)
+    await cancel_and_wait(leaving)
     assert not pair.connection.ready
     await pair.server.say(b":1\r\n")
     await eventually(lambda: pair.connection.ready)
-    batch = pair.connection.send([GET], PATIENCE)
+    batch = pair.connection.execute([GET], TEST_TIMEOUT)
     await pair.server.say(b":2\r\n")
     assert await batch == [2]
 
 
-async def _replies(answer: Answer) -> list[Any]:
+async def _replies(answer: ReplyFuture) -> list[Any]:
     return await answer
 
 
@@ -154,9 +156,9 @@ async def _replies(answer: Answer) -> list[Any]:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 async def test_what_is_no_answer_ends_it(pair: Pair, said: bytes, why: str) -> None:
-    batch = pair.connection.send([GET], PATIENCE)
+    batch = pair.connection.execute([GET], TEST_TIMEOUT)
     await pair.server.say(said)
-    with pytest.raises(LinkError, match=why):
+    with pytest.raises(RedisBackendError, match=why):
         await batch
     assert not pair.connection.ready
     await eventually(lambda: pair.server.left)
@@ -169,9 +171,9 @@ async def test_an_answer_that_nobody_has_asked_for_ends_it(pair: Pair) -> None:
 
 
 async def test_a_server_that_leaves_is_missed_at_once(pair: Pair) -> None:
-    batch = pair.connection.send([GET], PATIENCE)
+    batch = pair.connection.execute([GET], TEST_TIMEOUT)
     pair.server.leave()
-    with pytest.raises(LinkError, match="Connection"):
+    with pytest.raises(RedisBackendError, match="Connection"):
         await batch
     assert not pair.connection.ready
     assert len(pair.lost) == 1
@@ -187,13 +189,13 @@ async def test_that_one_is_lost_which_nobody_uses_is_told_once(pair: Pair) -> No
 
 async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pair) -> None:
     clock = asyncio.get_running_loop().time
-    for timeout in (PATIENCE, 0.05, PATIENCE):
-        batch = pair.connection.send([GET], timeout)
+    for timeout in (TEST_TIMEOUT, 0.05, TEST_TIMEOUT):
+        batch = pair.connection.execute([GET], timeout)
         await pair.server.say(b":1\r\n")
         assert await batch == [1]
     began = clock()
-    with pytest.raises(LinkError, match="TimeoutError"):
-        await pair.connection.send([GET], 0.1)
+    with pytest.raises(RedisBackendError, match="TimeoutError"):
+        await pair.connection.execute([GET], 0.1)
     assert 0.09 < clock() - began < 1
     await eventually(lambda: pair.server.left)
 
@@ -202,7 +204,7 @@ async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pai
 
 
 async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: Pair) -> None:
-    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.05, more=PATIENCE)))
+    batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)))
     clock = asyncio.get_running_loop().time
     began = clock()
     await pair.server.say(b"$1000\r\n")
@@ -216,11 +218,11 @@ async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: P
 
 
 async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pair) -> None:
-    batch = pair.connection.send([GET], 0.1, more=PATIENCE)
+    batch = pair.connection.execute([GET], 0.1, extra_time=TEST_TIMEOUT)
     clock = asyncio.get_running_loop().time
     await pair.server.say(b"$1000\r\nx")
     began = clock()
-    with pytest.raises(LinkError, match="TimeoutError"):
+    with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
     assert 0.09 < clock() - began < 1
 
@@ -228,19 +230,19 @@ async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pai
 async def test_a_server_that_says_nothing_at_all_is_given_up_after_the_timeout(pair: Pair) -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
-    with pytest.raises(LinkError, match="TimeoutError"):
-        await pair.connection.send([GET], 0.05, more=PATIENCE)
+    with pytest.raises(RedisBackendError, match="TimeoutError"):
+        await pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)
     assert 0.045 < clock() - began < 1
 
 
 async def test_replies_that_come_a_byte_at_a_time_are_given_up_at_the_cap(pair: Pair) -> None:
-    batch = asyncio.ensure_future(_replies(pair.connection.send([GET], 0.1, more=0.2)))
+    batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.1, extra_time=0.2)))
     clock = asyncio.get_running_loop().time
     began = clock()
     await pair.server.say(b"$1000\r\n")
     while not batch.done():
         await pair.server.say(b"x")
         await asyncio.wait([batch], timeout=0.01)
-    with pytest.raises(LinkError, match="TimeoutError"):
+    with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
     assert 0.28 < clock() - began < 1

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.net.redis.connection import Connection
-from router.net.redis.handshake import Login
-from tests.support.waiting import PATIENCE
+from router.net.redis.connection import RedisConnection
+from router.net.redis.handshake import Handshake
+from tests.support.waiting import TEST_TIMEOUT
 
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 
@@ -33,11 +33,11 @@ def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: A
                 connected.recv(65536)
 
         async def work() -> Any:
-            connection = Connection()
-            await connection.connect(listening.getsockname(), Login(None, None, 0, None), PATIENCE)
-            batch = connection.send([("GET", "k")], 0.05)
+            connection = RedisConnection()
+            await connection.connect(listening.getsockname(), Handshake(None, None, 0, None), TEST_TIMEOUT)
+            batch = connection.execute([("GET", "k")], 0.05)
             await asyncio.sleep(0)
-            assert asked.wait(PATIENCE)
+            assert asked.wait(TEST_TIMEOUT)
             time.sleep(0.1)  # noqa: ASYNC251 - it is the loop that is to be held up
             try:
                 return await batch

@@ -12,7 +12,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from router.net.redis.errors import refusal
+from router.net.redis.errors import parse_error_reply
 
 
 def test_a_refusal_has_the_exception_that_redis_py_has_for_it() -> None:
@@ -23,8 +23,8 @@ def test_a_refusal_has_the_exception_that_redis_py_has_for_it() -> None:
         "NOAUTH so": AuthenticationError, "WRONGPASS so": AuthenticationError,
     }  # fmt: skip
     for text, kind in kinds.items():
-        error = refusal(text)
+        error = parse_error_reply(text)
         assert isinstance(error, kind), text
         assert isinstance(error, ResponseError) == (kind not in (BusyLoadingError, AuthenticationError)), text
-    moved: Any = refusal("MOVED 12 127.0.0.1:7000")
+    moved: Any = parse_error_reply("MOVED 12 127.0.0.1:7000")
     assert (moved.slot_id, moved.host, moved.port) == (12, "127.0.0.1", 7000)

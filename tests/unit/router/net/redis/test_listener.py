@@ -9,43 +9,43 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as aioredis
 
-from router.core.cache.redis_keys import PURGES, heard
-from router.net.redis.backend import Link
+from router.core.cache.redis_keys import PURGE_LOG_KEY, tracked_prefixes
+from router.net.redis.backend import RedisBackend
 from router.net.redis.connect import open_client
-from router.net.redis.connection import Connection
+from router.net.redis.connection import RedisConnection
 from router.net.redis.listener import Listener
-from router.net.redis.liveness import SILENCE
-from router.net.redis.standalone import ServerLink
-from router.net.tasks import end
+from router.net.redis.liveness import PING_TIMEOUT
+from router.net.redis.standalone import StandaloneBackend
+from router.net.tasks import cancel_and_wait
 from router.shared.redis import open_link
 from tests.support.redis_process import RedisServer
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PREFIXES = heard(["acme", "beta"])
+PREFIXES = tracked_prefixes(["acme", "beta"])
 CHANNEL = "rh:1:process:me"
 
 
-class Told:
+class RecordingCallbacks:
     """What was heard, in order: the words `listening`, `deaf` and `all`, and the names of keys and messages."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.defects: list[Exception] = []
 
-    def listening(self) -> None:
+    def on_connected(self) -> None:
         self.heard.append("listening")
 
-    def deaf(self) -> None:
+    def on_disconnected(self) -> None:
         self.heard.append("deaf")
 
-    def changed(self, keys: Sequence[bytes] | None) -> None:
+    def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
         if self.defects:
             raise self.defects.pop()
         self.heard += ["all"] if keys is None else [key.decode() for key in keys]
 
-    def message(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         self.heard.append(f"message {payload.decode()}")
 
     async def hears(self, what: str) -> list[str]:
@@ -64,21 +64,23 @@ async def listen() -> AsyncIterator[Listen]:
     """Has somebody told of what happens at a Redis."""
     async with AsyncExitStack() as stack:
 
-        def begin(server: RedisServer, told: Told, link: Link | None = None) -> "asyncio.Task[None]":
+        def begin(
+            server: RedisServer, told: RecordingCallbacks, link: RedisBackend | None = None
+        ) -> "asyncio.Task[None]":
             link = link or open_link(server.url, timeout=0.5)
-            listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, hears=told, retry=0.02)
+            listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=told, retry_interval=0.02)
             task = asyncio.create_task(listener.run())
             stack.push_async_callback(link.aclose)
-            stack.push_async_callback(end, task)
+            stack.push_async_callback(cancel_and_wait, task)
             return task
 
         yield begin
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def told(redis_server: RedisServer, redis: Any, listen: Listen) -> Told:
+async def told(redis_server: RedisServer, redis: Any, listen: Listen) -> RecordingCallbacks:
     """Who is told of what happens at the common Redis."""
-    told = Told()
+    told = RecordingCallbacks()
     listen(redis_server, told)
     assert await told.hears("listening") == []
     return told
@@ -91,20 +93,22 @@ async def listeners_at(client: Any) -> list[dict[str, str]]:
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["rh:1:acme:llama:0:0:1", "rh:1:beta:x", "rh:1:flight:acme:llama:0:0:1:7", PURGES])
-async def test_every_change_of_what_concerns_a_router_is_told(told: Told, redis: Any, key: str) -> None:
+@pytest.mark.parametrize(
+    "key", ["rh:1:acme:llama:0:0:1", "rh:1:beta:x", "rh:1:flight:acme:llama:0:0:1:7", PURGE_LOG_KEY]
+)
+async def test_every_change_of_what_concerns_a_router_is_told(told: RecordingCallbacks, redis: Any, key: str) -> None:
     for change in (redis.set(key, "x"), redis.pexpire(key, 60_000), redis.delete(key)):
         await change
         assert await told.hears(key) == []
 
 
-async def test_what_expires_is_told(told: Told, redis: Any) -> None:
+async def test_what_expires_is_told(told: RecordingCallbacks, redis: Any) -> None:
     await redis.set("rh:1:acme:k", "x", px=20)
     await told.hears("rh:1:acme:k")
     await told.hears("rh:1:acme:k")
 
 
-async def test_what_concerns_no_router_is_not_told(told: Told, redis: Any) -> None:
+async def test_what_concerns_no_router_is_not_told(told: RecordingCallbacks, redis: Any) -> None:
     for key in ("other", "rh:1:gamma:k", "rh:1:acmeish:k", "rh:1:claim:acme:k", "rh:1:hits:acme", "rh:2:acme:k"):
         await redis.set(key, "x")
     await redis.set("rh:1:acme:last", "x")
@@ -114,35 +118,35 @@ async def test_what_concerns_no_router_is_not_told(told: Told, redis: Any) -> No
 async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: RedisServer, redis: Any) -> None:
     link = open_link(redis_server.url, timeout=0.5)
     (server,) = await link.servers()
-    listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, hears=Told(), retry=1)
-    connection = Connection()
-    await listener._begin(server, connection, asyncio.get_running_loop().time() + PATIENCE, subscribe=False)
-    (fields,) = await connection.send([("CLIENT", "TRACKINGINFO")], PATIENCE)
+    listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=RecordingCallbacks(), retry_interval=1)
+    connection = RedisConnection()
+    await listener._begin(server, connection, asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False)
+    (fields,) = await connection.execute([("CLIENT", "TRACKINGINFO")], TEST_TIMEOUT)
     assert set(fields[b"flags"]) == {b"on", b"bcast"}
     assert {prefix.decode() for prefix in fields[b"prefixes"]} == set(PREFIXES)
     connection.abort()
     await link.aclose()
 
 
-async def test_that_all_was_emptied_is_told(told: Told, redis: Any) -> None:
+async def test_that_all_was_emptied_is_told(told: RecordingCallbacks, redis: Any) -> None:
     await redis.flushall()
     await told.hears("all")
 
 
-async def test_nothing_is_lost_of_many_changes_at_once(told: Told, redis: Any) -> None:
+async def test_nothing_is_lost_of_many_changes_at_once(told: RecordingCallbacks, redis: Any) -> None:
     keys = [f"rh:1:acme:{n}" for n in range(5000)]
     await redis.mset(dict.fromkeys(keys, "x"))
     await eventually(lambda: set(keys) <= set(told.heard))
     assert "deaf" not in told.heard
 
 
-async def test_messages_on_the_channel_are_told_and_others_are_not(told: Told, redis: Any) -> None:
+async def test_messages_on_the_channel_are_told_and_others_are_not(told: RecordingCallbacks, redis: Any) -> None:
     await redis.publish("rh:1:process:another", "not mine")
     await redis.publish(CHANNEL, "mine")
     assert await told.hears("message mine") == []
 
 
-async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: Told, redis: Any) -> None:
+async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: RecordingCallbacks, redis: Any) -> None:
     async def beats() -> int:
         stats = await redis.info("commandstats")
         return int(stats.get("cmdstat_time", {}).get("calls", 0))
@@ -150,7 +154,7 @@ async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: T
     before = await beats()
 
     async def beaten() -> bool:
-        return await beats() >= before + 2 + SILENCE / 0.3
+        return await beats() >= before + 2 + PING_TIMEOUT / 0.3
 
     await eventually(beaten)
     assert told.heard == []
@@ -161,7 +165,7 @@ async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: T
 
 async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = Told()
+    told = RecordingCallbacks()
     listen(own_redis, told)
     await told.hears("listening")
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
@@ -177,21 +181,21 @@ async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, l
 
 async def test_a_frozen_redis_is_missed_when_it_was_silent_for_too_long(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = Told()
+    told = RecordingCallbacks()
     listen(own_redis, told)
     await told.hears("listening")
     own_redis.freeze()
     loop = asyncio.get_running_loop()
     began = loop.time()
     await told.hears("deaf")
-    assert loop.time() - began < SILENCE + 0.5, "the silence, and some room for a busy machine"
+    assert loop.time() - began < PING_TIMEOUT + 0.5, "the silence, and some room for a busy machine"
     own_redis.thaw()
     await told.hears("listening")
 
 
 async def test_a_killed_redis_is_missed_and_listened_to_once_it_is_back(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = Told()
+    told = RecordingCallbacks()
     listen(own_redis, told)
     await told.hears("listening")
     own_redis.kill()
@@ -201,7 +205,7 @@ async def test_a_killed_redis_is_missed_and_listened_to_once_it_is_back(own_redi
 
 
 async def test_a_redis_that_comes_later_is_listened_to(own_redis: RedisServer, listen: Listen) -> None:
-    told = Told()
+    told = RecordingCallbacks()
     listen(own_redis, told)
     await told.hears("deaf")
     await own_redis.start()
@@ -209,7 +213,7 @@ async def test_a_redis_that_comes_later_is_listened_to(own_redis: RedisServer, l
 
 
 async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: RedisServer, listen: Listen) -> None:
-    class Moving(ServerLink):
+    class Moving(StandaloneBackend):
         now = "these"
 
         @property
@@ -218,7 +222,7 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
 
     await own_redis.start()
     client: Any = open_client(own_redis.url, timeout=0.5)
-    told, link = Told(), Moving(client.connection_pool)
+    told, link = RecordingCallbacks(), Moving(client.connection_pool)
     listen(own_redis, told, link)
     await told.hears("listening")
     link.now = "those"
@@ -227,7 +231,7 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
 
 
 async def test_a_defect_of_whoever_is_told_does_not_end_the_listening(
-    told: Told, redis: Any, caplog: pytest.LogCaptureFixture
+    told: RecordingCallbacks, redis: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.defects.append(ZeroDivisionError())
     await redis.set("rh:1:acme:k", "x")
@@ -240,10 +244,10 @@ async def test_who_stops_listening_is_told_nothing_and_leaves_no_connection(
     own_redis: RedisServer, listen: Listen
 ) -> None:
     await own_redis.start()
-    told = Told()
+    told = RecordingCallbacks()
     task = listen(own_redis, told)
     await told.hears("listening")
-    await end(task)
+    await cancel_and_wait(task)
     assert told.heard == ["deaf"]
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
     async with client:

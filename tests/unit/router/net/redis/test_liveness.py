@@ -1,6 +1,6 @@
 """Until when a process may rely on being told of changes."""
 
-from router.net.redis.liveness import SILENCE, Liveness
+from router.net.redis.liveness import PING_TIMEOUT, Liveness
 
 
 def liveness_at(*instants: float) -> Liveness:
@@ -12,32 +12,32 @@ def liveness_at(*instants: float) -> Liveness:
 def test_nothing_is_relied_on_before_a_beat_was_answered() -> None:
     liveness = liveness_at(10.0, 10.0)
     assert not liveness.alive()
-    liveness.listen(1)
+    liveness.set_server_count(1)
     assert not liveness.alive()
 
 
 def test_an_answered_beat_counts_from_when_it_was_sent() -> None:
-    liveness = liveness_at(10.0 + SILENCE - 0.01, 10.0 + SILENCE)
-    liveness.listen(1)
-    liveness.answered(10.0, 0)
+    liveness = liveness_at(10.0 + PING_TIMEOUT - 0.01, 10.0 + PING_TIMEOUT)
+    liveness.set_server_count(1)
+    liveness.on_ping_reply(10.0, 0)
     assert liveness.alive()
     assert not liveness.alive()
 
 
 def test_every_server_must_have_answered() -> None:
-    liveness = liveness_at(10.1, 10.5, 10.5 + SILENCE)
-    liveness.listen(2)
-    liveness.answered(10.0, 0)
+    liveness = liveness_at(10.1, 10.5, 10.5 + PING_TIMEOUT)
+    liveness.set_server_count(2)
+    liveness.on_ping_reply(10.0, 0)
     assert not liveness.alive()
-    liveness.answered(10.1, 1)
-    liveness.answered(10.4, 0)
+    liveness.on_ping_reply(10.1, 1)
+    liveness.on_ping_reply(10.4, 0)
     assert liveness.alive()
     assert not liveness.alive()
 
 
 def test_an_answer_that_comes_after_the_listening_has_ended_counts_for_nothing() -> None:
     liveness = liveness_at(10.1)
-    liveness.listen(1)
-    liveness.listen(0)
-    liveness.answered(10.0, 0)
+    liveness.set_server_count(1)
+    liveness.set_server_count(0)
+    liveness.on_ping_reply(10.0, 0)
     assert not liveness.alive()

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import redis.exceptions
 
-from router.net.redis.pipeline import Line, RedisDownError, Replies
-from router.net.server.eager import Runner
+from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
+from router.net.server.eager import EagerRunner
 from router.shared.redis import open_line as new_line
 from router.shared.redis import open_link
 from tests.support.redis_process import RedisServer
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OpenLine = Callable[..., Awaitable[Line]]
+OpenLine = Callable[..., Awaitable[RedisPipeline]]
 BATCH = 1 << 20
 """Bytes that are sent at once."""
 
@@ -28,7 +28,7 @@ BATCH = 1 << 20
 async def open_line() -> AsyncIterator[OpenLine]:
     async with AsyncExitStack() as stack:
 
-        async def make(server: RedisServer, timeout: float = 0.5) -> Line:
+        async def make(server: RedisServer, timeout: float = 0.5) -> RedisPipeline:
             line = new_line(open_link(server.url, timeout=timeout), timeout=timeout, retry=0.02)
             stack.push_async_callback(line.aclose)
             await line.start()
@@ -38,38 +38,40 @@ async def open_line() -> AsyncIterator[OpenLine]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def line(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> Line:
+async def line(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> RedisPipeline:
     return await open_line(redis_server)
 
 
 # -- commands in, replies out -----------------------------------------------------------------------------------------
 
 
-async def test_each_gets_the_replies_to_his_own_commands(line: Line) -> None:
-    asked = [line.ask(("SET", f"k{n}", n), ("GET", f"k{n}")) for n in range(200)]
+async def test_each_gets_the_replies_to_his_own_commands(line: RedisPipeline) -> None:
+    asked = [line.execute(("SET", f"k{n}", n), ("GET", f"k{n}")) for n in range(200)]
     assert await asyncio.gather(*asked) == [[b"OK", b"%d" % n] for n in range(200)]
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
-async def test_commands_reach_redis_in_the_order_in_which_they_were_given(line: Line, redis: Any, size: int) -> None:
+async def test_commands_reach_redis_in_the_order_in_which_they_were_given(
+    line: RedisPipeline, redis: Any, size: int
+) -> None:
     for n in range(100):
-        replies = line.ask(("RPUSH", "list", n), size=size)
+        replies = line.execute(("RPUSH", "list", n), size=size)
     await replies
     assert await redis.lrange("list", 0, -1) == [str(n) for n in range(100)]
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
-async def test_commands_given_together_stay_together(line: Line, redis: Any, size: int) -> None:
+async def test_commands_given_together_stay_together(line: RedisPipeline, redis: Any, size: int) -> None:
     for n in range(50):
-        replies = line.ask(*(("RPUSH", "list", f"{n}.{part}") for part in range(3)), size=size)
+        replies = line.execute(*(("RPUSH", "list", f"{n}.{part}") for part in range(3)), size=size)
     await replies
     assert await redis.lrange("list", 0, -1) == [f"{n}.{part}" for n in range(50) for part in range(3)]
 
 
-async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothing_else(line: Line) -> None:
-    before = line.ask(("SET", "k", "v"))
-    odd = line.ask(("LPUSH", "k", "x"), ("GET", "k"), ("NO-SUCH-COMMAND", "k"))
-    after = line.ask(("GET", "k"))
+async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothing_else(line: RedisPipeline) -> None:
+    before = line.execute(("SET", "k", "v"))
+    odd = line.execute(("LPUSH", "k", "x"), ("GET", "k"), ("NO-SUCH-COMMAND", "k"))
+    after = line.execute(("GET", "k"))
     assert await before == [b"OK"]
     refused, between, unknown = await odd
     assert isinstance(refused, redis.exceptions.ResponseError)
@@ -79,45 +81,45 @@ async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothin
     assert line.up, "it answers, so it is not down"
 
 
-async def test_a_look_up_has_its_place_among_what_is_asked(line: Line) -> None:
-    line.ask(("SET", "k", "before"))
-    found = line.look_up(("GET", "k"))
-    line.ask(("SET", "k", "after"))
+async def test_a_look_up_has_its_place_among_what_is_asked(line: RedisPipeline) -> None:
+    line.execute(("SET", "k", "before"))
+    found = line.execute_eager(("GET", "k"))
+    line.execute(("SET", "k", "after"))
     assert await found == [b"before"]
-    assert await line.look_up(("GET", "k")) == [b"after"]
+    assert await line.execute_eager(("GET", "k")) == [b"after"]
 
 
-async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told_of_it(line: Line) -> None:
+async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told_of_it(line: RedisPipeline) -> None:
     told: list[Replies | None] = []
-    line.tell(("SET", "k", "1"))
-    line.tell(("INCR", "k"), ("INCR", "k"), told=told.append)
-    assert await line.ask(("GET", "k")) == [b"3"]
+    line.send(("SET", "k", "1"))
+    line.send(("INCR", "k"), ("INCR", "k"), on_reply=told.append)
+    assert await line.execute(("GET", "k")) == [b"3"]
     assert told == [[2, 3]]
 
 
 async def test_a_defect_of_one_who_is_told_keeps_nothing_from_the_others(
-    line: Line, caplog: pytest.LogCaptureFixture
+    line: RedisPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line.tell(("GET", "k"), told=lambda _: 1 // 0)
-    assert await line.ask(("SET", "k", "v")) == [b"OK"]
+    line.send(("GET", "k"), on_reply=lambda _: 1 // 0)
+    assert await line.execute(("SET", "k", "v")) == [b"OK"]
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: Line) -> None:
+async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: RedisPipeline) -> None:
     over: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
-        await line.look_up(("SET", "k", "v"))
-        over.set_result([asyncio.current_task(), *await line.look_up(("GET", "k"))])
+        await line.execute_eager(("SET", "k", "v"))
+        over.set_result([asyncio.current_task(), *await line.execute_eager(("GET", "k"))])
 
     loop = asyncio.get_running_loop()
-    runner = Runner(loop)
-    loop.call_soon(runner.begin, work(), lambda task: over.set_exception(AssertionError(task)), lambda _: None)
+    runner = EagerRunner(loop)
+    loop.call_soon(runner.start, work(), lambda task: over.set_exception(AssertionError(task)), lambda _: None)
     assert await over == [None, b"v"]
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: Line) -> None:
-    first, left, last = (line.ask(("INCR", "n")) for _ in range(3))
+async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: RedisPipeline) -> None:
+    first, left, last = (line.execute(("INCR", "n")) for _ in range(3))
     left.cancel()
     assert [await first, await last] == [[1], [3]], "what was given is done all the same"
 
@@ -125,7 +127,7 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: Line) -
 async def test_closing_sends_what_waits(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> None:
     line = await open_line(redis_server)
     for n in range(20):
-        line.ask(("RPUSH", "list", n), size=BATCH)
+        line.execute(("RPUSH", "list", n), size=BATCH)
     await line.aclose()
     assert await redis.llen("list") == 20
 
@@ -140,14 +142,14 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
     line = await open_line(own_redis, timeout=0.2)
     own_redis.freeze()
     began = time.perf_counter()
-    waiting = [line.ask(("INCR", "n"), size=BATCH // 10) for _ in range(500)]
+    waiting = [line.execute(("INCR", "n"), size=BATCH // 10) for _ in range(500)]
     failed = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(error) for error in failed} == {RedisDownError}
     assert 0.15 < time.perf_counter() - began < 2, "once, and not once for each of the batches"
     began = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
-            line.ask(("INCR", "n"))
+            line.execute(("INCR", "n"))
     assert time.perf_counter() - began < 0.15, "nobody waits any more"
 
 
@@ -156,10 +158,10 @@ async def test_nothing_is_tried_twice(own_redis: RedisServer, open_line: OpenLin
     line = await open_line(own_redis, timeout=0.1)
     own_redis.freeze()
     with pytest.raises(RedisDownError):
-        await line.ask(("INCR", "n"))
+        await line.execute(("INCR", "n"))
     own_redis.thaw()
     await asyncio.wait_for(line.wait_until_up(), 10)
-    (count,) = await line.ask(("GET", "n"))
+    (count,) = await line.execute(("GET", "n"))
     assert count in (None, b"1"), "Redis may have had it before it froze; it is not sent again"
 
 
@@ -168,8 +170,8 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     line = await open_line(own_redis)
     own_redis.kill()
     told: list[Replies | None] = []
-    asked, looked_up = line.ask(("GET", "k")), line.look_up(("GET", "k"))
-    line.tell(("GET", "k"), told=told.append)
+    asked, looked_up = line.execute(("GET", "k")), line.execute_eager(("GET", "k"))
+    line.send(("GET", "k"), on_reply=told.append)
     with pytest.raises(RedisDownError):
         await asked
     with pytest.raises(RedisDownError):
@@ -177,10 +179,10 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     assert told == [None]
     assert not line.up
     with pytest.raises(RedisDownError):
-        line.tell(("GET", "k"))
+        line.send(("GET", "k"))
     await own_redis.start()
     await asyncio.wait_for(line.wait_until_up(), 10)
-    assert await line.ask(("SET", "k", "v")) == [b"OK"]
+    assert await line.execute(("SET", "k", "v")) == [b"OK"]
 
 
 async def test_a_redis_that_wants_a_password_is_down_until_it_wants_none(
@@ -203,4 +205,4 @@ async def test_a_line_starts_without_redis(own_redis: RedisServer, open_line: Op
     line = await open_line(own_redis)
     assert not line.up
     with pytest.raises(RedisDownError):
-        line.ask(("GET", "k"))
+        line.execute(("GET", "k"))

@@ -2,23 +2,23 @@
 
 import pytest
 
-from router.net.redis.url import AddressError, RedisAddress, parse, problems
+from router.net.redis.url import RedisUrl, RedisUrlError, find_url_problems, parse_redis_url
 
 
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://h", RedisAddress(kind="server", hosts=(("h", 6379),))),
-        ("redis://h:1/2", RedisAddress(kind="server", hosts=(("h", 1),), db=2)),
-        ("redis://h/?db=2", RedisAddress(kind="server", hosts=(("h", 6379),), db=2)),
-        ("redis://:p%40%2F@h", RedisAddress(kind="server", hosts=(("h", 6379),), password="p@/")),
-        ("redis://u:p@[::1]:7", RedisAddress(kind="server", hosts=(("::1", 7),), username="u", password="p")),
-        ("redis://[::1]", RedisAddress(kind="server", hosts=(("::1", 6379),))),
-        ("unix:///run/a%20b.sock?db=3", RedisAddress(kind="socket", path="/run/a b.sock", db=3)),
-        ("unix://u:p@/run/r.sock", RedisAddress(kind="socket", path="/run/r.sock", username="u", password="p")),
+        ("redis://h", RedisUrl(kind="server", hosts=(("h", 6379),))),
+        ("redis://h:1/2", RedisUrl(kind="server", hosts=(("h", 1),), db=2)),
+        ("redis://h/?db=2", RedisUrl(kind="server", hosts=(("h", 6379),), db=2)),
+        ("redis://:p%40%2F@h", RedisUrl(kind="server", hosts=(("h", 6379),), password="p@/")),
+        ("redis://u:p@[::1]:7", RedisUrl(kind="server", hosts=(("::1", 7),), username="u", password="p")),
+        ("redis://[::1]", RedisUrl(kind="server", hosts=(("::1", 6379),))),
+        ("unix:///run/a%20b.sock?db=3", RedisUrl(kind="socket", path="/run/a b.sock", db=3)),
+        ("unix://u:p@/run/r.sock", RedisUrl(kind="socket", path="/run/r.sock", username="u", password="p")),
         (
             "rediss://h?ssl_ca_certs=/ca.pem&ssl_check_hostname=no",
-            RedisAddress(
+            RedisUrl(
                 kind="server",
                 hosts=(("h", 6379),),
                 tls=True,
@@ -27,7 +27,7 @@ from router.net.redis.url import AddressError, RedisAddress, parse, problems
         ),
         (
             "redis+sentinel://u:p@a,b:2/main?db=1&sentinel_username=s&sentinel_password=t",
-            RedisAddress(
+            RedisUrl(
                 kind="sentinel",
                 hosts=(("a", 26379), ("b", 2)),
                 service="main",
@@ -38,13 +38,13 @@ from router.net.redis.url import AddressError, RedisAddress, parse, problems
                 sentinel_password="t",
             ),
         ),
-        ("redis+cluster://a,b:2/0", RedisAddress(kind="cluster", hosts=(("a", 6379), ("b", 2)))),
-        ("rediss+cluster://a", RedisAddress(kind="cluster", hosts=(("a", 6379),), tls=True)),
+        ("redis+cluster://a,b:2/0", RedisUrl(kind="cluster", hosts=(("a", 6379), ("b", 2)))),
+        ("rediss+cluster://a", RedisUrl(kind="cluster", hosts=(("a", 6379),), tls=True)),
     ],
 )
-def test_an_address_is_read(url: str, address: RedisAddress) -> None:
-    assert parse(url) == address
-    assert problems(url) == []
+def test_an_address_is_read(url: str, address: RedisUrl) -> None:
+    assert parse_redis_url(url) == address
+    assert find_url_problems(url) == []
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_an_address_is_read(url: str, address: RedisAddress) -> None:
     ],
 )
 def test_a_wrong_address_is_told_in_one_line_that_shows_nothing_of_it(url: str, told: str) -> None:
-    (problem,) = problems(url)
+    (problem,) = find_url_problems(url)
     assert told in problem
     assert "\n" not in problem
     assert "secret" not in problem
     if not url.startswith("memory"):
-        with pytest.raises(AddressError):
-            parse(url)
+        with pytest.raises(RedisUrlError):
+            parse_redis_url(url)
 
 
 def test_an_address_shows_no_password_in_a_traceback() -> None:
-    assert "secret" not in repr(parse("redis://u:secret@h"))
+    assert "secret" not in repr(parse_redis_url("redis://u:secret@h"))

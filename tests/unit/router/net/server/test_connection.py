@@ -11,11 +11,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from router.api.protocol_messages import render
-from router.net.pending_replies import Reply
-from router.net.server.client_connection import CLIENT
-from router.net.server.connection import BoundedHttpProtocol, address_of
-from tests.support.raw_http import CHAT_HEAD, VERSION, connect, request
-from tests.support.waiting import PATIENCE
+from router.net.pending_replies import PendingReplies
+from router.net.server.client_connection import CLIENT_EXTENSION
+from router.net.server.connection import BoundedHttpProtocol, asgi_address
+from tests.support.raw_http import CHAT_HEAD, VERSION_REQUEST, connect, http_request
+from tests.support.waiting import TEST_TIMEOUT
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -62,7 +62,7 @@ async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
     server = await loop.create_server(make, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1], pieces
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             while tasks := state.tasks:
                 await asyncio.wait(tasks)
     finally:
@@ -89,8 +89,8 @@ async def test_an_answer_that_waits_for_nothing_is_made_without_a_task_and_is_on
         await send(body(b"hello"))
 
     async with serving(app) as (port, pieces), connect(port) as connection:
-        connection.write(request("a"))
-        assert (await connection.answer()).body == b"hello"
+        connection.write(http_request("a"))
+        assert (await connection.read_response()).body == b"hello"
         assert tasks == [None]
         assert pieces == [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"]
 
@@ -108,8 +108,8 @@ async def test_what_a_stream_says_in_a_turn_is_one_write_and_the_head_goes_with_
         await send(body(b"four"))
 
     async with serving(app) as (port, pieces), connect(port) as connection:
-        connection.write(request("a"))
-        assert (await connection.answer()).body == b"onetwothreefour"
+        connection.write(http_request("a"))
+        assert (await connection.read_response()).body == b"onetwothreefour"
         head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
         assert pieces == [head + b"3\r\none\r\n", b"3\r\ntwo\r\n5\r\nthree\r\n", b"4\r\nfour\r\n0\r\n\r\n"]
 
@@ -126,8 +126,8 @@ async def test_an_application_that_never_lets_go_fills_no_memory_with_what_it_se
         await send(body(b""))
 
     async with serving(app) as (port, pieces), connect(port) as connection:
-        connection.write(request("a"))
-        assert (await connection.answer()).body == large + 40 * small
+        connection.write(http_request("a"))
+        assert (await connection.read_response()).body == large + 40 * small
         assert len(pieces) > 3
         assert max(map(len, pieces)) < 21_000
 
@@ -140,8 +140,8 @@ async def test_what_was_sent_before_an_application_raises_reaches_the_client() -
         raise RuntimeError("a defect")
 
     async with serving(app) as (port, _), connect(port) as connection:
-        connection.write(request("a"))
-        assert (await connection.end()).endswith(b"3\r\none\r\n")
+        connection.write(http_request("a"))
+        assert (await connection.read_to_end()).endswith(b"3\r\none\r\n")
 
 
 async def test_requests_that_are_sent_ahead_have_a_turn_each() -> None:
@@ -154,9 +154,9 @@ async def test_requests_that_are_sent_ahead_have_a_turn_each() -> None:
         await send(body(b""))
 
     async with serving(app) as (port, _), connect(port) as connection:
-        connection.write(*[request(method=b"GET", path=b"/%d" % number) for number in range(3)])
+        connection.write(*[http_request(method=b"GET", path=b"/%d" % number) for number in range(3)])
         for _ in range(3):
-            await connection.answer()
+            await connection.read_response()
     assert seen == ["/0", "others", "/1", "others", "/2", "others"]
 
 
@@ -173,11 +173,11 @@ async def test_no_value_of_a_header_becomes_another_header(
 
     with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
         async with serving(app) as (port, _), connect(port) as connection:
-            connection.write(VERSION)
-            answer = await connection.answer()
-            assert (answer.status, answer.code) == (500, "internal_error")
+            connection.write(VERSION_REQUEST)
+            answer = await connection.read_response()
+            assert (answer.status, answer.error_code) == (500, "internal_error")
             assert b"x-one" not in answer.head
-            assert await connection.end() == b""
+            assert await connection.read_to_end() == b""
 
 
 @pytest.mark.parametrize("parts", [[b"four"], [b"sixsix"], [b"six", b"six"]])
@@ -192,8 +192,8 @@ async def test_a_body_of_another_length_than_it_said_does_not_pass_for_whole(
 
     with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
         async with serving(app) as (port, _), connect(port) as connection:
-            connection.write(VERSION)
-            ended = await connection.end()
+            connection.write(VERSION_REQUEST)
+            ended = await connection.read_to_end()
     assert ended.startswith(b"HTTP/1.1 500 ") if len(parts) == 1 else ended.endswith(b"\r\n\r\nsix")
 
 
@@ -210,8 +210,8 @@ async def test_an_application_that_gives_up_is_answered_for_and_the_connection_c
 
     with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
         async with serving(app) as (port, _), connect(port) as connection:
-            connection.write(VERSION)
-            ended = await connection.end()
+            connection.write(VERSION_REQUEST)
+            ended = await connection.read_to_end()
     assert ended.startswith(b"HTTP/1.1 500 " if len(sends) < 2 else b"HTTP/1.1 200 ")
     assert not ended.endswith(b"0\r\n\r\n")
 
@@ -229,7 +229,7 @@ async def test_a_scope_has_the_addresses_of_both_ends() -> None:
 
     async with serving(app) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(VERSION)
+        writer.write(VERSION_REQUEST)
         assert await reader.read()
         here = writer.get_extra_info("sockname")
         writer.close()
@@ -248,7 +248,7 @@ async def test_a_scope_has_the_addresses_of_both_ends() -> None:
     ids=["IPv4", "IPv6", "a path", "a client without a path", "gone"],
 )
 def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
-    assert address_of(name) == address
+    assert asgi_address(name) == address
 
 
 # -- who leaves -------------------------------------------------------------------------------------------------------
@@ -259,51 +259,51 @@ async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bo
     begun, left, told = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        client = scope["extensions"][CLIENT]
+        client = scope["extensions"][CLIENT_EXTENSION]
         if late:
             begun.set()
             while (await receive())["type"] != "http.disconnect":
                 pass
-        client.watch()
+        client.cancel_on_disconnect()
         begun.set()
         try:
             await left.wait()
         except asyncio.CancelledError:
-            assert client.left
+            assert client.cancelled_by_disconnect
             told.set()
 
     async with serving(app) as (port, _):
         async with connect(port) as connection:
-            connection.write(request("a"))
+            connection.write(http_request("a"))
             await begun.wait()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             await told.wait()
 
 
 async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_all_the_same() -> None:
     lost, told = asyncio.Event(), asyncio.Event()
-    replies: asyncio.Queue[Reply] = asyncio.Queue()
+    replies: asyncio.Queue[PendingReplies] = asyncio.Queue()
 
     async def app(scope: Any, _: Any, __: Any) -> None:
-        client = scope["extensions"][CLIENT]
-        reply = Reply(asyncio.get_running_loop())
+        client = scope["extensions"][CLIENT_EXTENSION]
+        reply = PendingReplies(asyncio.get_running_loop())
         replies.put_nowait(reply)
         await reply
         assert asyncio.current_task() is None
-        client.watch()
+        client.cancel_on_disconnect()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            assert client.left
+            assert client.cancelled_by_disconnect
             told.set()
 
     async with serving(app, lost) as (port, _):
         async with connect(port) as connection:
-            connection.write(request("a"))
+            connection.write(http_request("a"))
             reply = await replies.get()
         await lost.wait()
         asyncio.get_running_loop().call_soon(reply.set_result, [])
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             await told.wait()
 
 
@@ -312,23 +312,23 @@ async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stop
     begun, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        client = scope["extensions"][CLIENT]
+        client = scope["extensions"][CLIENT_EXTENSION]
         if stopped:
-            client.watch()
-            client.stop()
+            client.cancel_on_disconnect()
+            client.ignore_disconnect()
         begun.set()
         while (await receive())["type"] != "http.disconnect":
             pass
         await send(start())
         await send(body(b"nobody gets it"))
-        assert not client.left
+        assert not client.cancelled_by_disconnect
         told.set()
 
     async with serving(app) as (port, pieces):
         async with connect(port) as connection:
-            connection.write(request("a"))
+            connection.write(http_request("a"))
             await begun.wait()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TEST_TIMEOUT):
             await told.wait()
         assert pieces == []
 
@@ -338,16 +338,16 @@ async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
     lost = asyncio.Event()
 
     async def app(scope: Any, _: Any, send: Any) -> None:
-        client = scope["extensions"][CLIENT]
-        client.watch()
+        client = scope["extensions"][CLIENT_EXTENSION]
+        client.cancel_on_disconnect()
         await send(start((b"connection", b"close"), (b"content-length", b"0")))
         await send(body(b""))
         await lost.wait()
-        lefts.append(client.left)
+        lefts.append(client.cancelled_by_disconnect)
 
     async with serving(app, lost) as (port, _), connect(port) as connection:
-        connection.write(VERSION)
-        assert (await connection.end()).startswith(b"HTTP/1.1 200 ")
+        connection.write(VERSION_REQUEST)
+        assert (await connection.read_to_end()).startswith(b"HTTP/1.1 200 ")
     assert lefts == [False]
 
 
@@ -356,21 +356,21 @@ async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
 
 async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full() -> None:
     async def app(scope: Any, _: Any, send: Any) -> None:
-        client = scope["extensions"][CLIENT]
-        assert not client.take(b"too early")
+        client = scope["extensions"][CLIENT_EXTENSION]
+        assert not client.try_send(b"too early")
         await send(start())
-        assert not client.take(b"too early")
+        assert not client.try_send(b"too early")
         await send(body(b"a", more=True))
-        assert client.take(b"b")
+        assert client.try_send(b"b")
         taken = 0
-        while client.take(b"x" * 65536):
+        while client.try_send(b"x" * 65536):
             taken += 1
         await send(body(b"c%d" % taken))
-        assert not client.take(b"too late")
+        assert not client.try_send(b"too late")
 
     async with serving(app) as (port, _), connect(port) as connection:
-        connection.write(VERSION)
-        answer = await connection.answer()
+        connection.write(VERSION_REQUEST)
+        answer = await connection.read_response()
     assert answer.body.startswith(b"abx")
     assert answer.body.count(b"x") == 65536 * int(answer.body.rpartition(b"c")[2])
 
@@ -380,15 +380,15 @@ async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full
 )
 async def test_an_answer_may_begin_with_lines_that_are_made(length: int | None, framing: bytes) -> None:
     async def app(scope: Any, _: Any, send: Any) -> None:
-        client = scope["extensions"][CLIENT]
-        client.begin(203, b"x-one: a\r\n", length)
+        client = scope["extensions"][CLIENT_EXTENSION]
+        client.start_response(203, b"x-one: a\r\n", length)
         with pytest.raises(RuntimeError):
-            client.begin(200, b"", None)
+            client.start_response(200, b"", None)
         await send(body(b"hello"))
 
     async with serving(app) as (port, _), connect(port) as connection:
-        connection.write(VERSION)
-        answer = await connection.answer()
+        connection.write(VERSION_REQUEST)
+        answer = await connection.read_response()
         assert (answer.status, answer.body) == (203, b"hello")
         assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
 
@@ -400,6 +400,6 @@ async def test_a_request_that_is_arriving_may_be_answered_before_it_is_whole_and
 
     async with serving(app) as (port, _), connect(port) as connection:
         connection.write(CHAT_HEAD, b"content-length: 200000\r\n\r\n")
-        assert (await connection.answer()).status == 413
-        connection.write(b"x" * 200000, VERSION)
-        assert (await connection.answer()).status == 200
+        assert (await connection.read_response()).status == 413
+        connection.write(b"x" * 200000, VERSION_REQUEST)
+        assert (await connection.read_response()).status == 200

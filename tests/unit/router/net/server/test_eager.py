@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from router.net.pending_replies import Reply
-from router.net.server.eager import Runner
+from router.net.pending_replies import PendingReplies
+from router.net.server.eager import EagerRunner
 
 Value = TypeVar("Value")
 
@@ -21,7 +21,7 @@ class Ends:
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self, coroutine: Coroutine[Any, None, None]) -> "asyncio.Task[None] | None":
-        Runner(asyncio.get_running_loop()).begin(coroutine, self.tasks.append, self.seen.append)
+        EagerRunner(asyncio.get_running_loop()).start(coroutine, self.tasks.append, self.seen.append)
         return self.tasks.pop() if self.tasks else None
 
 
@@ -58,7 +58,7 @@ async def test_what_waits_goes_on_in_a_task_where_it_waited(turns: int) -> None:
 
 async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_and_needs_no_task() -> None:
     ends = Ends()
-    first, second = (Reply(asyncio.get_running_loop()) for _ in range(2))
+    first, second = (PendingReplies(asyncio.get_running_loop()) for _ in range(2))
     heard: list[Any] = []
 
     async def work() -> None:
@@ -74,7 +74,7 @@ async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_an
 
 async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() -> None:
     ends = Ends()
-    reply, future = Reply(asyncio.get_running_loop()), asyncio.get_running_loop().create_future()
+    reply, future = PendingReplies(asyncio.get_running_loop()), asyncio.get_running_loop().create_future()
     in_tasks: list[bool] = []
 
     async def work() -> None:
@@ -94,7 +94,7 @@ async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() ->
 
 async def test_in_a_task_a_reply_is_as_a_future_is() -> None:
     ends = Ends()
-    reply = Reply(asyncio.get_running_loop())
+    reply = PendingReplies(asyncio.get_running_loop())
     heard: list[Any] = []
 
     async def work() -> None:

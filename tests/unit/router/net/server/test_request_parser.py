@@ -10,27 +10,27 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.net.server.errors import ProtocolError
-from router.net.server.request_parser import MAX_REQUESTS, Arriving, Queue
-from router.net.server.write_batcher import Outbox, Sender
-from tests.support.raw_http import CHAT_HEAD, VERSION, chunked, request
+from router.net.server.request_parser import MAX_PIPELINED_REQUESTS, RequestParser, RequestQueue
+from router.net.server.write_batcher import BufferedWriter, WriteBatcher
+from tests.support.raw_http import CHAT_HEAD, VERSION_REQUEST, chunked_body, http_request
 
 H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
 SENT = b"".join([
-    request({"a": 1}, b"X-Mixed: Case"),
-    VERSION,
-    b"\r\n" + VERSION,
-    VERSION.replace(b"/version", b"/version?"),
-    VERSION.replace(b"GET", b"PUT"),
-    request({"b": 2}, *H2C),
-    CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"abc", b"def", trailers=b"x-trailer: y\r\n"),
-    request(method=b"GET", path=b"/a%20b?c=d"),
+    http_request({"a": 1}, b"X-Mixed: Case"),
+    VERSION_REQUEST,
+    b"\r\n" + VERSION_REQUEST,
+    VERSION_REQUEST.replace(b"/version", b"/version?"),
+    VERSION_REQUEST.replace(b"GET", b"PUT"),
+    http_request({"b": 2}, *H2C),
+    CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked_body(b"abc", b"def", trailers=b"x-trailer: y\r\n"),
+    http_request(method=b"GET", path=b"/a%20b?c=d"),
 ])  # fmt: skip
 
 
 class Nobody:
     """A connection that has nothing to do, and is never written to."""
 
-    sender = Sender(cast("asyncio.Transport", None), Outbox(), cast("asyncio.AbstractEventLoop", None))
+    writer = BufferedWriter(cast("asyncio.Transport", None), WriteBatcher(), cast("asyncio.AbstractEventLoop", None))
 
     def pause_reading(self, _: Any) -> None:
         pass
@@ -40,8 +40,8 @@ class Nobody:
 
 
 async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
-    queue: Queue = deque()
-    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    queue: RequestQueue = deque()
+    arriving = RequestParser(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
     for piece in pieces:
         arriving.feed(piece)
     arriving.close()
@@ -67,13 +67,15 @@ async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
 
 
 async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
-    requests = await arrive(*[VERSION, VERSION, VERSION.replace(b"version", b"versions"), VERSION])
+    requests = await arrive(
+        *[VERSION_REQUEST, VERSION_REQUEST, VERSION_REQUEST.replace(b"version", b"versions"), VERSION_REQUEST]
+    )
     assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
     with pytest.raises(ProtocolError):
-        await arrive(VERSION, VERSION.replace(b"HTTP/1.1", b"HTTP/1.1x"))
+        await arrive(VERSION_REQUEST, VERSION_REQUEST.replace(b"HTTP/1.1", b"HTTP/1.1x"))
 
 
-BODIED = b"".join([request("x" * 100_000), request(method=b"GET", path=b"/next"), request("y" * 70_000)])
+BODIED = b"".join([http_request("x" * 100_000), http_request(method=b"GET", path=b"/next"), http_request("y" * 70_000)])
 
 
 @given(cuts=st.lists(st.integers(0, len(BODIED)), max_size=4).map(sorted))
@@ -91,25 +93,28 @@ async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_
 
 
 async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_like_any_other() -> None:
-    one = request(None, b"x-filler: " + b"y" * 500, method=b"GET", path=b"/version")
+    one = http_request(None, b"x-filler: " + b"y" * 500, method=b"GET", path=b"/version")
     assert len(await arrive(one * 200 + one[:-5], one[-5:])) == 201
 
 
 async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
     with pytest.raises(ProtocolError) as caught:
-        await arrive(VERSION + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
+        await arrive(VERSION_REQUEST + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
     assert caught.value.status == 431
 
 
 # -- requests for another protocol ------------------------------------------------------------------------------------
 
-UPGRADES = request({"b": 2}, *H2C, b"x-filler: " + b"y" * 800)
+UPGRADES = http_request({"b": 2}, *H2C, b"x-filler: " + b"y" * 800)
 
 
 async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other_requests() -> None:
-    many = MAX_REQUESTS
+    many = MAX_PIPELINED_REQUESTS
     peaks = []
-    for sent in (request({"b": 2}, b"x-filler: " + b"y" * (len(UPGRADES) - len(request({"b": 2})) - 12)), UPGRADES):
+    for sent in (
+        http_request({"b": 2}, b"x-filler: " + b"y" * (len(UPGRADES) - len(http_request({"b": 2})) - 12)),
+        UPGRADES,
+    ):
         assert len(sent) == len(UPGRADES)
         tracemalloc.start()
         assert len(await arrive(sent * many)) == many
@@ -120,11 +125,11 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
 
 @pytest.mark.parametrize("headers", [(), H2C], ids=["plain", "upgrades"])
 async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tuple[bytes, ...]) -> None:
-    queue: Queue = deque()
-    arriving = Arriving(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    queue: RequestQueue = deque()
+    arriving = RequestParser(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
-        arriving.feed(request(None, *headers, method=b"GET", path=b"/") * 5000)
-    assert len(queue) == MAX_REQUESTS
+        arriving.feed(http_request(None, *headers, method=b"GET", path=b"/") * 5000)
+    assert len(queue) == MAX_PIPELINED_REQUESTS
     arriving.close()
 
 

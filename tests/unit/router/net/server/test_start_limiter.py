@@ -4,25 +4,25 @@ import asyncio
 
 import pytest
 
-from router.net.server.start_limiter import Turns
+from router.net.server.start_limiter import StartLimiter
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def come(turns: Turns, begun: list[int], *numbers: int) -> None:
+def come(turns: StartLimiter, begun: list[int], *numbers: int) -> None:
     for number in numbers:
-        turns.begin(lambda number=number: begun.append(number), asyncio.get_running_loop())  # type: ignore[misc]
+        turns.start(lambda number=number: begun.append(number), asyncio.get_running_loop())  # type: ignore[misc]
 
 
 async def test_a_few_begin_at_once() -> None:
     begun: list[int] = []
-    come(Turns(3), begun, 1, 2, 3)
+    come(StartLimiter(3), begun, 1, 2, 3)
     assert begun == [1, 2, 3]
 
 
 async def test_of_many_some_begin_in_each_turn_in_the_order_in_which_they_came() -> None:
     begun: list[int] = []
-    come(Turns(3), begun, *range(8))
+    come(StartLimiter(3), begun, *range(8))
     seen = [list(begun)]
     for _ in range(3):
         await asyncio.sleep(0)
@@ -32,7 +32,7 @@ async def test_of_many_some_begin_in_each_turn_in_the_order_in_which_they_came()
 
 async def test_who_comes_later_begins_after_those_who_wait() -> None:
     begun: list[int] = []
-    turns = Turns(2)
+    turns = StartLimiter(2)
     come(turns, begun, 1, 2, 3, 4, 5)
     await asyncio.sleep(0)
     come(turns, begun, 6)
@@ -42,7 +42,7 @@ async def test_who_comes_later_begins_after_those_who_wait() -> None:
 
 async def test_after_a_burst_who_comes_alone_begins_at_once_again() -> None:
     begun: list[int] = []
-    turns = Turns(2)
+    turns = StartLimiter(2)
     come(turns, begun, 1, 2, 3)
     for _ in range(3):
         await asyncio.sleep(0)

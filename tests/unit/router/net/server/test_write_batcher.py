@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from router.net.server.write_batcher import Outbox, Sender
+from router.net.server.write_batcher import BufferedWriter, WriteBatcher
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,12 +23,12 @@ class Transport:
         self._written.append(data)
 
 
-def sender(outbox: Outbox, transport: Transport) -> Sender:
-    return Sender(cast("asyncio.Transport", transport), outbox, asyncio.get_running_loop())
+def sender(outbox: WriteBatcher, transport: Transport) -> BufferedWriter:
+    return BufferedWriter(cast("asyncio.Transport", transport), outbox, asyncio.get_running_loop())
 
 
 async def test_senders_send_when_the_turn_ends_in_the_order_in_which_they_were_told() -> None:
-    outbox, written = Outbox(), list[bytes]()
+    outbox, written = WriteBatcher(), list[bytes]()
     for data in (b"a", b"b", b"c"):
         sender(outbox, Transport(written)).write(data)
     assert written == []
@@ -38,7 +38,7 @@ async def test_senders_send_when_the_turn_ends_in_the_order_in_which_they_were_t
 
 async def test_what_one_is_told_in_a_turn_is_one_write() -> None:
     written = list[bytes]()
-    one = sender(Outbox(), Transport(written))
+    one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.write(b"b")
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_what_one_is_told_in_a_turn_is_one_write() -> None:
 
 async def test_what_is_much_does_not_wait() -> None:
     written = list[bytes]()
-    one = sender(Outbox(), Transport(written))
+    one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.write(much := b"b" * 20_000)
     assert written == [b"a" + much]
@@ -59,17 +59,17 @@ async def test_what_is_much_does_not_wait() -> None:
 
 async def test_what_is_flushed_or_dropped_is_not_sent_again() -> None:
     written = list[bytes]()
-    one = sender(Outbox(), Transport(written))
+    one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.flush()
     one.write(b"b")
-    one.drop()
+    one.discard()
     await asyncio.sleep(0)
     assert written == [b"a"]
 
 
 async def test_what_is_written_while_others_send_is_sent_too() -> None:
-    outbox, written = Outbox(), list[bytes]()
+    outbox, written = WriteBatcher(), list[bytes]()
     late = sender(outbox, Transport(written))
     sender(outbox, Transport(written, lambda: late.write(b"late"))).write(b"early")
     await asyncio.sleep(0)
@@ -79,7 +79,7 @@ async def test_what_is_written_while_others_send_is_sent_too() -> None:
 
 async def test_a_sender_that_fails_stands_in_nobodys_way() -> None:
     loop = asyncio.get_running_loop()
-    outbox, written, failed = Outbox(), list[bytes](), list[object]()
+    outbox, written, failed = WriteBatcher(), list[bytes](), list[object]()
 
     def fail() -> None:
         raise RuntimeError("a defect")

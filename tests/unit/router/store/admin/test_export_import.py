@@ -6,20 +6,27 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.entry_filter import Scope
+from router.core.cache.entry_filter import EntryFilter
 from router.store.admin import export_import as transfer
-from router.store.admin.export_import import Exported, Imported, LineError, export, import_, lines_of
+from router.store.admin.export_import import (
+    ExportResult,
+    ImportLineError,
+    ImportResult,
+    export_entries,
+    import_entries,
+    read_lines,
+)
 from router.store.codec import checksum
-from tests.support.entry_factory import entry, in_format_1, key, store, streamed
+from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ALL = Scope(all=True)
+ALL = EntryFilter(all=True)
 
 
-async def exported(client: Any, scope: Scope = ALL) -> list[bytes]:
+async def exported(client: Any, scope: EntryFilter = ALL) -> list[bytes]:
     lines: list[bytes] = []
-    told = await export(client, scope, lines.append)
+    told = await export_entries(client, scope, lines.append)
     assert told.entries == len(lines)
     return lines
 
@@ -31,18 +38,20 @@ async def contents(client: Any) -> dict[bytes, Any]:
 
 
 async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
-    await store(client, key(1), entry(body="für alle".encode(), documents=("a",), question="q" * 16, params="p" * 16))
-    await store(client, key(2, tenant="other"), entry(stream=b"=\xff\x00\r\n\n"))
+    await store_entry(
+        client, entry_key(1), make_entry(body="für alle".encode(), documents=("a",), question="q" * 16, params="p" * 16)
+    )
+    await store_entry(client, entry_key(2, tenant="other"), make_entry(stream=b"=\xff\x00\r\n\n"))
     before = await contents(client)
     lines = await exported(client)
     await client.flushall()
-    assert await import_(client, lines) == Imported(stored=2, expired=0, older=0)
+    assert await import_entries(client, lines) == ImportResult(stored=2, expired=0, older=0)
     assert await contents(client) == before
 
 
 async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) -> None:
-    made = streamed("für alle")
-    at = await store(client, key(), made)
+    made = make_streamed_entry("für alle")
+    at = await store_entry(client, entry_key(), made)
     (line,) = await exported(client)
     told = json.loads(line)
     assert line.endswith(b"\n")
@@ -52,71 +61,71 @@ async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) ->
 
 
 async def test_bytes_that_no_router_writes_come_as_base64(client: Any) -> None:
-    await store(client, key(), entry(stream=b"\xff"))
+    await store_entry(client, entry_key(), make_entry(stream=b"\xff"))
     (line,) = await exported(client)
     assert json.loads(line)["fields"]["stream"] == {"base64": "/w=="}
 
 
 async def test_only_what_a_scope_means_is_exported(client: Any) -> None:
-    await store(client, key(1))
-    await store(client, key(2, tenant="other"))
+    await store_entry(client, entry_key(1))
+    await store_entry(client, entry_key(2, tenant="other"))
     await client.set("foreign", "x")
-    assert [json.loads(line)["key"] for line in await exported(client, Scope(tenant="other"))] == [
-        key(2, tenant="other")
+    assert [json.loads(line)["key"] for line in await exported(client, EntryFilter(tenant="other"))] == [
+        entry_key(2, tenant="other")
     ]
 
 
 async def test_what_is_no_entry_is_left_out_and_counted(client: Any) -> None:
-    await store(client, key(1))
-    await client.hset(key(2), "digest", "only")
-    await client.set(key(3), "a string")
+    await store_entry(client, entry_key(1))
+    await client.hset(entry_key(2), "digest", "only")
+    await client.set(entry_key(3), "a string")
     lines: list[bytes] = []
-    assert await export(client, ALL, lines.append) == Exported(entries=1, left_out=2)
+    assert await export_entries(client, ALL, lines.append) == ExportResult(entries=1, left_out=2)
 
 
 async def test_an_imported_entry_expires_when_it_would_have(client: Any) -> None:
-    await store(client, key(), expires=1000)
+    await store_entry(client, entry_key(), expires=1000)
     (line,) = await exported(client)
     told = json.loads(line)
     assert told["expires"] == pytest.approx(time.time() + 1000, abs=2)
     told["expires"] -= 600  # as if the file had been lying about for so long
     await client.flushall()
-    await import_(client, [json.dumps(told).encode()])
-    assert await client.pttl(key()) == pytest.approx(400_000, abs=2000)
+    await import_entries(client, [json.dumps(told).encode()])
+    assert await client.pttl(entry_key()) == pytest.approx(400_000, abs=2000)
 
 
 async def test_what_has_expired_meanwhile_is_not_stored(client: Any) -> None:
-    await store(client, key())
+    await store_entry(client, entry_key())
     (line,) = await exported(client)
     await client.flushall()
     line = json.dumps({**json.loads(line), "expires": time.time() - 1}).encode()
-    assert await import_(client, [line]) == Imported(stored=0, expired=1, older=0)
-    assert not await client.exists(key())
+    assert await import_entries(client, [line]) == ImportResult(stored=0, expired=1, older=0)
+    assert not await client.exists(entry_key())
 
 
 async def test_what_is_as_new_or_newer_stays_and_what_is_older_or_broken_gives_way(client: Any) -> None:
     now = time.time()
-    await store(client, key(1), entry(created=now))
-    await store(client, key(2), entry(created=now))
-    await store(client, key(3), entry(created=now))
-    await store(client, key(4), entry(created=now))
-    await store(client, key(5), entry(created=now))
+    await store_entry(client, entry_key(1), make_entry(created=now))
+    await store_entry(client, entry_key(2), make_entry(created=now))
+    await store_entry(client, entry_key(3), make_entry(created=now))
+    await store_entry(client, entry_key(4), make_entry(created=now))
+    await store_entry(client, entry_key(5), make_entry(created=now))
     lines = await exported(client)
-    await store(client, key(2), entry(created=now + 10, body=b"newer"))
-    await store(client, key(3), entry(created=now - 10, body=b"older", stream=b"which went"))
-    await client.hset(key(4), "created", "nonsense")
-    await client.delete(key(5))
-    await client.set(key(5), "a string")
-    assert await import_(client, lines) == Imported(stored=3, expired=0, older=2)
-    assert await client.hget(key(2), "body") == b"newer"
-    assert await client.hget(key(3), "body") == b'{"a": 1}'
-    assert not await client.hexists(key(3), "stream")
-    assert await client.hget(key(5), "body") == b'{"a": 1}'
-    assert await import_(client, lines) == Imported(stored=0, expired=0, older=5), "twice does no harm"
+    await store_entry(client, entry_key(2), make_entry(created=now + 10, body=b"newer"))
+    await store_entry(client, entry_key(3), make_entry(created=now - 10, body=b"older", stream=b"which went"))
+    await client.hset(entry_key(4), "created", "nonsense")
+    await client.delete(entry_key(5))
+    await client.set(entry_key(5), "a string")
+    assert await import_entries(client, lines) == ImportResult(stored=3, expired=0, older=2)
+    assert await client.hget(entry_key(2), "body") == b"newer"
+    assert await client.hget(entry_key(3), "body") == b'{"a": 1}'
+    assert not await client.hexists(entry_key(3), "stream")
+    assert await client.hget(entry_key(5), "body") == b'{"a": 1}'
+    assert await import_entries(client, lines) == ImportResult(stored=0, expired=0, older=5), "twice does no harm"
 
 
 GOOD = {
-    "key": key(), "expires": 9e9,
+    "key": entry_key(), "expires": 9e9,
     "fields": {
         "digest": "d", "model": "m", "engine": "e", "task": "chat", "created": "1", "ttl": "1", "prompt_tokens": "1",
         "completion_tokens": "1", "generation_ms": "1", "body": "{}", "checksum": checksum(b"{}", None), "format": "2",
@@ -137,27 +146,27 @@ GOOD = {
 )  # fmt: skip
 async def test_a_line_that_is_none_is_refused_with_its_number(client: Any, line: bytes) -> None:
     good = json.dumps(GOOD).encode()
-    with pytest.raises(LineError, match="line 3: ") as caught:
-        await import_(client, [good, b"\n", line, good])
+    with pytest.raises(ImportLineError, match="line 3: ") as caught:
+        await import_entries(client, [good, b"\n", line, good])
     assert len(str(caught.value)) < 300
-    assert await client.exists(key()), "what stood before it is stored"
+    assert await client.exists(entry_key()), "what stood before it is stored"
 
 
 async def test_a_line_of_another_format_is_refused_and_says_which(client: Any) -> None:
-    old = {name.decode(): value.decode() for name, value in in_format_1(streamed()).items()}
+    old = {name.decode(): value.decode() for name, value in redis_fields_format_1(make_streamed_entry()).items()}
     newer = {**GOOD["fields"], "format": "3"}  # type: ignore[dict-item]
     for fields, format_ in ((old, 1), (newer, 3)):
         message = f"line 2: written in format {format_}; this router reads format 2"
-        with pytest.raises(LineError, match=f"^{message}$"):
-            await import_(client, [json.dumps(GOOD).encode(), json.dumps({**GOOD, "fields": fields}).encode()])
+        with pytest.raises(ImportLineError, match=f"^{message}$"):
+            await import_entries(client, [json.dumps(GOOD).encode(), json.dumps({**GOOD, "fields": fields}).encode()])
 
 
 async def test_what_is_of_another_format_is_not_exported(client: Any) -> None:
-    await store(client, key(1))
-    await client.hset(key(2), mapping=in_format_1(streamed()))
-    await client.expire(key(2), 60)
+    await store_entry(client, entry_key(1))
+    await client.hset(entry_key(2), mapping=redis_fields_format_1(make_streamed_entry()))
+    await client.expire(entry_key(2), 60)
     lines: list[bytes] = []
-    assert await export(client, ALL, lines.append) == Exported(entries=1, left_out=1)
+    assert await export_entries(client, ALL, lines.append) == ExportResult(entries=1, left_out=1)
 
 
 async def test_a_line_has_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,20 +178,20 @@ async def test_a_line_has_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) 
         sizes.append(limit)
         return next(read, b"")[:limit]
 
-    with pytest.raises(LineError, match="line 2: more than 1000 bytes"):
-        await import_(client, lines_of(read_line))
+    with pytest.raises(ImportLineError, match="line 2: more than 1000 bytes"):
+        await import_entries(client, read_lines(read_line))
     assert set(sizes) == {1001}
 
 
 async def test_many_are_carried_over_and_progress_is_told(client: Any) -> None:
     for number in range(1100):
-        await store(client, key(number))
+        await store_entry(client, entry_key(number))
     seen: list[int] = []
     lines: list[bytes] = []
-    await export(client, ALL, lines.append, seen.append)
+    await export_entries(client, ALL, lines.append, seen.append)
     assert (seen[-1], len(lines)) == (1100, 1100)
     await client.flushall()
     seen.clear()
-    assert (await import_(client, lines, seen.append)).stored == 1100
+    assert (await import_entries(client, lines, seen.append)).stored == 1100
     assert seen[-1] == 1100
     assert len(seen) > 10

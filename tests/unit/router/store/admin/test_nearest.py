@@ -6,60 +6,60 @@ from typing import Any
 import pytest
 
 from router.core.cache.fingerprint import Fingerprint
-from router.store.admin.nearest import nearest
-from tests.support.entry_factory import entry, key, store
+from router.store.admin.nearest import find_nearest
+from tests.support.entry_factory import entry_key, make_entry, store_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SYSTEM, RAG, QUESTION, PARAMS = "a" * 16, "b" * 16, "1" * 16, "2" * 16
 WANTED = Fingerprint("acme", "llama", SYSTEM, RAG, f"{0:032x}", QUESTION, PARAMS)
-KEY = key(0, system=SYSTEM, rag=RAG)
+KEY = entry_key(0, system=SYSTEM, rag=RAG)
 
 
 async def put(client: Any, at: str, question: str = QUESTION, params: str = PARAMS, **fields: Any) -> str:
-    return await store(client, at, entry(question=question, params=params, **fields))
+    return await store_entry(client, at, make_entry(question=question, params=params, **fields))
 
 
 async def test_fewest_parts_win(client: Any) -> None:
-    await put(client, key(1, system="c" * 16, rag=RAG), question="9" * 16)
-    best = await put(client, key(2, system=SYSTEM, rag=RAG), params="9" * 16)
-    await put(client, key(3, model="mistral"))
-    near = await nearest(client, WANTED, KEY, 100)
+    await put(client, entry_key(1, system="c" * 16, rag=RAG), question="9" * 16)
+    best = await put(client, entry_key(2, system=SYSTEM, rag=RAG), params="9" * 16)
+    await put(client, entry_key(3, model="mistral"))
+    near = await find_nearest(client, WANTED, KEY, 100)
     assert (near.key, near.differs, near.looked_at, near.everything) == (best, ["params"], 3, True)
 
 
 async def test_of_several_it_is_the_newest(client: Any) -> None:
     now = time.time()
-    await put(client, key(2, system="c" * 16, rag=RAG), created=now - 20)
-    newer = await put(client, key(3, system="d" * 16, rag=RAG), created=now - 10)
-    await put(client, key(1), created=now)
-    assert (await nearest(client, WANTED, KEY, 100)).key == newer
+    await put(client, entry_key(2, system="c" * 16, rag=RAG), created=now - 20)
+    newer = await put(client, entry_key(3, system="d" * 16, rag=RAG), created=now - 10)
+    await put(client, entry_key(1), created=now)
+    assert (await find_nearest(client, WANTED, KEY, 100)).key == newer
 
 
 async def test_another_tenants_entries_and_the_entry_itself_are_not_looked_at(client: Any) -> None:
     await put(client, KEY)
-    await put(client, key(0, tenant="other", system=SYSTEM, rag=RAG))
-    near = await nearest(client, WANTED, KEY, 100)
+    await put(client, entry_key(0, tenant="other", system=SYSTEM, rag=RAG))
+    near = await find_nearest(client, WANTED, KEY, 100)
     assert (near.key, near.differs, near.looked_at) == (None, [], 0)
 
 
 async def test_an_entry_of_another_revision_is_one_of_another_model(client: Any) -> None:
-    await put(client, key(5, system=SYSTEM, rag=RAG))
-    assert (await nearest(client, WANTED, KEY, 100)).differs == ["model"]
+    await put(client, entry_key(5, system=SYSTEM, rag=RAG))
+    assert (await find_nearest(client, WANTED, KEY, 100)).differs == ["model"]
 
 
 async def test_entries_that_do_not_know_their_halves_are_compared_by_their_keys(client: Any) -> None:
-    await store(client, key(5, system=SYSTEM, rag=RAG))
-    await client.set(key(6), "no hash")
-    await client.hset(key(7), mapping={"question": b"\xff", "created": b"\xff"})
-    near = await nearest(client, WANTED, KEY, 100)
-    assert (near.key, near.differs, near.looked_at) == (key(5, system=SYSTEM, rag=RAG), ["query"], 3)
+    await store_entry(client, entry_key(5, system=SYSTEM, rag=RAG))
+    await client.set(entry_key(6), "no hash")
+    await client.hset(entry_key(7), mapping={"question": b"\xff", "created": b"\xff"})
+    near = await find_nearest(client, WANTED, KEY, 100)
+    assert (near.key, near.differs, near.looked_at) == (entry_key(5, system=SYSTEM, rag=RAG), ["query"], 3)
 
 
 async def test_no_more_are_compared_than_was_said(client: Any) -> None:
     for number in range(1, 1700):
-        await client.hset(key(number), "question", QUESTION)
-    near = await nearest(client, WANTED, KEY, 600)
+        await client.hset(entry_key(number), "question", QUESTION)
+    near = await find_nearest(client, WANTED, KEY, 600)
     assert 600 <= near.looked_at < 1700
     assert not near.everything
     assert near.key is not None

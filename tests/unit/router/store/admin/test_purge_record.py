@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.entry_filter import Scope
-from router.core.cache.redis_keys import PURGES
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.connect import open_client
 from router.store.admin.purge import purge
-from router.store.admin.purge_record import Replicas
-from tests.support.cli_helpers import roundhouse
+from router.store.admin.purge_record import ReplicaAcks
+from tests.support.cli_helpers import run_cli
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import configuration
+from tests.support.router_server import router_config
 from tests.support.waiting import eventually, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ACME = Scope(tenant="acme")
+ACME = EntryFilter(tenant="acme")
 
 
 class Replicated:
@@ -43,7 +43,7 @@ class Replicated:
         self.replica.remove()
 
 
-async def replicas_of_a_purge(url: str) -> Replicas | None:
+async def replicas_of_a_purge(url: str) -> ReplicaAcks | None:
     client: Any = open_client(url, timeout=5)
     try:
         return (await purge(client, ACME)).replicas
@@ -56,7 +56,7 @@ async def test_the_replicas_of_every_kind_of_redis_are_waited_for(
 ) -> None:
     name = request.node.callspec.params["deployment"]
     has_replica = name in ("sentinel", "cluster")
-    assert await replicas_of_a_purge(deployment.url) == Replicas(int(has_replica), int(has_replica))
+    assert await replicas_of_a_purge(deployment.url) == ReplicaAcks(int(has_replica), int(has_replica))
 
 
 async def test_a_replica_that_stands_still_has_not_acknowledged_and_holds_nobody_up(tmp_path: Any) -> None:
@@ -65,15 +65,15 @@ async def test_a_replica_that_stands_still_has_not_acknowledged_and_holds_nobody
         await servers.start()
         servers.replica.freeze()
         async with asyncio.timeout(5):
-            assert await replicas_of_a_purge(servers.url) == Replicas(1, 0)
+            assert await replicas_of_a_purge(servers.url) == ReplicaAcks(1, 0)
         path = tmp_path / "roundhouse.toml"
-        path.write_text(configuration(servers.url, {"e": ("llama", "any", "http://127.0.0.1:1")}))
-        said = await roundhouse("cache", "purge", "--all", "--config", path)
-        assert said.out == "forgot 0 entries and 0 claims; 0 of 1 replica have the record of it\n"
+        path.write_text(router_config(servers.url, {"e": ("llama", "any", "http://127.0.0.1:1")}))
+        said = await run_cli("cache", "purge", "--all", "--config", path)
+        assert said.stdout == "forgot 0 entries and 0 claims; 0 of 1 replica have the record of it\n"
         servers.replica.thaw()
-        said = await roundhouse("cache", "purge", "--all", "--json", "--config", path)
+        said = await run_cli("cache", "purge", "--all", "--json", "--config", path)
         assert said.json()["replicas"] == {"connected": 1, "acknowledged": 1}
-        assert await servers.replica.command("XLEN", PURGES) == 3
+        assert await servers.replica.command("XLEN", PURGE_LOG_KEY) == 3
     finally:
         servers.remove()
 
@@ -85,6 +85,6 @@ async def test_where_redis_does_not_say_it_is_not_known_and_the_purge_is_done(co
         await servers.start()
         await servers.primary.command("ACL", "SETUSER", "default", f"-{command}")
         assert await replicas_of_a_purge(servers.url) is None
-        assert await servers.primary.command("XLEN", PURGES) == 1
+        assert await servers.primary.command("XLEN", PURGE_LOG_KEY) == 1
     finally:
         servers.remove()

@@ -7,21 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.core.cache.entry_filter import Scope, text_name
-from router.core.cache.redis_keys import claim_of, flight_of, hits_of
+from router.core.cache.entry_filter import EntryFilter, text_document_name
+from router.core.cache.redis_keys import claim_key, flight_key, hits_key
 from router.core.endpoints.stream_encoding import decode_stream
 from router.net.redis.connect import open_client
-from router.net.redis.errors import LinkError
-from router.shared.hit_counter import Popularity
+from router.net.redis.errors import RedisBackendError
+from router.shared.hit_counter import HitCounter
 from router.store.admin import stats as survey
-from router.store.admin.listing import ShownStream, page, show
-from router.store.admin.stats import stats, top
-from tests.support.entry_factory import entry, in_format_1, key, store, streamed
+from router.store.admin.listing import StreamDetail, fetch_detail, list_entries
+from router.store.admin.stats import collect_stats, top_entries
+from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 from tests.support.redis_process import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ALL = Scope(all=True)
+ALL = EntryFilter(all=True)
 
 
 # -- how much there is ------------------------------------------------------------------------------------------------
@@ -29,24 +29,27 @@ ALL = Scope(all=True)
 
 async def test_entries_are_counted_by_tenant_and_model(client: Any) -> None:
     for number in range(3):
-        await store(client, key(number))
-    await store(client, key(tenant="other", model="mistral"))
-    told = await stats(client)
+        await store_entry(client, entry_key(number))
+    await store_entry(client, entry_key(tenant="other", model="mistral"))
+    told = await collect_stats(client)
     counts = {t: {m: group.entries for m, group in models.items()} for t, models in told.tenants.items()}
     assert counts == {"acme": {"llama": 3}, "other": {"mistral": 1}}
     assert told.total.entries == told.total.measured == 4
     assert told.total.bytes == sum(
-        [await client.memory_usage(at, samples=0) for at in (*map(key, range(3)), key(tenant="other", model="mistral"))]
+        [
+            await client.memory_usage(at, samples=0)
+            for at in (*map(entry_key, range(3)), entry_key(tenant="other", model="mistral"))
+        ]
     )
 
 
 async def test_the_memory_of_many_is_reckoned_from_some(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "MEASURED", 2)
     for number in range(10):
-        await store(client, key(number))
-    told = await stats(client)
+        await store_entry(client, entry_key(number))
+    told = await collect_stats(client)
     assert told.total.measured == 2
-    assert told.total.bytes == 10 * await client.memory_usage(key(0), samples=0)
+    assert told.total.bytes == 10 * await client.memory_usage(entry_key(0), samples=0)
 
 
 async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_measured(
@@ -54,11 +57,11 @@ async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_meas
 ) -> None:
     monkeypatch.setattr(survey, "MEASURED", 2)
     for number in range(10):
-        await store(client, key(number), entry(completion_tokens=7))
-    await store(client, key(tenant="other"), entry(completion_tokens=30))
-    told = await stats(client)
-    size = await client.memory_usage(key(0), samples=0)
-    others = await client.memory_usage(key(tenant="other"), samples=0)
+        await store_entry(client, entry_key(number), make_entry(completion_tokens=7))
+    await store_entry(client, entry_key(tenant="other"), make_entry(completion_tokens=30))
+    told = await collect_stats(client)
+    size = await client.memory_usage(entry_key(0), samples=0)
+    others = await client.memory_usage(entry_key(tenant="other"), samples=0)
     amounts = (told.tenants["acme"]["llama"], told.tenants["other"]["llama"], told.total)
     assert [amount.tokens for amount in amounts] == [70, 30, 100]
     assert amounts[0].bytes_per_token == pytest.approx(size / 7, abs=0.01)
@@ -67,53 +70,55 @@ async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_meas
 
 
 async def test_what_has_no_tokens_does_not_count_for_the_bytes_per_token(client: Any) -> None:
-    await store(client, key(1), entry(body=b'{"data": [{"embedding": [1]}]}' + b" " * 5000, completion_tokens=0))
-    none = (await stats(client)).total
+    await store_entry(
+        client, entry_key(1), make_entry(body=b'{"data": [{"embedding": [1]}]}' + b" " * 5000, completion_tokens=0)
+    )
+    none = (await collect_stats(client)).total
     assert (none.tokens, none.bytes_per_token) == (0, None)
-    await store(client, key(2), entry(completion_tokens=10))
-    await client.hset(key(3), "completion_tokens", "nonsense")
-    await client.set(key(4), "a string")
-    told = (await stats(client)).total
+    await store_entry(client, entry_key(2), make_entry(completion_tokens=10))
+    await client.hset(entry_key(3), "completion_tokens", "nonsense")
+    await client.set(entry_key(4), "a string")
+    told = (await collect_stats(client)).total
     assert told.tokens == 10
-    assert told.bytes_per_token == pytest.approx(await client.memory_usage(key(2), samples=0) / 10, abs=0.01)
+    assert told.bytes_per_token == pytest.approx(await client.memory_usage(entry_key(2), samples=0) / 10, abs=0.01)
     assert told.bytes > 5000
 
 
 async def test_what_has_outlived_its_time_is_counted_as_stale(client: Any) -> None:
     now = time.time()
-    await store(client, key(1), entry(created=now - 100, ttl=50.0))
-    await store(client, key(2), entry(created=now - 100, ttl=500.0))
-    told = await stats(client)
+    await store_entry(client, entry_key(1), make_entry(created=now - 100, ttl=50.0))
+    await store_entry(client, entry_key(2), make_entry(created=now - 100, ttl=500.0))
+    told = await collect_stats(client)
     assert (told.total.entries, told.total.stale) == (2, 1)
     assert told.oldest == told.newest == pytest.approx(now - 100, abs=0.01)
 
 
 async def test_what_is_in_the_making_is_counted_and_is_no_entry(client: Any) -> None:
-    await client.set(claim_of(key()), "1")
+    await client.set(claim_key(entry_key()), "1")
     for flight in ("1", "2"):
-        await client.xadd(flight_of(key(), flight), {"a": "b"})
-    await client.zincrby(hits_of("acme"), 1, key())
-    told = await stats(client)
+        await client.xadd(flight_key(entry_key(), flight), {"a": "b"})
+    await client.zincrby(hits_key("acme"), 1, entry_key())
+    told = await collect_stats(client)
     assert (told.total.entries, told.claims, told.flights) == (0, 1, 2)
 
 
 async def test_redis_own_memory_and_evictions_are_told(client: Any) -> None:
-    (server,) = (await stats(client)).redis
+    (server,) = (await collect_stats(client)).redis
     assert server["memory"] > 0
     assert (server["max_memory"], server["policy"], server["evicted"]) == (None, "noeviction", 0)
 
 
 async def test_an_empty_cache_has_no_oldest_entry(client: Any) -> None:
-    told = await stats(client)
+    told = await collect_stats(client)
     assert (told.total.entries, told.total.bytes, told.oldest, told.tenants) == (0, 0, None, {})
     assert (told.total.tokens, told.total.bytes_per_token) == (0, None)
 
 
 async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
     for number in range(1200):
-        await store(client, key(number))
+        await store_entry(client, entry_key(number))
     seen: list[int] = []
-    await stats(client, seen.append)
+    await collect_stats(client, seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == 1200
     assert len(seen) > 1
@@ -123,9 +128,9 @@ async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
 
 
 async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
-    made = entry(documents=("handbook", "faq"), completion_tokens=7)
-    at = await store(client, key(rag="b" * 16), made, expires=7200)
-    (listed,) = (await page(client, ALL, 10)).entries
+    made = make_entry(documents=("handbook", "faq"), completion_tokens=7)
+    at = await store_entry(client, entry_key(rag="b" * 16), made, expires=7200)
+    (listed,) = (await list_entries(client, ALL, 10)).entries
     told = msgspec.to_builtins(listed)
     assert told == {
         "key": at,
@@ -140,28 +145,30 @@ async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
 
 
 async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_or_a_repeat(client: Any) -> None:
-    wanted = [await store(client, key(number)) for number in range(57)]
+    wanted = [await store_entry(client, entry_key(number)) for number in range(57)]
     found: list[str] = []
     cursor = None
     pages = 0
     while pages == 0 or cursor is not None:
-        one = await page(client, ALL, 10, cursor)
+        one = await list_entries(client, ALL, 10, cursor)
         found += [listed.key for listed in one.entries]
         cursor = one.cursor
         pages += 1
-        await store(client, key(1000 + pages, tenant="aaa"))  # what comes meanwhile, and stands before
+        await store_entry(client, entry_key(1000 + pages, tenant="aaa"))  # what comes meanwhile, and stands before
     assert found == wanted
     assert pages == 6
 
 
 async def test_a_listing_is_narrowed_down_by_the_parts_of_the_key_and_by_a_document(client: Any) -> None:
-    plain = await store(client, key(1))
-    other = await store(client, key(2, tenant="other", model="mistral"))
-    prompted = await store(client, key(3, system="a" * 16))
-    made = await store(client, key(4, rag="b" * 16), entry(documents=("handbook", text_name("some text"))))
+    plain = await store_entry(client, entry_key(1))
+    other = await store_entry(client, entry_key(2, tenant="other", model="mistral"))
+    prompted = await store_entry(client, entry_key(3, system="a" * 16))
+    made = await store_entry(
+        client, entry_key(4, rag="b" * 16), make_entry(documents=("handbook", text_document_name("some text")))
+    )
 
     async def found(**parts: str) -> list[str]:
-        return [listed.key for listed in (await page(client, Scope(**parts), 10)).entries]  # type: ignore[arg-type]
+        return [listed.key for listed in (await list_entries(client, EntryFilter(**parts), 10)).entries]  # type: ignore[arg-type]
 
     assert await found(tenant="acme") == sorted([plain, prompted, made])
     assert await found(model="mistral") == [other]
@@ -172,12 +179,12 @@ async def test_a_listing_is_narrowed_down_by_the_parts_of_the_key_and_by_a_docum
 
 
 async def test_what_has_no_number_where_one_belongs_is_listed_all_the_same(client: Any) -> None:
-    await store(client, key(1))
+    await store_entry(client, entry_key(1))
     for number, value in enumerate([b"nan", b"\xff", b"", b"1e999", b"-5"], 2):
-        await client.hset(key(number), mapping={"created": value, "ttl": value, "documents": value})
-    await client.set(key(9), "no hash at all")
-    entries = (await page(client, ALL, 10)).entries
-    assert [listed.key for listed in entries] == [key(n) for n in (1, 2, 3, 4, 5, 6, 9)]
+        await client.hset(entry_key(number), mapping={"created": value, "ttl": value, "documents": value})
+    await client.set(entry_key(9), "no hash at all")
+    entries = (await list_entries(client, ALL, 10)).entries
+    assert [listed.key for listed in entries] == [entry_key(n) for n in (1, 2, 3, 4, 5, 6, 9)]
     assert {listed.created for listed in entries[1:]} == {None}
 
 
@@ -186,8 +193,8 @@ async def test_what_has_no_number_where_one_belongs_is_listed_all_the_same(clien
 
 async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
     body = json.dumps({"choices": [{"message": {"content": "für alle"}}]}, ensure_ascii=False)
-    at = await store(client, key(), entry(body=body.encode(), question="a" * 16, params="b" * 16))
-    shown = await show(client, at)
+    at = await store_entry(client, entry_key(), make_entry(body=body.encode(), question="a" * 16, params="b" * 16))
+    shown = await fetch_detail(client, at)
     assert shown is not None
     assert (shown.problem, shown.type, shown.entry.key) == (None, "hash", at)
     assert shown.fields["body"] == body
@@ -198,29 +205,29 @@ async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
 
 @pytest.mark.parametrize("lossless", [True, False])
 async def test_of_a_streamed_answer_it_says_what_the_stream_gives(client: Any, lossless: bool) -> None:
-    made = streamed("The sea is wide.", lossless=lossless)
+    made = make_streamed_entry("The sea is wide.", lossless=lossless)
     assert made.stream is not None
     events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
-    shown = await show(client, await store(client, key(), made))
+    shown = await fetch_detail(client, await store_entry(client, entry_key(), made))
     assert shown is not None
-    assert shown.stream == ShownStream(bytes=len(made.stream), events=len(events), lossless=lossless)
+    assert shown.stream == StreamDetail(bytes=len(made.stream), events=len(events), lossless=lossless)
     assert (shown.text, shown.problem) == ("The sea is wide.", None)
     assert shown.fields["stream"] == made.stream.decode("ascii")
 
 
 async def test_a_stream_that_cannot_be_read_gives_no_events(client: Any) -> None:
-    shown = await show(client, await store(client, key(), entry(stream=b"=nonsense")))
+    shown = await fetch_detail(client, await store_entry(client, entry_key(), make_entry(stream=b"=nonsense")))
     assert shown is not None
-    assert shown.stream == ShownStream(bytes=9, events=None, lossless=True)
+    assert shown.stream == StreamDetail(bytes=9, events=None, lossless=True)
 
 
 async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) -> None:
-    at = await store(client, key(1), streamed())
+    at = await store_entry(client, entry_key(1), make_streamed_entry())
     for number, format_ in ((2, "1"), (3, "3"), (4, "")):
-        await client.hset(key(number), mapping=await client.hgetall(at))
-        await client.hset(key(number), "format", format_)
-    await client.hset(key(5), mapping=in_format_1(streamed()))
-    shown = [await show(client, key(number)) for number in (2, 3, 4, 5)]
+        await client.hset(entry_key(number), mapping=await client.hgetall(at))
+        await client.hset(entry_key(number), "format", format_)
+    await client.hset(entry_key(5), mapping=redis_fields_format_1(make_streamed_entry()))
+    shown = [await fetch_detail(client, entry_key(number)) for number in (2, 3, 4, 5)]
     problems = [one.problem for one in shown if one is not None]
     assert problems[0] == problems[3] == "written in format 1; this router reads format 2"
     assert problems[1] == "written in format 3; this router reads format 2"
@@ -230,20 +237,20 @@ async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) 
 
 
 async def test_what_is_not_there_is_not_shown(client: Any) -> None:
-    assert await show(client, key()) is None
+    assert await fetch_detail(client, entry_key()) is None
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ("SET", key(), "a string"), ("LPUSH", key(), "a"), ("XADD", key(), "*", "a", "b"),
-        ("HSET", key(), "body", b"\xff\xfe"), ("HSET", key(), "digest", "only"), ("HSET", key(), b"\xff", "field"),
-    ],
+        ("SET", entry_key(), "a string"), ("LPUSH", entry_key(), "a"), ("XADD", entry_key(), "*", "a", "b"),
+        ("HSET", entry_key(), "body", b"\xff\xfe"), ("HSET", entry_key(), "digest", "only"), ("HSET", entry_key(),
+    b"\xff", "field"), ],
     ids=lambda command: command[0] + repr(command[2]),
 )  # fmt: skip
 async def test_a_bad_entry_is_shown_as_it_stands(client: Any, command: tuple[Any, ...]) -> None:
     await client.execute_command(*command)
-    shown = await show(client, key())
+    shown = await fetch_detail(client, entry_key())
     assert shown is not None
     assert shown.problem is not None
     assert (shown.type == "hash") == (command[0] == "HSET")
@@ -251,8 +258,8 @@ async def test_a_bad_entry_is_shown_as_it_stands(client: Any, command: tuple[Any
 
 
 async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
-    await store(client, key(), entry(body=b"\xff\x00"))
-    shown = await show(client, key())
+    await store_entry(client, entry_key(), make_entry(body=b"\xff\x00"))
+    shown = await fetch_detail(client, entry_key())
     assert shown is not None
     assert shown.fields["body"] == "base64:/wA="
 
@@ -261,25 +268,25 @@ async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
 
 
 async def test_the_most_hit_come_first_with_the_tokens_that_they_saved(client: Any) -> None:
-    popularity = Popularity()
+    popularity = HitCounter()
     for number, hits in ((1, 2), (2, 5), (3, 1)):
         for _ in range(hits):
-            popularity.note(key(number))
+            popularity.record_hit(entry_key(number))
     for _ in range(3):
-        popularity.note(key(tenant="other"))
-    for command in popularity.take():
+        popularity.record_hit(entry_key(tenant="other"))
+    for command in popularity.take_commands():
         await client.execute_command(*command)
-    await store(client, key(2), entry(completion_tokens=7))
-    assert [(hit.key, hit.hits, hit.saved) for hit in await top(client, 3)] == [
-        (key(2), 5, 35), (key(tenant="other"), 3, None), (key(1), 2, None),
+    await store_entry(client, entry_key(2), make_entry(completion_tokens=7))
+    assert [(hit.key, hit.hits, hit.saved) for hit in await top_entries(client, 3)] == [
+        (entry_key(2), 5, 35), (entry_key(tenant="other"), 3, None), (entry_key(1), 2, None),
     ]  # fmt: skip
-    assert [hit.key for hit in await top(client, 10, "other")] == [key(tenant="other")]
-    assert await top(client, 10, "nobody") == []
+    assert [hit.key for hit in await top_entries(client, 10, "other")] == [entry_key(tenant="other")]
+    assert await top_entries(client, 10, "nobody") == []
 
 
 async def test_what_is_counted_and_is_no_key_of_an_entry_is_passed_over(client: Any) -> None:
-    await client.zadd(hits_of("acme"), {"nonsense": 9, b"\xff": 8, key(): 1})
-    assert [hit.key for hit in await top(client, 10)] == [key()]
+    await client.zadd(hits_key("acme"), {"nonsense": 9, b"\xff": 8, entry_key(): 1})
+    assert [hit.key for hit in await top_entries(client, 10)] == [entry_key()]
 
 
 # -- Redis away -------------------------------------------------------------------------------------------------------
@@ -287,8 +294,13 @@ async def test_what_is_counted_and_is_no_key_of_an_entry_is_passed_over(client: 
 
 async def test_without_redis_every_question_says_so(own_redis: RedisServer) -> None:
     client = open_client(own_redis.url, timeout=1)
-    for question in (stats(client), page(client, ALL, 10), show(client, key()), top(client, 3)):
-        with pytest.raises(LinkError):
+    for question in (
+        collect_stats(client),
+        list_entries(client, ALL, 10),
+        fetch_detail(client, entry_key()),
+        top_entries(client, 3),
+    ):
+        with pytest.raises(RedisBackendError):
             await question
     await client.aclose()
 
@@ -296,9 +308,9 @@ async def test_without_redis_every_question_says_so(own_redis: RedisServer) -> N
 async def test_a_redis_that_hangs_is_not_waited_for(own_redis: RedisServer) -> None:
     await own_redis.start()
     client = open_client(own_redis.url, timeout=0.2)
-    await store(client, key())
+    await store_entry(client, entry_key())
     own_redis.freeze()
-    with pytest.raises(LinkError):
-        await stats(client)
+    with pytest.raises(RedisBackendError):
+        await collect_stats(client)
     own_redis.thaw()
     await client.aclose()

@@ -7,24 +7,24 @@ import pytest
 import pytest_asyncio
 from redis.asyncio.cluster import RedisCluster
 
-from router.core.cache.entry_filter import Scope
+from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.fingerprint import Fingerprint
-from router.core.cache.redis_keys import PURGES, claim_of
-from router.shared.hit_counter import Popularity
-from router.store.admin.export_import import export, import_
-from router.store.admin.listing import page, show
-from router.store.admin.nearest import nearest
-from router.store.admin.purge import Purged, count, purge
-from router.store.admin.scan import ask
-from router.store.admin.stats import stats, top
-from tests.support.entry_factory import entry, key, store
+from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key
+from router.shared.hit_counter import HitCounter
+from router.store.admin.export_import import export_entries, import_entries
+from router.store.admin.listing import fetch_detail, list_entries
+from router.store.admin.nearest import find_nearest
+from router.store.admin.purge import PurgeResult, count_entries, purge
+from router.store.admin.scan import execute_commands
+from router.store.admin.stats import collect_stats, top_entries
+from tests.support.entry_factory import entry_key, make_entry, store_entry
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SLOTS = 16384
-ALL = Scope(all=True)
+ALL = EntryFilter(all=True)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -52,25 +52,29 @@ async def cluster() -> AsyncIterator[Any]:
 
 
 async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) -> None:
-    keys = [await store(cluster, key(n, rag="b" * 16), entry(documents=("handbook",))) for n in range(500)]
-    assert ((told := await stats(cluster)).total.entries, len(told.redis)) == (500, 2)
-    assert [listed.key for listed in (await page(cluster, ALL, 10)).entries] == keys[:10]
-    assert (await show(cluster, keys[7])) is not None
-    near = await nearest(cluster, Fingerprint("acme", "llama", "0" * 16, "b" * 16, "0" * 32, "", ""), keys[0], 1000)
+    keys = [
+        await store_entry(cluster, entry_key(n, rag="b" * 16), make_entry(documents=("handbook",))) for n in range(500)
+    ]
+    assert ((told := await collect_stats(cluster)).total.entries, len(told.redis)) == (500, 2)
+    assert [listed.key for listed in (await list_entries(cluster, ALL, 10)).entries] == keys[:10]
+    assert (await fetch_detail(cluster, keys[7])) is not None
+    near = await find_nearest(
+        cluster, Fingerprint("acme", "llama", "0" * 16, "b" * 16, "0" * 32, "", ""), keys[0], 1000
+    )
     assert (near.differs, near.looked_at, near.everything) == (["query"], 499, True)
 
-    popularity = Popularity()
+    popularity = HitCounter()
     for at in (keys[1], keys[1], keys[2]):
-        popularity.note(at)
-    await ask(cluster, popularity.take())
-    assert [(hit.key, hit.hits) for hit in await top(cluster, 5)] == [(keys[1], 2), (keys[2], 1)]
+        popularity.record_hit(at)
+    await execute_commands(cluster, popularity.take_commands())
+    assert [(hit.key, hit.hits) for hit in await top_entries(cluster, 5)] == [(keys[1], 2), (keys[2], 1)]
 
     lines: list[bytes] = []
-    assert (await export(cluster, ALL, lines.append)).entries == 500
-    await cluster.set(claim_of(keys[0]), "flight")
-    assert await count(cluster, Scope(document="handbook")) == 500
-    assert await purge(cluster, Scope(key=keys[0])) == Purged(entries=1, claims=1)
-    assert await purge(cluster, Scope(document="handbook")) == Purged(entries=499, claims=0)
-    assert await cluster.xlen(PURGES) == 3, "it begins with a record that is no purge"
-    assert (await import_(cluster, lines)).stored == 500
-    assert await purge(cluster, ALL) == Purged(entries=500, claims=0)
+    assert (await export_entries(cluster, ALL, lines.append)).entries == 500
+    await cluster.set(claim_key(keys[0]), "flight")
+    assert await count_entries(cluster, EntryFilter(document="handbook")) == 500
+    assert await purge(cluster, EntryFilter(key=keys[0])) == PurgeResult(entries=1, claims=1)
+    assert await purge(cluster, EntryFilter(document="handbook")) == PurgeResult(entries=499, claims=0)
+    assert await cluster.xlen(PURGE_LOG_KEY) == 3, "it begins with a record that is no purge"
+    assert (await import_entries(cluster, lines)).stored == 500
+    assert await purge(cluster, ALL) == PurgeResult(entries=500, claims=0)
