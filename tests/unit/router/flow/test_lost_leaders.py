@@ -129,7 +129,7 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
 ) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
-    shared = Slow(store.pipeline, wanted=lambda _: None)
+    shared = Slow(store.pipeline, on_remote_subscriber=lambda _: None)
     flights = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )

@@ -106,7 +106,7 @@ async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_
     writer = await open_store()
     purges: list[Purges] = []
     local = LocalCache(100_000, is_purged=lambda *asked: purges[0].covers(*asked))
-    reader = await open_store(local=local, purged=lambda _: local.on_purge())
+    reader = await open_store(local=local, on_purged=lambda _: local.on_purge())
     purges.append(reader.purges)
     local.enable()
     for key in (KEY, OTHER):
@@ -240,7 +240,7 @@ async def test_who_knows_of_lost_records_says_so_once_for_all(
 
 async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_store: OpenStore, client: Any) -> None:
     told: list[EntryFilter] = []
-    store = await open_store(purged=told.append)
+    store = await open_store(on_purged=told.append)
     await client.delete(PURGE_LOG_KEY)
     await store.purges.catch_up()
     assert told == [ALL]

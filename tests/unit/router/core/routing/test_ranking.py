@@ -17,7 +17,7 @@ ENGINE = st.builds(
     st.sampled_from(["code", "chat", "any"]),
     st.sampled_from([None, True, False]),
     st.integers(0, 3),
-    others=st.none() | st.floats(0, 9),
+    external_load=st.none() | st.floats(0, 9),
     running=st.none() | st.floats(0, 9),
     waiting=st.none() | st.floats(0, 9),
     kv_cache_usage=st.none() | st.floats(0, 1),
@@ -80,7 +80,7 @@ def test_equals_are_ordered_by_name(task: Task) -> None:
 
 
 def test_what_others_have_an_engine_do_counts_as_its_load() -> None:
-    engines = view("a", in_flight=1, others=5.0), view("b", in_flight=4, others=0.0), view("c", in_flight=5)
+    engines = view("a", in_flight=1, external_load=5.0), view("b", in_flight=4, external_load=0.0), view("c", in_flight=5)
     assert order("chat", *engines) == ["b", "c", "a"]
 
 
