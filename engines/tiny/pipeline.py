@@ -77,9 +77,9 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
 
 
 def _train_target(
-    libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, dialogues_: list[Dialogue], stage: Stage
+    libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, examples: list[Dialogue], stage: Stage
 ) -> float:
-    feed = token_batches(libraries, [encode(tokenizer, dialogue) for dialogue in dialogues_], seed=1)
+    feed = token_batches(libraries, [encode(tokenizer, dialogue) for dialogue in examples], seed=1)
     with stage(f"train {plan.name}") as report:
         return train(libraries, model, language_model_loss(model), feed, plan.course, report)
 
@@ -105,7 +105,7 @@ def _train_draft(
     model: Any,
     tokenizer: Any,
     target: _TrainedTarget,
-    dialogues_: list[Dialogue],
+    examples: list[Dialogue],
     stage: Stage,
 ) -> tuple[float, float]:
     translation = map_vocabularies(libraries, target.tokenizer, tokenizer)
@@ -113,7 +113,7 @@ def _train_draft(
     said = [answer for task in plan.tasks for answer in target.answers[task]]
     held_out = said[::_HELD_OUT_EVERY]
     learned = [answer.tokens for at, answer in enumerate(said) if at % _HELD_OUT_EVERY]
-    feed = token_batches(libraries, learned + [encode(target.tokenizer, dialogue) for dialogue in dialogues_], seed=2)
+    feed = token_batches(libraries, learned + [encode(target.tokenizer, dialogue) for dialogue in examples], seed=2)
     with stage(f"distil {plan.name}") as report:
         loss = train(
             libraries, model, distillation_loss(libraries, target.model, model, translation), feed, plan.course, report

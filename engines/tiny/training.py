@@ -65,7 +65,7 @@ def train(
     libraries: Libraries,
     model: Any,
     loss_of: Callable[[Any], Any],
-    batches_: Iterator[Any],
+    batches: Iterator[Any],
     schedule: TrainingSchedule,
     report: ReportProgress,
 ) -> float:
@@ -83,7 +83,7 @@ def train(
                 break
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate * _learning_rate_factor(done)
-        loss = loss_of(next(batches_))
+        loss = loss_of(next(batches))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -33,8 +33,8 @@ print(json.dumps([spread.tolist(), str(spread.dtype)]))
 
 NO_DRAFT_TOKENS = """
 import json, torch
-from engines.tiny.worker_extension import sparing_the_empty
-apply = sparing_the_empty(lambda logits, k, p: logits + k.max())
+from engines.tiny.worker_extension import skip_empty_logits
+apply = skip_empty_logits(lambda logits, k, p: logits + k.max())
 nothing = torch.empty((0, 4))
 same = apply(nothing, torch.empty(0), None) is nothing
 print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).tolist()]))

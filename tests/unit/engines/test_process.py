@@ -161,10 +161,10 @@ async def test_a_ctrl_c_on_the_terminal_does_not_reach_it(started: Started) -> N
 async def test_it_ends_when_the_one_that_started_it_dies(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib, sys, time
-from engines.process import Child
+from engines.process import ManagedProcess
 
 async def main():
-    child = Child("it", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
+    child = ManagedProcess("it", [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"],
                   pathlib.Path({str(tmp_path)!r}) / "it.log")
     await child.start()
     print(child.pid, flush=True)

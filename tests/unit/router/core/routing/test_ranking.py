@@ -80,7 +80,11 @@ def test_equals_are_ordered_by_name(task: Task) -> None:
 
 
 def test_what_others_have_an_engine_do_counts_as_its_load() -> None:
-    engines = view("a", in_flight=1, external_load=5.0), view("b", in_flight=4, external_load=0.0), view("c", in_flight=5)
+    engines = (
+        view("a", in_flight=1, external_load=5.0),
+        view("b", in_flight=4, external_load=0.0),
+        view("c", in_flight=5),
+    )
     assert order("chat", *engines) == ["b", "c", "a"]
 
 

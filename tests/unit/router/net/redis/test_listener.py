@@ -120,7 +120,9 @@ async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: Re
     (server,) = await link.servers()
     listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=RecordingCallbacks(), retry_interval=1)
     connection = RedisConnection()
-    await listener._start_tracking(server, connection, asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False)
+    await listener._start_tracking(
+        server, connection, asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False
+    )
     (fields,) = await connection.execute([("CLIENT", "TRACKINGINFO")], TEST_TIMEOUT)
     assert set(fields[b"flags"]) == {b"on", b"bcast"}
     assert {prefix.decode() for prefix in fields[b"prefixes"]} == set(PREFIXES)
