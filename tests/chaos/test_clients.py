@@ -36,7 +36,7 @@ LOST_STREAM = ClientResponse(200, headers("COALESCED"), events(KEPT)[0] + FRAME,
 async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> None:
     judge, house = clients()
     began = asyncio.get_running_loop().time()
-    with house.redis.outages.outage("held"):  # for less than a lease
+    with house.redis.outages.record("held"):  # for less than a lease
         assert len(taken(judge, LOST_STREAM, began)) == 1
     assert judge.stats.endings == {"broken, lost": 1}
 
@@ -46,7 +46,7 @@ async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: Ou
     for of in ("router", "redis"):
         judge, house = clients()
         began = asyncio.get_running_loop().time()
-        with (house.outages[1] if of == "router" else house.redis.outages).outage(kind):
+        with (house.outages[1] if of == "router" else house.redis.outages).record(kind):
             assert taken(judge, LOST_STREAM, began) == []
 
 
@@ -56,5 +56,5 @@ async def test_a_stream_that_is_cut_off_by_a_router_that_is_there_is_noticed() -
     cut = ClientResponse(200, headers("MISS"), events(MINE)[0], complete=False)
     assert len(taken(judge, cut, began)) == 1
     judge, house = clients()
-    with house.outages[0].outage("killed"):
+    with house.outages[0].record("killed"):
         assert taken(judge, cut, began) == []

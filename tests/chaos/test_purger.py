@@ -72,7 +72,7 @@ async def test_an_emptied_redis_and_a_router_that_was_away_excuse_it() -> None:
     house.redis.emptied = -inf
     now = asyncio.get_running_loop().time()
     assert len(judge.check_answer(ASKING, OLD, "HIT", now)) == 1
-    with house.outages[0].outage("frozen"):
+    with house.outages[0].record("frozen"):
         assert judge.check_answer(ASKING, OLD, "HIT", now) == []
 
 

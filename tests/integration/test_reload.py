@@ -208,7 +208,9 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
         for number in range(4):
             group.create_task(ask(number))
         for name in ("one", "two", "three"):
-            served.write(config.replace("[router]", f"[router]\nworkers = {workers}").replace("llama-alias", name))
+            served.write_config(
+                config.replace("[router]", f"[router]\nworkers = {workers}").replace("llama-alias", name)
+            )
             served.process.send_signal(signal.SIGHUP)
 
             async def everywhere(name: str = name) -> bool:
@@ -233,7 +235,7 @@ async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_on
     serve: Any, config: str, workers: int, bad: str | None, told: list[str]
 ) -> None:
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
-    served.write(bad)
+    served.write_config(bad)
     served.process.send_signal(signal.SIGHUP)
     refused = "the configuration is refused, and the one before it stays"
     await eventually(lambda: served.log.read_text().count(refused) == len(told))
@@ -241,18 +243,18 @@ async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_on
     assert [said in line for said, line in zip(told, lines, strict=True)] == [True] * len(told)
     assert "llama-alias" in await models(served)
     if workers == 2:  # nor does a worker that has to be replaced now need the file
-        before = served.workers()
-        served.kill_one(before.copy().pop())
-        await eventually(lambda: len(now := served.workers()) == 2 and now != before)
-        await served.ready()
+        before = served.worker_pids()
+        served.kill_worker(before.copy().pop())
+        await eventually(lambda: len(now := served.worker_pids()) == 2 and now != before)
+        await served.wait_until_ready()
 
 
 async def test_what_needs_a_restart_is_said_and_stays(serve: Any, config: str) -> None:
     served = await serve(config)
-    served.write(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
+    served.write_config(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
     served.process.send_signal(signal.SIGHUP)
     await eventually(lambda: "another configuration is in effect" in served.log.read_text())
     for name in ("workers", "log_format", "host"):
         assert f"router.{name}: needs a restart to change" in served.log.read_text()
     assert "router.port" not in served.log.read_text()
-    assert served.workers() == set()
+    assert served.worker_pids() == set()

@@ -54,7 +54,7 @@ async def command(*arguments: str, stdin: str = "", env: dict[str, str] | None =
 
 async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
-    await served.ready()
+    await served.wait_until_ready()
     async with http_client(served.url) as http:
         answers = [await http.post("/v1/chat/completions", json=chat_body("The sea?")) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
@@ -66,7 +66,7 @@ async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -
 
 async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answered(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
-    await served.ready()
+    await served.wait_until_ready()
     port = int(served.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     # One byte too many: were there more, the server would reset the connection over what it has not read.
@@ -79,7 +79,7 @@ async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answer
 
 async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: EngineSet) -> None:
     served = serve(config)
-    await served.ready()
+    await served.wait_until_ready()
     await engines.chat.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("The sea?", stream=True)
     async with (
@@ -93,7 +93,7 @@ async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, c
 
 async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", "[router]\nworkers = 2"))
-    await served.ready()
+    await served.wait_until_ready()
     await eventually(lambda: served.log.read_text().count("engine mistral is up") == 2)
     seen = 0
     for _ in range(20):

@@ -63,7 +63,7 @@ async def test_sigterm_makes_the_router_not_ready_and_what_comes_meanwhile_is_an
     serve: Any, workers: int, to_all: bool
 ) -> None:
     served = await serve(f'drain = "2s"\nworkers = {workers}')
-    served.send(signal.SIGTERM) if to_all else served.process.send_signal(signal.SIGTERM)
+    served.send_signal(signal.SIGTERM) if to_all else served.process.send_signal(signal.SIGTERM)
 
     async def not_ready() -> bool:
         async with http_client(served.url) as http:
@@ -119,15 +119,15 @@ async def test_a_second_ctrl_c_does_not_wait(serve: Any, engines: EngineSet, wor
     served = await serve(f"workers = {workers}")
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     async with http_client(served.url) as http, streaming(http):
-        served.send(signal.SIGINT)
+        served.send_signal(signal.SIGINT)
         await eventually(lambda: refused(served))
-        served.send(signal.SIGINT)
+        served.send_signal(signal.SIGINT)
         assert await code(served) == 130
 
 
 async def test_workers_end_with_their_supervisor(serve: Any) -> None:
     served = await serve("workers = 2")
-    workers = served.workers()
+    workers = served.worker_pids()
     assert len(workers) == 2
     os.kill(served.process.pid, signal.SIGKILL)
     await eventually(lambda: not any(map(_runs, workers)))
@@ -136,11 +136,11 @@ async def test_workers_end_with_their_supervisor(serve: Any) -> None:
 
 async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
     served = await serve("workers = 2")
-    before = served.workers()
+    before = served.worker_pids()
     gone = before.pop()
-    served.kill_one(gone)
-    await eventually(lambda: len(now := served.workers()) == 2 and gone not in now)
-    assert before < served.workers()
+    served.kill_worker(gone)
+    await eventually(lambda: len(now := served.worker_pids()) == 2 and gone not in now)
+    assert before < served.worker_pids()
     assert f"worker {gone} ended with -9, and is replaced" in served.log.read_text()
 
 
@@ -168,14 +168,14 @@ async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
 _IMPATIENT = """
 import os, sys, tempfile
 from pathlib import Path
-from router.serve import MULTIPROCESS, listen
+from router.serve import METRICS_DIR_VARIABLE, listen
 from router.settings import load
 from router.supervisor import Supervisor
 
 if __name__ == "__main__":
     settings = load(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory() as shared:
-        os.environ[MULTIPROCESS] = shared
+        os.environ[METRICS_DIR_VARIABLE] = shared
         raise SystemExit(Supervisor(settings, Path(sys.argv[1]), listen(settings), shared, heartbeat_timeout=3.0).run())
 """
 

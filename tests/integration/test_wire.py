@@ -258,8 +258,8 @@ async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any
     async with router.http.stream("POST", "/v1/chat/completions", json=chat_body(CHAT, stream=True)) as answer:
         stream = answer.aiter_bytes()
         assert await read_until(stream, lambda got: len(got) >= len(b"".join(pieces))) == b"".join(pieces)
-        assert not engine.left.is_set()
-    await asyncio.wait_for(engine.left.wait(), 10)
+        assert not engine.client_disconnected.is_set()
+    await asyncio.wait_for(engine.client_disconnected.wait(), 10)
 
 
 async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> None:

@@ -109,7 +109,8 @@ def _set(data: RedisData, words: Arguments) -> Any:
 
 
 def _incr(data: RedisData, words: Arguments) -> int:
-    number = _integer(data.get(words[0], bytes) or b"0") + 1
+    held = data.get(words[0], bytes)
+    number = _integer(b"0" if held is None else held) + 1  # an empty value is no number
     data.put(words[0], b"%d" % number, keep_expiry=True)
     return number
 

@@ -228,8 +228,8 @@ def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: ClientFacto
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
 steps = st.builds(
-    UsageUpdate, process=st.sampled_from(["p", "q"]), ask=st.booleans(), done=st.integers(0, 2),
-    working=st.one_of(st.none(), st.integers(0, 2)), spent=st.integers(0, 500),
+    UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), released=st.integers(0, 2),
+    running=st.one_of(st.none(), st.integers(0, 2)), tokens_used=st.integers(0, 500),
 )  # fmt: skip
 
 
