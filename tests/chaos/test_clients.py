@@ -18,7 +18,7 @@ FRAME = b"data: %b\n\n" % json.dumps(LOST).encode()
 
 
 def clients() -> tuple[ChaosClients, Any]:
-    redis = SimpleNamespace(outages=Outages(), emptied=[], may_have_lost=lambda *_: False)
+    redis = SimpleNamespace(outages=Outages(), flush_times=[], may_have_lost=lambda *_: False)
     house: Any = SimpleNamespace(
         redis=redis, outages=[Outages(), Outages()], defects=[], routers=[None], deeds=Counter(), generations=noted()
     )

@@ -138,7 +138,7 @@ def _hsetnx(data: RedisData, words: Arguments) -> int:
 
 
 def _hdel(data: RedisData, words: Arguments) -> int:
-    gone = [name for name in words[1:] if name in _hash(data, words[0])]
+    gone = {name for name in words[1:] if name in _hash(data, words[0])}
     if gone:
         found = data.get_or_create(words[0], dict)
         for name in gone:
@@ -158,7 +158,7 @@ def _zincrby(data: RedisData, words: Arguments) -> float:
 
 
 def _zremove(data: RedisData, key: bytes, members: list[bytes]) -> int:
-    gone = [member for member in members if member in (data.get(key, SortedSet) or ())]
+    gone = {member for member in members if member in (data.get(key, SortedSet) or ())}
     if gone:
         found = data.get_or_create(key, SortedSet)
         for member in gone:
