@@ -152,8 +152,10 @@ def _hdel(data: RedisData, words: Arguments) -> int:
 
 
 def _zincrby(data: RedisData, words: Arguments) -> float:
-    found = data.get_or_create(words[0], SortedSet)
-    found[words[2]] = score = found.get(words[2], 0.0) + float(words[1])
+    held = (data.get(words[0], SortedSet) or SortedSet()).get(words[2])
+    score = (held or 0.0) + float(words[1])
+    if score != held:  # a score that stays the same is no change that clients are told of
+        data.get_or_create(words[0], SortedSet)[words[2]] = score
     return score
 
 
