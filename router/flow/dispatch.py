@@ -1,6 +1,6 @@
-"""From a plan to an engine at work: the first engine that gives a token has the request.
+"""Sends a request to the engines in order, until one of them returns a first token (or a JSON response).
 
-Nothing has been sent to the client before that, so until then another engine can take over, and nobody notices.
+Nothing is sent to the client before that. So until then, another engine can take over without the client noticing.
 """
 
 import asyncio
@@ -43,18 +43,18 @@ log = logging.getLogger("roundhouse.dispatch")
 T = TypeVar("T")
 
 Publish = Callable[[bytes], None]
-"""Takes whole events for whoever asked."""
+"""Receives the encoded bytes of complete events."""
 
 MAX_RESPONSE: Final = 256 << 20
-"""Bytes of a JSON answer that are read."""
+"""Maximum bytes of a JSON response; a longer one is an error."""
 
 
 class EngineStream:
-    """An engine at work on a request: what it says is said on, from the first token on, as soon as it is there.
+    """The stream of one engine. Events are published as soon as they arrive, from the first token on.
 
-    - `begin` waits until there is a first token; before that, nothing has been said, and another engine can take over.
-    - `run` goes on until the engine has said all; `recorder` then says what it was.
-    - Once `close` has been called, the engine is free and no longer counted as busy with this.
+    - `wait_first_token` publishes nothing before the first token, so until then another engine can take over.
+    - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result.
+    - `close` frees the engine and its slot.
     """
 
     __slots__ = ("_chunk_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder")
@@ -63,7 +63,7 @@ class EngineStream:
         self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publish: Publish, *,
         chunk_timeout: float,
     ) -> None:  # fmt: skip
-        """`say` takes whole events; `between`: seconds from one chunk to the next."""
+        """`chunk_timeout`: maximum seconds from one chunk to the next."""
         self.recorder = recorder
         self._slot = slot
         self._response = response
@@ -77,24 +77,25 @@ class EngineStream:
         return self._slot.engine
 
     async def wait_first_token(self) -> None:
-        """Waits for the first token, and says it. Raises EngineError, or ApiError for the client's fault."""
+        """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
         try:
-            poured = await self._response.stream_to(self._on_first_chunk)
+            started = await self._response.stream_to(self._on_first_chunk)
         except EngineError as error:
             if error.refusal is not None:
                 raise error.refusal from None
             raise
-        if not poured:
+        if not started:
             raise broken_off()
 
     async def run(self) -> None:
-        """Says what comes after that. Raises EngineError when the engine fails or stalls."""
+        """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
         try:
             if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
                 raise broken_off()
         except EngineError as error:
             self._health.record_failure(self.engine, error)
             raise
+        # Only now: with a success at each first token, an engine that always stalls after it would never be detected.
         self._health.record_success(self.engine)
 
     def close(self) -> None:
@@ -102,13 +103,15 @@ class EngineStream:
         self.close_response()
 
     def close_response(self) -> None:
+        # Once the stream has ended, only the end of the body can follow. The connection can be reused after it.
         self._response.close(linger=self.recorder.ended)
 
     def _on_first_chunk(self, chunk: bytes) -> bool:
         if data := self.recorder.feed(chunk):
             self._initial_data.append(data)
-        if not (self.recorder.started or self._is_finished()):  # an answer of no tokens is an answer
+        if not (self.recorder.started or self._is_finished()):  # a response without any token is valid
             return False
+        # Events before the first token, such as a role, are held back: another engine would send its own.
         if self._initial_data:
             self._publish(b"".join(self._initial_data))
         return True
@@ -117,9 +120,11 @@ class EngineStream:
         recorder = self.recorder
         if data := recorder.feed(chunk):
             self._publish(data)
+        # Reads two attributes rather than calling `_is_finished`, because this runs for every chunk.
         return (recorder.ended or recorder.failure is not None) and self._is_finished()
 
     def _is_finished(self) -> bool:
+        """Raises EngineError for a failure in the stream."""
         if self.recorder.ended:
             return True
         failure = self.recorder.failure
@@ -131,11 +136,11 @@ class EngineStream:
 class Dispatcher:
     """Sends requests to engines.
 
-    - The engines of a plan are tried in turn until one answers: those of one model, some of them a second time, then
-      those of the next; each failure is noted in the work. Whose breaker is open is left out.
-    - What an engine says of the request itself (4xx) goes to the client, and nobody else is asked. What it lacks (404,
-      405, 501) another engine may have; the client gets it where no engine has failed otherwise. See engine_errors.
-    - An engine is asked once there is a place for that; the place is given back whatever happens.
+    - Engines are tried one after the other until one responds: those of one model, some of them a second time, then
+      those of the next. Each failure is recorded. Engines whose breaker is open are skipped.
+    - A refusal of the request itself (4xx) goes to the client, without another attempt. After "not served" (404, 405,
+      501), other engines are tried; the client gets it if no engine failed for another reason. See engine_errors.
+    - Each attempt holds a slot at its engine, which is released whatever happens.
     """
 
     def __init__(
@@ -148,7 +153,10 @@ class Dispatcher:
         max_entry: int,
         cache_salts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt."""
+        """`max_entry`: bytes of an entry at most; a larger response is not recorded.
+
+        `cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt.
+        """
         self._client = client
         self._admission = admission
         self._timeouts = timeouts
@@ -160,16 +168,16 @@ class Dispatcher:
     def start_stream(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publish: Publish
     ) -> Awaitable[EngineStream]:
-        """A generation whose first token has been said. Raises ApiError, before anything has been said."""
+        """A stream whose first token has been published. Raises ApiError; nothing has been published then."""
         return self._first_success(partial(self._attempt_stream, publish), record, request, engines)
 
     def generate_json(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine]
     ) -> Awaitable[tuple[bytes, RecordedResponse | NotStoredReason]]:
-        """A JSON answer, and what is to be kept of it. Raises ApiError."""
+        """The JSON response, and what can be stored of it or why nothing can. Raises ApiError."""
         return self._first_success(self._attempt_json, record, request, engines)
 
-    # -- whose turn it is -------------------------------------------------------------------------------------------
+    # -- the loop over attempts ---------------------------------------------------------------------------------------
 
     async def _first_success(
         self,
@@ -178,70 +186,74 @@ class Dispatcher:
         request: InferenceRequest,
         engines: Sequence[Engine],
     ) -> T:
-        """What the first attempt gives that does not fail; the place is its own then."""
-        last: EngineError | None = None
-        lacking: Exception | None = None
+        """The result of the first attempt that succeeds. That attempt owns the slot from then on."""
+        # Which of them the client gets is decided at the end.
+        last_error: EngineError | None = None
+        not_served: Exception | None = None
         no_room: NoSlotError | None = None
         self._health.record_request()
-        for _, group in groupby(engines, key=attrgetter("model")):
-            turns = self._health.attempts_for(list(group))
-            while (turn := turns.next_attempt()) is not None:
-                if turn.wait > 0:
-                    await asyncio.sleep(turn.wait)
-                open_ = turn.engines
+        for _, group in groupby(engines, key=attrgetter("model")):  # the model itself, then its fallbacks
+            attempts = self._health.attempts_for(list(group))
+            while (next_attempt := attempts.next_attempt()) is not None:
+                if next_attempt.wait > 0:
+                    await asyncio.sleep(next_attempt.wait)
+                candidates = next_attempt.engines
                 try:
-                    place = self._admission.try_acquire(record.tenant, open_) or await self._admission.acquire(
-                        record.tenant, open_
+                    # A free slot is taken without a coroutine, which is the common case.
+                    slot = self._admission.try_acquire(record.tenant, candidates) or await self._admission.acquire(
+                        record.tenant, candidates
                     )
                 except NoSlotError as full:
                     no_room = full
                     break  # the engines of the next model may have room
-                engine = place.engine
-                turns.mark_tried(engine)
+                engine = slot.engine
+                attempts.mark_tried(engine)
                 try:
-                    pass_ = self._health.permit(engine, previous_error=last)
-                    if pass_ is not None and (not pass_.probe or await pass_.claim_probe()):
+                    permit = self._health.permit(engine, previous_error=last_error)
+                    if permit is not None and (not permit.probe or await permit.claim_probe()):
                         record.engine = engine.name
                         record.fallback_model = engine.model if engine.model != record.model else None
-                        record.dispatched_at = record.dispatched_at or time.perf_counter()
-                        with pass_:
-                            return await attempt(place, record, request)
+                        record.dispatched_at = record.dispatched_at or time.perf_counter()  # of the first attempt
+                        with permit:
+                            return await attempt(slot, record, request)
                 except EngineError as error:
                     if error.refusal is not None:
-                        lacking = lacking or error.refusal
+                        not_served = not_served or error.refusal
                     else:
-                        last = error
-                    turns.record_failure(engine, error)
+                        last_error = error
+                    attempts.record_failure(engine, error)
                     if error.reason == "local":  # the engine was not reached, so it gets no blame
                         record.engine = record.fallback_model = None
                     else:
                         record.failed_attempts.append((engine.name, error.reason))
                     log.warning("request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason)
                 except BaseException:
-                    place.release()
+                    # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
+                    slot.release()
                     raise
-                place.release()
-        if last is None and lacking is not None and not any(map(self._health.is_open, engines)):
-            raise no_room or lacking
-        raise no_room or _client_error(last, engines, self._health)
+                # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
+                slot.release()
+        # An engine that failed otherwise, is full, or has an open breaker may well serve the request. So the client
+        # gets "not served", which means a permanent error to it, only if there is no such engine.
+        if last_error is None and not_served is not None and not any(map(self._health.is_open, engines)):
+            raise no_room or not_served
+        raise no_room or _client_error(last_error, engines, self._health)
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 
     async def _attempt_stream(
         self, publish: Publish, slot: Slot, record: GenerationRecord, request: InferenceRequest
     ) -> EngineStream:
-        patience = self._timeouts
-        response = await self._post(slot.engine, record, request, patience.first_token)
+        timeouts = self._timeouts
+        response = await self._post(slot.engine, record, request, timeouts.first_token)
         recorder = make_recorder(request.endpoint, self._max_entry, self._shapes)
-        generation = EngineStream(
-            slot, response, recorder, self._health, publish, chunk_timeout=patience.between_tokens
-        )
+        stream = EngineStream(slot, response, recorder, self._health, publish, chunk_timeout=timeouts.between_tokens)
         try:
-            await generation.wait_first_token()
+            await stream.wait_first_token()
         except BaseException:
-            generation.close_response()
+            stream.close_response()  # without the slot, which `_first_success` releases
             raise
-        return generation
+        return stream
 
     async def _attempt_json(
         self, slot: Slot, record: GenerationRecord, request: InferenceRequest
@@ -250,33 +262,33 @@ class Dispatcher:
             body, complete = await response.read_up_to(MAX_RESPONSE)
         if not complete:
             raise answer_too_large("The answer", MAX_RESPONSE)
-        recording = record_body(request, body, self._max_entry)
-        if recording is NotStoredReason.ERROR:
+        recorded = record_body(request, body, self._max_entry)
+        if recorded is NotStoredReason.ERROR:
             if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], _address(slot.engine))) is not None:
                 raise refusal
             raise EngineError("malformed", "the engine's answer is not one")
         self._health.record_success(slot.engine)
-        slot.release()
-        return body, recording
+        slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
+        return body, recorded
 
     async def _post(
         self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float | None
     ) -> EngineResponse:
-        """Sends the request; returns an answer with status 200. Raises EngineError, or ApiError for the client's.
+        """Sends the request and returns a response with status 200. Raises EngineError, or ApiError for a refusal.
 
-        `patience`: seconds for the head; None where the total is the only limit, as it is for a JSON answer, which has
-        a head only when it is whole.
+        `head_timeout`: seconds until the response head. None: the total timeout is the only limit. That is so for JSON,
+        whose head comes only when the response is complete.
         """
         total = self._timeouts.total(request.max_tokens, engine.max_model_len)
-        # An engine may still hold the attempt before under its id.
+        # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
         number = len(record.failed_attempts) + 1
-        id_ = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
+        attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
         body = engine_body(request, engine.served_model, self._cache_salts.get(record.tenant))
         response = await self._client.post(
             engine,
             request.endpoint,
             body,
-            request_id=id_,
+            request_id=attempt_id,
             traceparent=record.traceparent,
             head_timeout=total if head_timeout is None else head_timeout,
             total_timeout=total,
@@ -285,37 +297,36 @@ class Dispatcher:
             return response
         status = response.status
         with response:
-            wait = parse_retry_after(response.retry_after, time.time())
+            retry_after = parse_retry_after(response.retry_after, time.time())
             try:
-                said, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
-            except EngineError:  # it has said what counts, which is the status
-                said, complete = b"", False
+                error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
+            except EngineError:  # the status is enough to go on
+                error_body, complete = b"", False
         refusal = None
         if is_refusal(status):
-            refusal = parse_refusal(status, said, complete=complete, address=_address(engine))
+            refusal = parse_refusal(status, error_body, complete=complete, address=_address(engine))
             if not is_not_served(status):
                 raise refusal
-        raise EngineError(f"status-{status}", f"the engine answered with status {status}", wait, refusal)
+        raise EngineError(f"status-{status}", f"the engine answered with status {status}", retry_after, refusal)
 
 
 def _address(engine: Engine) -> str:
-    """Host and port of an engine, which are not for clients."""
+    """Host and port of an engine, which clients must not see."""
     return engine.url.partition("://")[2].partition("/")[0]
 
 
 def _recorder_error(failure: bytes, engine: Engine) -> EngineError:
-    """What a recorder's `failure` means."""
     if failure == EVENT_TOO_LONG:
         refusal = answer_too_large("An event of the answer", MAX_EVENT_SIZE)
         return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
-    said = parse_refusal_event(failure, _address(engine))
-    if said is not None:
-        return EngineError("refused", f"the engine refused the request: {said.message}", refusal=said)
+    client_error = parse_refusal_event(failure, _address(engine))
+    if client_error is not None:
+        return EngineError("refused", f"the engine refused the request: {client_error.message}", refusal=client_error)
     return EngineError("error-frame", "the engine reported an error")
 
 
 def _client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:
-    """What the client is told when no engine could do it. `error`: that of the last attempt, if there was one."""
+    """The client's error if no engine succeeded. `error`: the last attempt's; None if there was no attempt."""
     if error is None:
         return _no_attempt_error(engines, health)
     match error.reason:

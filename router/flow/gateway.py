@@ -1,4 +1,4 @@
-"""The story of one request: key, look-up, and on a miss the way to an engine and back."""
+"""The flow of one request: key, cache lookup, and on a miss a generation at an engine."""
 
 import time
 from collections.abc import Callable
@@ -28,24 +28,25 @@ from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore, WriteResult
 from router.store.local_cache import LocalCache
 
-_MAX_ATTEMPTS: Final = (
-    3  # how often a request may begin anew because a flight came to nothing; the last time on its own
-)
-_ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)
+# Attempts of one request: it starts over if the in-flight request that it joined has no response for it. The last
+# attempt is not shared, so nothing can make it start over again.
+_MAX_ATTEMPTS: Final = 3
+
+_ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # errors in whose place a stale entry is served
 
 
 GatewayResponse = FullResponse | Subscriber
 
 
 class DisconnectWatcher(Protocol):
-    """Watches for the client to leave, from the moment on at which somebody works for it."""
+    """The part of a ClientConnection that the gateway needs."""
 
     def cancel_on_disconnect(self) -> None:
-        """From now on, the request's task is cancelled when the client leaves."""
+        """From now on, the request's task is cancelled when the client disconnects."""
 
 
 class Gateway:
-    """Answers requests: from the store where it has the answer, else from an engine, for all who ask the same."""
+    """Answers a request from the cache if possible, else from an engine. Equal requests share one generation."""
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class Gateway:
         record_hit: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`written` is told what became of every answer that was to be stored, `hit` the key of each that was given.
+        """`record_write` gets the result of every write of an entry, `record_hit` the key of every entry served.
 
-        `clock` gives seconds since the epoch, the same in every process.
+        `clock` returns seconds since the epoch, the same in every process.
         """
         self._resolver = resolver
         self._selector = selector
@@ -83,61 +84,64 @@ class Gateway:
     async def handle(
         self, exchange: Exchange, control: CacheControl, body: bytes, client: DisconnectWatcher
     ) -> GatewayResponse:
-        """What the client gets. Raises ApiError."""
-        asked = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
-        exchange.stream, exchange.model = asked.request.stream, asked.model.name
+        """The response for the client: complete, or a subscriber to a stream. Raises ApiError."""
+        parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
+        exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
         tenant = self._cache_policy.tenants[exchange.tenant]
-        exchange.bypass_reason, may_keep = decide_caching(
-            asked.request,
+        exchange.bypass_reason, may_store = decide_caching(
+            parsed.request,
             control,
             tenant.store_policy,
             self._cache_policy.remote_content,
-            texts_only=asked.parts.texts_only,
+            texts_only=parsed.parts.texts_only,
         )
-        found = None
+        lookup = None
         if exchange.bypass_reason is None:
-            found = self._lookup_local(exchange, asked) or await self._lookup_redis(exchange, asked)
-        if found is not None and self._is_servable(found, asked):
-            return self._serve_cached(exchange, found, asked)
-        exchange.task = asked.task
+            # The local lookup needs no coroutine, so it comes first and apart.
+            lookup = self._lookup_local(exchange, parsed) or await self._lookup_redis(exchange, parsed)
+        if lookup is not None and self._is_servable(lookup, parsed):
+            return self._serve_cached(exchange, lookup, parsed)
+        exchange.task = parsed.task  # not earlier: a hit needs no classification of the prompt
         exchange.cache_status = CacheStatus.BYPASS if exchange.bypass_reason is not None else CacheStatus.MISS
-        print_ = fingerprint_request(asked.key.text, asked.parts)
-        marks = hash_parts(print_)
+        request_fingerprint = fingerprint_request(parsed.key.text, parsed.parts)
+        part_hashes = hash_parts(request_fingerprint)
         if exchange.cache_status is CacheStatus.MISS:
-            exchange.miss_reason = "expired" if found is not None else self._seen_keys.miss_reason(marks)
+            exchange.miss_reason = "expired" if lookup is not None else self._seen_keys.miss_reason(part_hashes)
         if control.only_if_cached:
             raise not_cached()
-        client.cancel_on_disconnect()
+        client.cancel_on_disconnect()  # from here on, a client that disconnects can leave an engine busy for nobody
         try:
-            keep = self._store_callback(exchange, asked, print_, marks) if may_keep else None
-            return await self._generate(exchange, asked, keep, found)
+            store_response = (
+                self._store_callback(exchange, parsed, request_fingerprint, part_hashes) if may_store else None
+            )
+            return await self._generate(exchange, parsed, store_response, lookup)
         except ApiError as error:
             if error.status not in _ENGINE_FAILURE_STATUSES or exchange.bypass_reason is not None:
                 raise
-            found = await self._lookup_after_failure(asked, found)
-            if found is None:
+            lookup = await self._lookup_after_failure(parsed, lookup)
+            if lookup is None:
                 raise
-            return self._serve_cached(exchange, found, asked)
+            return self._serve_cached(exchange, lookup, parsed)
 
-    # -- what is stored ---------------------------------------------------------------------------------------------
+    # -- cache lookups ------------------------------------------------------------------------------------------------
 
     def _lookup_local(self, exchange: Exchange, parsed: ParsedRequest) -> CacheLookup | None:
-        stored = self._local_cache.get(parsed.key.text)
-        if stored is None:
+        cached_entry = self._local_cache.get(parsed.key.text)
+        if cached_entry is None:
             return None
         exchange.key = parsed.key.text
-        return self._evaluate(parsed, stored, from_local_cache=True)
+        return self._evaluate(parsed, cached_entry, from_local_cache=True)
 
     async def _lookup_redis(self, exchange: Exchange, parsed: ParsedRequest) -> CacheLookup | None:
         key = parsed.key.text
-        flight = self._coalescer.find(parsed.key)
-        if flight is not None and flight.is_leader:
-            # It is being generated here, so nobody has stored it. What another process generates may be stored already.
+        inflight = self._coalescer.find(parsed.key)
+        if inflight is not None and inflight.is_leader:
+            # This process is generating it, so it is not stored yet. Another process' generation may be stored already.
             exchange.key = key
             return None
         try:
             entry = await self._store.get(key)
-        except RedisDownError:
+        except RedisDownError:  # no lookup, but the request may still share a generation in this process
             exchange.bypass_reason, exchange.cache_status, exchange.miss_reason = (
                 BypassReason.REDIS_DOWN,
                 CacheStatus.BYPASS,
@@ -148,26 +152,29 @@ class Gateway:
         return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False) if entry is not None else None
 
     def _is_servable(self, lookup: CacheLookup, parsed: ParsedRequest) -> bool:
-        if lookup.freshness is Freshness.STALE_IF_ERROR:
+        if lookup.freshness is Freshness.STALE_IF_ERROR:  # a brownout counts as an error
             return self._brownout.prefers_stale(parsed.model.name)
         return lookup.freshness is not Freshness.UNUSABLE
 
     def _evaluate(self, parsed: ParsedRequest, cached_entry: CachedEntry, *, from_local_cache: bool) -> CacheLookup:
         entry = cached_entry.entry
         age = self._clock() - entry.created
-        if age < 0:  # Redis' clock was set back, or a server took over whose clock is behind
+        if age < 0:  # Redis' clock was set back, or a failover went to a server whose clock is behind
             age = 0.0
-        use, body = Freshness.UNUSABLE, None
-        if cached_entry.matches(parsed.key):
-            use = evaluate_freshness(
+        freshness, body = Freshness.UNUSABLE, None
+        if cached_entry.matches(parsed.key):  # else it belongs to another request with the same hashes
+            freshness = evaluate_freshness(
                 age, entry.ttl, parsed.control, min(entry.stale, self._cache_policy.stale_if_error)
             )
-            body = cached_entry.replay(parsed.request) if use is not Freshness.UNUSABLE else None
-        return CacheLookup(entry, body or b"", age, from_local_cache, use if body is not None else Freshness.UNUSABLE)
+            body = cached_entry.replay(parsed.request) if freshness is not Freshness.UNUSABLE else None
+        # No body: the entry has no form such as the request asks for (stream or JSON).
+        return CacheLookup(
+            entry, body or b"", age, from_local_cache, freshness if body is not None else Freshness.UNUSABLE
+        )
 
     async def _lookup_after_failure(self, parsed: ParsedRequest, lookup: CacheLookup | None) -> CacheLookup | None:
-        """What is stored and can be given although no engine had an answer."""
-        if lookup is None:  # it may have been there all the time: who joins a flight has not looked
+        """A stored entry that can be served in place of an engine error."""
+        if lookup is None:  # there may be an entry: a request that joins an in-flight request makes no lookup
             try:
                 entry = await self._store.get(parsed.key.text)
             except RedisDownError:
@@ -178,6 +185,7 @@ class Gateway:
     def _serve_cached(self, exchange: Exchange, lookup: CacheLookup, parsed: ParsedRequest) -> FullResponse:
         entry = lookup.entry
         exchange.cache_status = CacheStatus.HIT if lookup.freshness is Freshness.FRESH else CacheStatus.STALE
+        # They may be left from a generation that failed before.
         exchange.miss_reason, exchange.adjusted_fields, exchange.fallback_model = None, (), None
         exchange.age, exchange.ttl, exchange.from_local_cache = (
             int(lookup.age),
@@ -189,7 +197,7 @@ class Gateway:
         self._record_hit(parsed.key.text)
         return FullResponse(lookup.body, parsed.request.stream)
 
-    # -- what is generated ------------------------------------------------------------------------------------------
+    # -- generations --------------------------------------------------------------------------------------------------
 
     async def _generate(
         self,
@@ -198,54 +206,59 @@ class Gateway:
         store_response: StoreResponse | None,
         lookup: CacheLookup | None,
     ) -> GatewayResponse:
-        """`found`: what was stored when it was looked for, and could not be given."""
+        """`lookup`: the entry that was found but could not be served."""
+        # Without Redis, requests of this process still share. Any other bypass wants a generation of its own.
         may_share = exchange.bypass_reason is None or exchange.bypass_reason is BypassReason.REDIS_DOWN
         for attempt in range(_MAX_ATTEMPTS):
             share = may_share and attempt < _MAX_ATTEMPTS - 1
-            flight = self._coalescer.find(parsed.key) if share else None
-            leads = flight is None
-            if flight is None:
+            inflight = self._coalescer.find(parsed.key) if share else None
+            is_new = inflight is None
+            if inflight is None:
                 models = self._brownout.candidate_models(parsed.model.name, parsed.request.endpoint)
-                choice = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
-                exchange.adjusted_fields = choice.adjusted_fields
-                exact = not choice.adjusted_fields  # else it is the answer to another request, and nobody else's
-                flight = self._coalescer.start(
-                    choice.request,
+                selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
+                exchange.adjusted_fields = selection.adjusted_fields
+                # With fields left out, the response does not match the key: it is neither shared nor stored.
+                exact = not selection.adjusted_fields
+                inflight = self._coalescer.start(
+                    selection.request,
                     parsed.key if share and exact else None,
                     self._new_record(exchange, parsed),
-                    choice.order_engines,
+                    selection.order_engines,
                     store_response=store_response if exact else None,
                     documents=parsed.parts.document_names(),
                     purge_position=self._purges.last_position,
                     replaced_entry_created=lookup.entry.created if lookup is not None else None,
                 )
-            reader = flight.subscribe(parsed.request, exchange, is_initiator=leads)
+            subscriber = inflight.subscribe(parsed.request, exchange, is_initiator=is_new)
             exchange.dispatched_at = time.perf_counter()
             try:
-                whole = await reader.start()
-            except RetryRequest:
-                reader.close()
+                body = await subscriber.start()
+            except RetryRequest:  # continues below, with a new lookup
+                subscriber.close()
             except BaseException:
-                reader.close()
+                subscriber.close()
                 raise
             else:
-                if not (leads and flight.is_leader):
+                # Another process may lead it although this request started it here.
+                if not (is_new and inflight.is_leader):
                     exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
-                if whole is None:
-                    return reader
-                reader.close()
-                return FullResponse(whole, parsed.request.stream)
-            if share and exchange.bypass_reason is None:
+                if body is None:
+                    return subscriber
+                subscriber.close()
+                return FullResponse(body, parsed.request.stream)
+            if share and exchange.bypass_reason is None:  # another process may have stored it meanwhile
                 lookup = self._lookup_local(exchange, parsed) or await self._lookup_redis(exchange, parsed)
                 if lookup is not None and lookup.freshness is Freshness.FRESH:
                     return self._serve_cached(exchange, lookup, parsed)
         raise AssertionError("a flight of one's own never asks to begin anew")
 
     def _new_record(self, exchange: Exchange, parsed: ParsedRequest) -> GenerationRecord:
+        # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
+        # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
         is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
         exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
         if exchange.body_allocation is not None:
-            exchange.body_allocation.retain()
+            exchange.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
         return GenerationRecord(
             body_allocation=exchange.body_allocation,
             request_id=exchange.request_id,
@@ -261,38 +274,38 @@ class Gateway:
     def _store_callback(
         self, exchange: Exchange, parsed: ParsedRequest, request_fingerprint: Fingerprint, part_hashes: PartHashes
     ) -> StoreResponse:
-        """Stores the answer to this request under its key, for no longer than the client allows."""
+        """The callback that stores the response under the request's key, at most for as long as the client allows."""
         ttl = self._cache_policy.tenants[exchange.tenant].ttl
         lifetime = ttl if parsed.control.ttl is None else min(ttl, parsed.control.ttl)
-        # Who shortens the life of his answer wants it gone by then.
+        # A client-supplied TTL also disables stale-if-error.
         stale = self._cache_policy.stale_if_error if lifetime == ttl else 0.0
-        documents, since = parsed.parts.document_names(), self._purges.last_position
+        # The position is taken now, at the start: a purge during the generation then covers the entry.
+        documents, purge_position = parsed.parts.document_names(), self._purges.last_position
 
-        def keep(recording: RecordedResponse, work: GenerationRecord) -> None:
-            assert work.engine is not None
+        def store_response(recorded: RecordedResponse, record: GenerationRecord) -> None:
+            assert record.engine is not None
             entry = Entry(
                 digest=parsed.key.digest,
-                body=recording.body,
-                stream=recording.stream,
-                model=work.model,
-                engine=work.engine,
-                task=work.task,
+                body=recorded.body,
+                stream=recorded.stream,
+                model=record.model,
+                engine=record.engine,
+                task=record.task,
                 created=int(1000 * self._clock()) / 1000,
                 ttl=lifetime,
                 stale=stale,
-                prompt_tokens=recording.prompt_tokens,
-                completion_tokens=recording.completion_tokens,
-                generation_ms=int((time.perf_counter() - (work.dispatched_at or work.started_at)) * 1000),
+                prompt_tokens=recorded.prompt_tokens,
+                completion_tokens=recorded.completion_tokens,
+                generation_ms=int((time.perf_counter() - (record.dispatched_at or record.started_at)) * 1000),
                 documents=documents,
                 question=request_fingerprint.question,
                 params=request_fingerprint.params,
             )
-            self._store.put(parsed.key.text, entry, since, partial(self._on_written, part_hashes))
+            self._store.put(parsed.key.text, entry, purge_position, partial(self._on_written, part_hashes))
 
-        return keep
+        return store_response
 
     def _on_written(self, part_hashes: PartHashes, result: WriteResult) -> None:
-        """A write is over. What was not stored is no reason for a later miss."""
-        if result == "stored":
+        if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
             self._seen_keys.add(part_hashes)
         self._record_write(result)
