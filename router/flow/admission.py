@@ -1,8 +1,8 @@
-"""Who may begin at an engine, and who waits until there is room.
+"""Concurrency limits per engine, and the queue of requests that wait for a slot.
 
-An engine that is asked for more than it can do at once makes all of it slow, so that nothing is finished in time. So
-each takes no more than its bound from this process; what comes beyond that waits here, where it can still go to any
-engine of the model, and where whose turn it is can be decided (router.core.quota.fair_queue).
+An engine with more requests than it can process at once delays all of them. So this process sends each engine at most
+`max_in_flight` requests at a time. Further requests wait here. There they can still go to any engine of the model, and
+the order is fair between tenants (router.core.quota.fair_queue).
 """
 
 import asyncio
@@ -15,23 +15,23 @@ from router.core.quota.fair_queue import FairQueue, estimate_retry_after
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
 from router.upstream.catalog import Catalog, Engine
 
-_QUEUED_PER_SLOT: Final = 4  # how many may wait for each place there is
+_QUEUED_PER_SLOT: Final = 4
 _MIN_QUEUE_LENGTH: Final = 16
-_MAX_QUEUE_LENGTH: Final = 1024  # each holds a request's body
-_MAX_FINISH_TIMES: Final = 64
+_MAX_QUEUE_LENGTH: Final = 1024  # because each queued request holds its body in memory
+_MAX_FINISH_TIMES: Final = 64  # the last ends of requests, whose rate gives Retry-After
 
 
 def max_queue_length(slots: int) -> int:
-    """How many may wait for the engines of a model that have so many places."""
+    """Maximum number of requests that wait for a model whose engines have this many slots together."""
     return max(_MIN_QUEUE_LENGTH, min(_MAX_QUEUE_LENGTH, _QUEUED_PER_SLOT * slots))
 
 
 class NoSlotError(ApiError):
-    """No engine of a model has room, and nobody may wait for one any longer."""
+    """No engine of a model has a free slot, and the request may not wait (any longer) for one."""
 
 
 class Slot:
-    """A place at an engine, until it is closed; closing it twice does nothing."""
+    """The right to have one request at an engine, until `release`; a second `release` does nothing."""
 
     __slots__ = ("_admission", "engine", "tenant")
 
@@ -41,31 +41,32 @@ class Slot:
         self._admission: Admission | None = admission
 
     def release(self) -> None:
+        # Cleared first, because a slot is released on several paths, and each counts only once.
         admission, self._admission = self._admission, None
         if admission is not None:
             admission.release(self)
 
 
 class Admission:
-    """Gives out the places at the engines.
+    """Grants the slots of the engines.
 
-    - An engine never has more work of this process than its `max_in_flight`.
-    - Whoever finds an engine with room has it at once; who waits has the first place that comes free and that it can
-      use, when it is its turn. Nothing polls.
-    - Nobody waits for longer than `patience` seconds: ApiError 503, `queue_timeout`.
-    - Who finds the queue full is told so at once: 503 `queue_full`, or 429 `tenant_queue_full` where its own tenant has
-      filled its share. So is who has to give way to a tenant with less.
-    - Who is cancelled while it waits has left the queue.
-    - Engines may be shared with the admission of an earlier configuration: who waits in either has what comes free.
+    - An engine never has more requests of this process than its `max_in_flight`.
+    - A request gets a free slot at once. A queued request gets the first freed slot that it can use, in the queue's
+      order. Nothing polls.
+    - No request waits longer than `queue_timeout` seconds: ApiError 503, `queue_timeout`.
+    - If the queue is full, a request fails at once: 503 `queue_full`, or 429 `tenant_queue_full` if its tenant has its
+      share of the queue. A queued request that is evicted for a tenant with fewer gets 429 `tenant_queue_full`, too.
+    - A request that is cancelled while it waits leaves the queue.
+    - Engines can be shared with the Admission of an earlier configuration: a freed slot goes to requests in either.
     """
 
     def __init__(
         self, catalog: Catalog, *, accepts_requests: Callable[[Engine], bool], queue_timeout: float,
         set_queue_length: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`takes_work` tells whether an engine is well; `queued` is told how many wait for a model, at each change.
+        """`accepts_requests`: whether an engine is healthy. `clock` in seconds.
 
-        `clock` in seconds.
+        `set_queue_length` gets a model's name and the number of queued requests, whenever that changes.
         """
         self._accepts_requests = accepts_requests
         self._catalog = catalog
@@ -77,19 +78,22 @@ class Admission:
         }
         for name in self._models:
             set_queue_length(name, 0)
-        self._on_slot_freed = self._admit_waiters  # the one bound method, to be known again
+        # Each access to a method makes a new object. `release` compares with `is`, so it needs one that stays the same.
+        self._on_slot_freed = self._admit_waiters
         for engine in catalog.engines.values():
             engine.on_slot_freed = self._on_slot_freed
 
     def try_acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
-        """A place at the first of these engines that has room; whoever gets none can `wait` for one.
+        """A slot at the first of these engines that has a free one, or None.
 
-        The engines are all of one model, and there is at least one. Those that are not well count only where none is.
+        The engines are all of one model, and there is at least one. Unhealthy engines count only if none is healthy.
         """
         model = self._models[engines[0].model]
-        well = [engine for engine in engines if self._accepts_requests(engine)] if len(engines) > 1 else None
-        for engine in well or engines:
-            self._admit_waiters(engine)  # who waits for it, and has not heard yet that it is back, comes first
+        # A single engine needs no check: it is the only choice, healthy or not.
+        healthy = [engine for engine in engines if self._accepts_requests(engine)] if len(engines) > 1 else None
+        for engine in healthy or engines:
+            # Queued requests go first: the engine may have recovered without `recheck` having been called yet.
+            self._admit_waiters(engine)
             if engine.has_free_slot:
                 engine.in_flight += 1
                 model.queue.on_acquired(tenant)
@@ -97,69 +101,69 @@ class Admission:
         return None
 
     def release(self, slot: Slot) -> None:
-        """A place is free again."""
         engine = slot.engine
         model = self._models[engine.model]
         engine.in_flight -= 1
         model.queue.on_released(slot.tenant)
         model.finish_times.append(self._clock())
         self._admit_waiters(engine)
-        if (
-            engine.on_slot_freed is not None and engine.on_slot_freed is not self._on_slot_freed
-        ):  # another configuration has taken over
+        # After a reload, new requests queue in the new configuration's Admission, so the slot is offered there as well.
+        if engine.on_slot_freed is not None and engine.on_slot_freed is not self._on_slot_freed:
             engine.on_slot_freed(engine)
 
     def recheck(self) -> None:
-        """Engines may have come back: lets begin who waits for one."""
+        """Grants free slots to queued requests; to be called after engines may have recovered."""
         for engine in self._catalog.engines.values():
             self._admit_waiters(engine)
 
     def _admit_waiters(self, engine: Engine) -> None:
         model = self._models[engine.model]
-        before = len(model.queue)
-        if not before:
+        length_before = len(model.queue)
+        if not length_before:
             return
         while engine.has_free_slot and self._accepts_requests(engine):
             waiter = model.queue.pop(lambda waiter: waiter.can_use(engine))
             if waiter is None:
                 break
             engine.in_flight += 1
-            waiter.granted_engine.set_result(engine)
-        if len(model.queue) != before:
+            waiter.granted_engine.set_result(engine)  # `acquire` makes the slot, or `_on_cancelled` releases it
+        if len(model.queue) != length_before:
             self._set_queue_length(model.name, len(model.queue))
 
-    # -- waiting ----------------------------------------------------------------------------------------------------
+    # -- the queue ----------------------------------------------------------------------------------------------------
 
     async def acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot:
-        """A place at any of these engines as soon as one has room. Raises NoRoomError."""
+        """Waits for a slot at any of these engines. Raises NoSlotError."""
         model = self._models[engines[0].model]
         waiter = _QueuedRequest(engines)
         self._enqueue(tenant, waiter, model)
-        late = asyncio.get_running_loop().call_later(self._queue_timeout, self._on_queue_timeout, tenant, waiter, model)
+        timeout_timer = asyncio.get_running_loop().call_later(
+            self._queue_timeout, self._on_queue_timeout, tenant, waiter, model
+        )
         try:
             engine = await waiter.granted_engine
         except asyncio.CancelledError:
             self._on_cancelled(tenant, waiter, model)
             raise
         finally:
-            late.cancel()
+            timeout_timer.cancel()
         return Slot(self, engine, tenant)
 
     def _enqueue(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
-        gave_way = model.queue.push(tenant, waiter)
-        if gave_way is None:
+        evicted = model.queue.push(tenant, waiter)  # (tenant, request), or None if the queue had room
+        if evicted is None:
             self._set_queue_length(model.name, len(model.queue))
-        elif gave_way[1] is waiter:
+        elif evicted[1] is waiter:
             raise self._queue_full_error(tenant, model)
-        elif not gave_way[1].granted_engine.done():
-            gave_way[1].granted_engine.set_exception(self._tenant_queue_full_error(model))
+        elif not evicted[1].granted_engine.done():  # else it has just been cancelled
+            evicted[1].granted_engine.set_exception(self._tenant_queue_full_error(model))
 
     def _on_cancelled(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
-        """Who waited has been cancelled, perhaps just as its turn came."""
+        """Cleans up after a cancellation, which may come in the same event loop iteration as the grant."""
         if waiter.granted_engine.cancelled():
             model.queue.remove(tenant, waiter)
             self._set_queue_length(model.name, len(model.queue))
-        elif waiter.granted_engine.exception() is None:
+        elif waiter.granted_engine.exception() is None:  # granted, but the request never saw it
             Slot(self, waiter.granted_engine.result(), tenant).release()
 
     def _on_queue_timeout(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
@@ -191,7 +195,7 @@ class Admission:
 
 
 class _QueuedRequest:
-    """Who waits for a place at one of these engines; `place` is the engine at which it has been given one."""
+    """A request that waits for a slot at one of these engines."""
 
     __slots__ = ("engines", "granted_engine")
 
@@ -200,12 +204,12 @@ class _QueuedRequest:
         self.granted_engine: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
 
     def can_use(self, engine: Engine) -> bool:
-        """Whether it can use a place there; who has been cancelled has its turn no more, though it has not left yet."""
+        # `done`: it has been cancelled and is not yet removed from the queue.
         return engine in self.engines and not self.granted_engine.done()
 
 
 class _ModelQueue:
-    """What waits for the engines of a model, and when work has been finished there lately."""
+    """A model's queue, and the times (in seconds of the Admission's clock) at which its last requests ended."""
 
     __slots__ = ("finish_times", "name", "queue")
 

@@ -1,4 +1,4 @@
-"""What runs beside the requests of a process, so that it knows of the others."""
+"""The background tasks of a process, which keep it in sync with the other processes through Redis."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
-_LOAD_RETRY_INTERVAL: Final = 0.5  # seconds after which a Redis that took no writes, or was away, may be asked again
-_MAX_BATCH: Final = 500  # commands, so that lookups need not wait behind thousands
+_LOAD_RETRY_INTERVAL: Final = 0.5  # seconds until the next attempt, after Redis accepted no writes or was down
+_MAX_BATCH: Final = 500  # commands; cache lookups share the connection and must not wait behind thousands
 
 
 class BackgroundServices:
-    """The line to Redis, what is heard over it, and the claims that are held through it."""
+    """Starts, runs and closes everything in this process that talks to Redis in the background."""
 
     def __init__(
         self,
@@ -47,24 +47,24 @@ class BackgroundServices:
         self._invalidation_handler = invalidation_handler
 
     async def start(self) -> None:
-        """Looks for Redis; waits for it a moment."""
+        """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
         await self._pipeline.start()
         if self._pipeline.up:
-            with contextlib.suppress(RedisDownError):  # it was up, and is away again; `run` will wait for it
+            with contextlib.suppress(RedisDownError):  # it has gone down since; `run` waits for it
                 await self._purges.load()
             await self._drains.try_refresh()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         loop = asyncio.get_running_loop()
-        works = (
+        coroutines = (
             self._load_purges(),
             self._listener.run(),
             self._leases.run(),
             self._tenant_limits.run(),
             self._flush_hits_periodically(),
         )
-        tasks = [loop.create_task(work) for work in works]
+        tasks = [loop.create_task(coroutine) for coroutine in coroutines]
         try:
             await asyncio.wait(tasks)
         finally:
@@ -73,9 +73,9 @@ class BackgroundServices:
     async def _load_purges(self) -> None:
         while not self._purges.loaded:
             await self._pipeline.wait_until_up()
-            with contextlib.suppress(RedisDownError):  # it was up, and is away again
+            with contextlib.suppress(RedisDownError):  # it has gone down since
                 await self._purges.load()
-            if not self._purges.loaded:
+            if not self._purges.loaded:  # also without an error, if the log was lost and Redis accepts no writes
                 await asyncio.sleep(_LOAD_RETRY_INTERVAL)
 
     async def _flush_hits_periodically(self) -> None:
@@ -86,13 +86,15 @@ class BackgroundServices:
     def _flush_hits(self) -> None:
         commands = self._hit_counter.take_commands()
         with contextlib.suppress(RedisDownError):
-            for at in range(0, len(commands), _MAX_BATCH):
-                self._pipeline.send(*commands[at : at + _MAX_BATCH])
+            for start in range(0, len(commands), _MAX_BATCH):
+                self._pipeline.send(*commands[start : start + _MAX_BATCH])
 
     async def aclose(self) -> None:
-        """Ends the flights that are still in the air, and lets what is to be written be written."""
+        """Cancels the in-flight requests and writes what is still unwritten."""
+        # First: the ends of in-flight requests go to their followers through the pipeline.
         await self._coalescer.aclose()
         self._flush_hits()
         await self._invalidation_handler.aclose()
-        await self._pipeline.aclose()
+        await self._pipeline.aclose()  # sends what is queued
+        # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()

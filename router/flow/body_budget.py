@@ -1,10 +1,10 @@
-"""How many bytes of request bodies a process holds, and the bound on that."""
+"""The limit on the bytes of request bodies that a process holds in memory."""
 
 from router.errors import ApiError, unavailable
 
 
 class BodyBudget:
-    """The bytes of all bodies that are held at this moment."""
+    """`allocated`: the bytes of all bodies that this process holds now."""
 
     __slots__ = ("allocated",)
 
@@ -13,10 +13,10 @@ class BodyBudget:
 
 
 class BodyAllocation:
-    """One request's body, from its first byte until nobody needs it: neither its client nor the generation for it.
+    """The memory of one request's body. It is shared by the request and its generation, which can outlive the request.
 
-    - `take` counts what has come, and raises ApiError (503) where all bodies would be more than `most` bytes then.
-    - Each `share` and the beginning itself need one `release`; with the last one, its bytes are held no longer.
+    - `allocate` adds bytes that have arrived. It raises ApiError (503) if all bodies would exceed `limit` bytes.
+    - It starts with one reference, and `retain` adds one. Each needs one `release`; the last one frees the bytes.
     """
 
     __slots__ = ("_budget", "_limit", "_ref_count", "_size")
@@ -28,7 +28,7 @@ class BodyAllocation:
         self._ref_count = 1
 
     def check(self, size: int) -> None:
-        """Raises ApiError (503) where `size` bytes would be too many now."""
+        """Raises ApiError (503) if there is no room for `size` more bytes now."""
         if self._budget.allocated + size > self._limit:
             raise _budget_exhausted()
 
@@ -38,11 +38,9 @@ class BodyAllocation:
         self._budget.allocated += size
 
     def retain(self) -> None:
-        """Somebody else needs it as well."""
         self._ref_count += 1
 
     def release(self) -> None:
-        """One of those who needed it needs it no longer."""
         self._ref_count -= 1
         if self._ref_count == 0:
             self._budget.allocated -= self._size

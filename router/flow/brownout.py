@@ -1,4 +1,4 @@
-"""What the engines' own metrics mean for requests: breakers that open for pressure, and what is given up under it."""
+"""Pressure: the engines' KV cache usage opens breakers, and many open breakers put a model into brownout."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from router.upstream.catalog import Catalog
 
 
 class PressureMonitor:
-    """Tells the breakers what the probe has found."""
+    """Passes the results of the probes to the breakers."""
 
     def __init__(self, catalog: Catalog, breakers: Breakers) -> None:
         self._catalog = catalog
@@ -18,19 +18,20 @@ class PressureMonitor:
         self._down: set[str] = set()
 
     def on_probe_round(self) -> None:
-        """All engines have been asked how they are."""
+        """To be called after each round of probes."""
         for engine in self._catalog.engines.values():
             self._breakers.on_kv_usage(engine.name, engine.gauges.kv_cache_usage)
+            # An engine that is up again is half-open at once, without waiting for the cooldown.
             if engine.up and engine.name in self._down:
                 self._breakers.on_recovered(engine.name)
         self._down = {engine.name for engine in self._catalog.engines.values() if not engine.up}
 
 
 class Brownout:
-    """Which models may answer, and whether an old answer will do, by the pressure on the model asked for.
+    """Selects the models that may respond, and whether a stale entry is served, by the pressure on the requested model.
 
-    - Pressure is the share of a model's engines whose KV cache keeps them shut, among those that work at all.
-    - Each model has a level of its own, which rises and falls at different shares.
+    - Pressure is the share of a model's working engines whose breaker is open because of KV cache usage.
+    - Each model has its own level, with hysteresis: it rises and falls at different shares.
     """
 
     def __init__(self, catalog: Catalog, breakers: Breakers) -> None:
@@ -39,19 +40,18 @@ class Brownout:
         self._levels: dict[str, BrownoutLevel] = {}
 
     def level(self, model: str) -> BrownoutLevel:
-        now = brownout_level(self._pressure(model), self._levels.get(model, BrownoutLevel.NORMAL))
-        self._levels[model] = now
-        return now
+        level = brownout_level(self._pressure(model), self._levels.get(model, BrownoutLevel.NORMAL))
+        self._levels[model] = level  # the hysteresis needs the previous level
+        return level
 
     def prefers_stale(self, model: str) -> bool:
-        """Whether an answer that has outlived its time is given rather than a new one."""
+        """Whether a stale entry is served at once, instead of a new generation."""
         return self.level(model) >= BrownoutLevel.STALE
 
     def candidate_models(self, model: str, endpoint: Endpoint) -> Sequence[str]:
-        """The models whose engines may be asked, in this order.
+        """The models whose engines may get the request, in this order: usually the model, then its fallbacks.
 
-        Vectors of another model mean nothing beside those of the model that was asked for, so that embeddings have no
-        fallback.
+        Embeddings have no fallback, because vectors of different models cannot be compared.
         """
         if endpoint is Endpoint.EMBEDDINGS:
             return [model]
@@ -61,13 +61,14 @@ class Brownout:
         return chain
 
     def _pressure(self, model: str) -> float:
-        working = [
+        # Of each working engine, whether it is under pressure. One that is open for failures or half-open is left out.
+        pressured = [
             self._breakers.under_pressure(engine.name)
             for engine in self._catalog.engines_for(model)
             if engine.up is not False
             and (self._breakers.under_pressure(engine.name) or self._breakers.state(engine.name) is BreakerState.CLOSED)
         ]
-        return sum(working) / len(working) if working else 0.0
+        return sum(pressured) / len(pressured) if pressured else 0.0
 
     def _is_healthy(self, model: str) -> bool:
         engines = self._catalog.engines_for(model)

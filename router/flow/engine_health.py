@@ -1,4 +1,4 @@
-"""How the engines stand with this router: whose breaker is open, who is busy, and what retries may still cost."""
+"""The health of the engines as requests see it: open breakers, busy engines, and the retry budget."""
 
 import logging
 import random
@@ -15,22 +15,22 @@ from router.upstream.catalog import Engine
 
 log = logging.getLogger("roundhouse.dispatch")
 
-_DEFAULT_BUSY_TIME: Final = 1.0  # seconds for which an engine that did not say for how long is taken to be busy
+_DEFAULT_BUSY_TIME: Final = 1.0  # seconds for which an engine counts as busy if it sent no Retry-After
 
 
 class EngineHealth:
-    """What attempts have shown, for the attempts to come.
+    """Records the results of attempts, and decides from them which attempts are allowed and in which order.
 
-    - An engine whose breaker is open is asked nothing; one whose breaker is half-open is asked one thing.
-    - One that said that it is busy is asked after the others, until the time that it named is over.
-    - All retries of this process come from one budget.
+    - An engine whose breaker is open gets no request; one whose breaker is half-open gets one, as a probe.
+    - An engine that answered that it is busy comes after the others until its Retry-After has passed.
+    - All retries of this process share one retry budget.
     """
 
     def __init__(
         self, breakers: Breakers, *, clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:  # fmt: skip
-        """`clock` in seconds; `dice` gives 0 to 1."""
+        """`clock` returns seconds, `rng` numbers from 0 to 1 (jitter of the backoff)."""
         self.breakers = breakers
         self._clock = clock
         self._rng = rng
@@ -38,15 +38,13 @@ class EngineHealth:
         self._busy_until: dict[str, float] = {}
 
     def record_request(self) -> None:
-        """A request has come."""
+        """Adds a request's share to the retry budget."""
         self._retry_budget.on_request(self._clock())
 
     def attempts_for(self, engines: Sequence[Engine]) -> "EngineAttempts":
-        """The turns of one model's engines, which are given in the order that was planned for them.
-
-        A half-open one comes first: somebody has to find out. Should it fail, another one takes over.
-        """
+        """The attempts at one model's engines, which are passed in the order of their selection."""
         if len(engines) > 1:
+            # Stable: the order of selection stays among engines of the same rank.
             now = self._clock()
             engines = sorted(engines, key=lambda engine: self._rank(engine, now))
         return EngineAttempts(self, engines, self._clock, self._rng)
@@ -55,18 +53,21 @@ class EngineHealth:
         return self.breakers.state(engine.name) is BreakerState.OPEN
 
     def _rank(self, engine: Engine, now: float) -> int:
+        # A half-open engine comes first, since only a request shows whether it has recovered. If the request fails,
+        # another engine takes over. A busy one comes last.
         if engine.up is not False and self.breakers.state(engine.name) is BreakerState.HALF_OPEN:
             return 0
         return 2 if self._busy_until.get(engine.name, 0.0) > now else 1
 
     def permit(self, engine: Engine, *, previous_error: EngineError | None) -> "AttemptPermit | None":
-        """Leave to ask an engine, if it may be asked. `after`: the request's attempt before, which failed.
+        """The permit for one attempt at an engine, or None. `previous_error`: that of the request's last attempt.
 
-        A half-open one may be asked only once the leave's `claim` says so.
+        For a half-open engine, the permit is valid only after its `claim_probe` has returned True.
         """
         state = self.breakers.state(engine.name)
         if state is BreakerState.OPEN:
             return None
+        # Only a retry that may have cost the engine work uses the budget; see FailureClass.
         if (
             previous_error is not None
             and classify_failure(previous_error.reason, previous_error.retry_after).uses_retry_budget
@@ -76,16 +77,16 @@ class EngineHealth:
             return None
         return AttemptPermit(self, engine, probe=state is BreakerState.HALF_OPEN)
 
-    # -- what attempts have shown -----------------------------------------------------------------------------------
+    # -- results of attempts ------------------------------------------------------------------------------------------
 
     def record_failure(self, engine: Engine, error: EngineError, *, probe: bool = False) -> None:
-        verdict = classify_failure(error.reason, error.retry_after)
-        if verdict.counts_for_breaker:
+        failure = classify_failure(error.reason, error.retry_after)
+        if failure.counts_for_breaker:
             self.breakers.on_failure(engine.name, probe=probe)
-        if verdict.engine_busy:
+        if failure.engine_busy:
             self._busy_until[engine.name] = self._clock() + (error.retry_after or _DEFAULT_BUSY_TIME)
         if error.reason == "connect":
-            engine.update_status(up=False)  # the probe will say when it is back
+            engine.update_status(up=False)  # until the next probe finds it up
 
     def record_success(self, engine: Engine, *, probe: bool = False) -> None:
         self.breakers.on_success(engine.name, probe=probe)
@@ -93,7 +94,7 @@ class EngineHealth:
 
 
 class EngineAttempts:
-    """See retry.Turns; this leaves out whose breaker is open."""
+    """A RetrySchedule that skips engines whose breaker is open."""
 
     __slots__ = ("_clock", "_health", "_rng", "_schedule")
 
@@ -106,15 +107,15 @@ class EngineAttempts:
         self._rng = rng
 
     def next_attempt(self) -> Attempt[Engine] | None:
-        """The engines of which one may be asked, the best first, once the wait is over; None: nobody is left."""
-        while (turn := self._schedule.next_attempt(self._clock(), self._rng())) is not None:
-            shut = [engine for engine in turn.engines if self._health.is_open(engine)]
-            if not shut:
-                return turn
-            for engine in shut:
-                self._schedule.mark_tried(engine)
-            if len(shut) < len(turn.engines):
-                return Attempt(tuple(engine for engine in turn.engines if engine not in shut), turn.wait)
+        """The engines for the next attempt, the best first, and the wait before it. None: no attempt is left."""
+        while (attempt := self._schedule.next_attempt(self._clock(), self._rng())) is not None:
+            blocked = [engine for engine in attempt.engines if self._health.is_open(engine)]
+            if not blocked:
+                return attempt
+            for engine in blocked:
+                self._schedule.mark_tried(engine)  # else the schedule would return it again
+            if len(blocked) < len(attempt.engines):
+                return Attempt(tuple(engine for engine in attempt.engines if engine not in blocked), attempt.wait)
         return None
 
     def mark_tried(self, engine: Engine) -> None:
@@ -125,23 +126,23 @@ class EngineAttempts:
 
 
 class AttemptPermit:
-    """Leave to ask an engine once. What comes of that is noted when it is left.
+    """Permission for one attempt at an engine, as a context manager. Its exit records the result of the attempt.
 
-    That a stream has begun is good enough for a half-open breaker; for a closed one, only a whole answer makes up for
-    failures: else an engine that always stalls after its first token would never be found out. What an engine refuses
-    as the client's fault, or for a client that leaves, says nothing of it.
+    For a half-open breaker, the start of a stream is a success. For a closed one, only a complete response resets the
+    failure count; otherwise an engine that always stalls after its first token would never be detected. A refusal
+    (client error) and a cancellation (disconnect) are neither a success nor a failure.
     """
 
     __slots__ = ("_engine", "_health", "probe")
 
     def __init__(self, health: EngineHealth, engine: Engine, *, probe: bool) -> None:
-        """`probe`: it holds only once `claim` has said so."""
+        """`probe`: the permit is valid only after `claim_probe` has returned True."""
         self._health = health
         self._engine = engine
         self.probe = probe
 
     async def claim_probe(self) -> bool:
-        """Whether this is the one request that the half-open engine is asked."""
+        """Whether this request is the half-open engine's one probe, among all processes."""
         return await self._health.breakers.claim_probe(self._engine.name)
 
     def __enter__(self) -> None:
@@ -154,5 +155,5 @@ class AttemptPermit:
             self._health.record_failure(self._engine, error, probe=self.probe)
         elif error is None and self.probe:
             self._health.record_success(self._engine, probe=True)
-        if self.probe:
+        if self.probe:  # after the result: when another process gets the claim, the result is in Redis
             self._health.breakers.release_probe(self._engine.name)

@@ -1,4 +1,4 @@
-"""Who is to do the work: the engines for one request, the best first, and what must be left out of it for them."""
+"""Selects the engines for a request, the best first, and the fields that they cannot serve."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ _TASKS: Final[tuple[Task, ...]] = get_args(Task)
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Who is to answer a request, and the request as they get it.
+    """The engines for a request, and the request as they get it.
 
-    - `engines`: gives the engines to try, the best first, as things stand when it is called: what is in flight counts
-      only once it is sent, so the order is made right before.
-    - `adjusted`: the fields that were left out of the request because no engine of the model could serve them; the
-      answer is then not quite that to the request, and nobody else's.
+    - `order_engines` ranks the engines by their state at the time of the call. It is called right before the request is
+      sent, because a request counts as load at an engine only once it is sent.
+    - `adjusted_fields` are left out of the request because no engine of the model supports them. The response then
+      does not match the request exactly, so it must not be shared or stored.
     """
 
     order_engines: Callable[[], Sequence[Engine]]
@@ -37,11 +37,11 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class EngineSelector:
-    """Chooses engines, and learns from what becomes of it which draft pays for which task.
+    """Selects engines, and measures for which task each draft pays (speculative decoding makes the engine faster).
 
-    - A request whose sampling an engine's speculation cannot serve goes to engines without; where there is none that is
-      up, the fields are left out.
-    - A share `explore` of the requests goes first to the engine of which the least is known at the task.
+    - A request with sampling fields that speculative decoding does not support goes to engines without a draft. If none
+      of those is up, the fields are left out.
+    - A share `exploration_rate` of the requests goes first to the engine that is least measured at the task.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class EngineSelector:
         random: Callable[[], float],
         affinity_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`clock` gives monotonic seconds (work's instants are of it); `random` numbers from 0 up to 1.
+        """`clock` returns monotonic seconds, as in GenerationRecord; `random` returns numbers from 0 up to 1.
 
-        `affinity_names`: by tenant, the name of those with whom it shares prefixes, where that is not its own.
+        `affinity_names`: by tenant, the name of the group with which it shares prefixes, if it is in one.
         """
         self._catalog = catalog
         self._exploration_rate = exploration_rate
@@ -66,28 +66,31 @@ class EngineSelector:
         self._affinity_names = affinity_names
 
     def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
-        """The engines of the request's model, or of these, one after the other.
+        """The engines of `models` in this order (by default, of the request's model).
 
-        Raises ApiError (400) for a request that no engine of them could take.
+        Raises ApiError (400) for a request that exceeds the context length of all of them.
         """
-        request, least = parsed.request, min_context(parsed.request)
+        request, min_length = parsed.request, min_context(parsed.request)
         serving = [self._catalog.engines_for(model) for model in models or (parsed.model.name,)]
         able = [
-            large_enough
+            long_enough
             for engines in serving
-            if (large_enough := [e for e in engines if e.max_model_len is None or e.max_model_len >= least])
+            if (long_enough := [e for e in engines if e.max_model_len is None or e.max_model_len >= min_length])
         ]
         if not able:
             contexts = [engine.max_model_len or 0 for engines in serving for engine in engines]
             raise context_length_error(request, token_bounds(request), max(contexts, default=0))
         adjusted = unsupported_fields(request)
         if adjusted:
-            plain = [[engine for engine in engines if engine.has_draft is not True] for engines in able]
-            if any(engine.up is not False and not engine.drained for engine in plain[0]):
-                able, adjusted = plain, ()
-        explores = session is None and self._random() < self._exploration_rate
+            # `has_draft` is None if unknown; such an engine may well support the fields.
+            without_draft = [[engine for engine in engines if engine.has_draft is not True] for engines in able]
+            # The engines of the first model decide, because they are tried first.
+            if any(engine.up is not False and not engine.drained for engine in without_draft[0]):
+                able, adjusted = without_draft, ()
+        # A session stays with its engine, whose prefix cache has the conversation so far.
+        explore = session is None and self._random() < self._exploration_rate
         return Selection(
-            lambda: [e for engines in able for e in self._rank(engines, parsed, tenant, session, explores)],
+            lambda: [e for engines in able for e in self._rank(engines, parsed, tenant, session, explore)],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
         )
@@ -100,38 +103,44 @@ class EngineSelector:
         session: str | None,
         explore: bool,
     ) -> Sequence[Engine]:
-        """The engines of one model, the best first."""
-        if len(engines) < 2:
+        """The engines of one model, the best first, without drained ones."""
+        if len(engines) < 2:  # the common case needs no ranking
             return [engine for engine in engines if not engine.drained]
-        length, task, families = token_bounds(parsed.request), parsed.task, {engine.family for engine in engines}
+        length_bounds, task, families = token_bounds(parsed.request), parsed.task, {engine.family for engine in engines}
         slow = self._draft_stats.slow_families(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
         affinity = affinity_key(parsed.key.text, tenant, session, self._affinity_names.get(tenant, tenant))
-        views = rank_engines(
-            task, [engine.snapshot(slow=engine.family in slow) for engine in engines], bounds=length, affinity=affinity
+        snapshots = rank_engines(
+            task,
+            [engine.snapshot(slow=engine.family in slow) for engine in engines],
+            bounds=length_bounds,
+            affinity=affinity,
         )
-        order = [self._catalog.engines[view.name] for view in views]
-        return self._least_known_first(order, task, length) if explore and len(order) > 1 else order
+        order = [self._catalog.engines[view.name] for view in snapshots]
+        return self._least_known_first(order, task, length_bounds) if explore and len(order) > 1 else order
 
-    def _least_known_first(self, engines: list[Engine], task: Task, length: TokenBounds) -> list[Engine]:
-        """The same, but that of which the least is known comes first, if it could do it as well."""
-        fits = check_fit(length, engines[0].max_model_len)
+    def _least_known_first(self, engines: list[Engine], task: Task, bounds: TokenBounds) -> list[Engine]:
+        """Moves the least measured engine to the front, if it could serve the request as well as the best one."""
+        best_fit = check_fit(bounds, engines[0].max_model_len)
         equals = [
             engine
             for engine in engines
-            if engine.up and not engine.snapshot().has_backlog and check_fit(length, engine.max_model_len) is fits
+            if engine.up and not engine.snapshot().has_backlog and check_fit(bounds, engine.max_model_len) is best_fit
         ]
         family = self._draft_stats.least_measured((engine.family for engine in equals), task, self._clock())
-        other = next((engine for engine in equals if engine.family == family), None)
-        return engines if other is None else [other, *(engine for engine in engines if engine is not other)]
+        least_known = next((engine for engine in equals if engine.family == family), None)
+        return (
+            engines
+            if least_known is None
+            else [least_known, *(engine for engine in engines if engine is not least_known)]
+        )
 
-    # -- what is learned --------------------------------------------------------------------------------------------
+    # -- measurements -------------------------------------------------------------------------------------------------
 
     def record_generation(self, record: GenerationRecord) -> None:
-        """A generation is over."""
         if record.engine is None or record.error_reason is not None or record.dispatched_at is None:
             return
         if record.failed_attempts:
-            return  # its time holds that of other engines
+            return  # its duration includes the failed attempts at other engines
         engine, now = self._catalog.engines[record.engine], self._clock()
         seconds = now - record.dispatched_at
         self._draft_stats.record_generation(
@@ -139,42 +148,47 @@ class EngineSelector:
         )
 
     def on_probe_round(self) -> None:
-        """The engines have been asked how they are."""
+        """Updates the drafts' status; to be called after each round of probes."""
         now = self._clock()
         for engine in self._catalog.engines.values():
             if engine.gauges.spec_counts is not None:
                 self._draft_stats.record_counters(engine.name, engine.family, engine.gauges.spec_counts, now)
-        told: set[tuple[str, Task]] = set()
+        # Replicas of one engine have the same status: one log line for all of them.
+        logged: set[tuple[str, Task]] = set()
         for engine in self._catalog.engines.values():
             before = engine.drafts
             engine.drafts = {task: self._draft_status(engine, task, now) for task in _TASKS}
             for task, draft in engine.drafts.items():
-                if (engine.family, task) not in told and self._log_draft_change(engine, task, before.get(task), draft):
-                    told.add((engine.family, task))
+                if (engine.family, task) not in logged and self._log_draft_change(
+                    engine, task, before.get(task), draft
+                ):
+                    logged.add((engine.family, task))
 
     def _draft_status(self, engine: Engine, task: Task, now: float) -> DraftStatus:
-        experience, family = self._draft_stats, engine.family
-        learned = experience.performance(family, task, now)
+        draft_stats, family = self._draft_stats, engine.family
+        performance = draft_stats.performance(family, task, now)
         pays = None
         if engine.has_draft:
             rivals = [other.family for other in self._catalog.engines_for(engine.model)]
             before = engine.drafts.get(task)
-            pays = experience.pays(family, rivals, task, now, before.pays if before is not None else None)
-        return DraftStatus(learned.tokens_per_second, learned.tokens_per_step if engine.has_draft else None, pays)
+            pays = draft_stats.pays(family, rivals, task, now, before.pays if before is not None else None)
+        return DraftStatus(
+            performance.tokens_per_second, performance.tokens_per_step if engine.has_draft else None, pays
+        )
 
     @staticmethod
     def _log_draft_change(engine: Engine, task: Task, before: DraftStatus | None, draft: DraftStatus) -> bool:
-        """Says once that a draft has stopped paying, or that it pays again; returns whether it did."""
-        did = before.pays if before is not None else None
-        if draft.pays is False and did is not False:
-            # A draft that is not for the task need not pay; that it does not is what the routing goes by.
+        """Logs a draft that has stopped paying or pays again. Returns whether it logged anything."""
+        paid_before = before.pays if before is not None else None
+        if draft.pays is False and paid_before is not False:
+            # A draft that is not meant for the task need not pay for it, so that is only information.
             level = logging.WARNING if engine.task in (task, "any") else logging.INFO
             log.log(
                 level, "engine %s: its draft does not pay for %s: %s tokens a second, %s a step",
                 engine.family, task, _format_rate(draft.tokens_per_second), _format_rate(draft.tokens_per_step),
             )  # fmt: skip
             return True
-        if draft.pays is True and did is False:
+        if draft.pays is True and paid_before is False:
             log.info("engine %s: its draft pays for %s again", engine.family, task)
             return True
         return False

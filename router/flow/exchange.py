@@ -1,4 +1,4 @@
-"""What happened: the story notes facts here, and telemetry tells them, once, at the end."""
+"""The facts of a request and of a generation. The flow records them; telemetry reports them once, at the end."""
 
 from random import getrandbits
 from typing import Literal
@@ -12,23 +12,23 @@ from router.flow.body_budget import BodyAllocation
 from router.shared.rate_limits import Reservation
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
-"""`refused`: an error before the answer began; `failed`: one after it; `left`: the client did not wait for the end."""
+"""`refused`: an error before the response started; `failed`: one after that; `left`: the client disconnected early."""
 
 
 def new_request_id() -> str:
-    """An id as long as a UUID, made without a system call."""
-    return getrandbits(128).to_bytes(16).hex()
+    """A random id of 128 bits, as hex."""
+    return getrandbits(128).to_bytes(16).hex()  # unlike uuid4, without a system call
 
 
 class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
-    """The facts of one generation, which may be for several requests. Instants are those of time.perf_counter.
+    """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
-    - `request_id`: that of the request that began it; `engine_request_id`: what engines get, see below.
-    - `attempts`: those that failed, as (engine, reason).
-    - `fallback`: the model of `engine`, where that is not the one that was asked for.
-    - `error`: what it ended with, if it did not end well.
-    - `body`: that of its request, which is released when the generation is over.
-    - `estimate`: how many tokens it took, where nobody told them; see `used`.
+    - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
+    - `failed_attempts`: as (engine, reason).
+    - `fallback_model`: the model of `engine`, if it is not the requested one.
+    - `error_reason`: None if the generation succeeded.
+    - `body_allocation`: the memory of the request's body, which is released when the generation ends.
+    - `estimated_tokens`: estimated usage, if the engine reported none; see `total_tokens`.
     """
 
     request_id: str
@@ -53,21 +53,21 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that were read and generated, as far as one can know."""
+        """Prompt and completion tokens as reported by the engine, else the estimate."""
         return self.prompt_tokens + self.completion_tokens or self.estimated_tokens
 
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
-    """The facts of one request. Instants are those of time.perf_counter; None is: it did not come to that.
+    """The facts of one request. Times are those of time.perf_counter; None means that the request did not get there.
 
-    - `request_id`: the client's if `named_by_client`, else the router's. `engine_request_id`: what engines get in its
-      place. It is never chosen by a client, since some connectors of vLLM read addresses out of it.
-    - `body`: what its body counts for.
-    - `session`: the client's X-Session-ID.
-    - `permit`: of a tenant with limits.
-    - `reason`: that of a miss. `age`, and `ttl`, what is left of the time to live, are whole seconds.
-    - `fallback`: the model that answered in place of the one that was asked for.
-    - `adjusted`: the fields that the engine did not get.
+    - `request_id`: the client's if `has_client_request_id`, else the router's. `engine_request_id`: the id that engines
+      get instead. It is never chosen by a client, because some connectors of vLLM read addresses out of request ids.
+    - `body_allocation`: the memory that its body is counted for.
+    - `session_id`: the client's X-Session-ID.
+    - `permit`: the reservation of a tenant with limits.
+    - `age`, and `ttl` (the remaining time to live), are in whole seconds.
+    - `fallback_model`: the model that generated the response, if it is not the requested one.
+    - `adjusted_fields`: the fields that were left out of the request to the engine.
     """
 
     endpoint: Endpoint
@@ -84,7 +84,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     task: Task | None = None
     engine: str | None = None
     stream: bool = False
-    # The cache's part.
+    # Cache.
     cache_status: CacheStatus | None = None
     bypass_reason: BypassReason | None = None
     miss_reason: MissReason | None = None
@@ -92,14 +92,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     age: int | None = None
     ttl: int | None = None
     from_local_cache: bool = False
-    # The engines' part.
+    # Engines.
     fallback_model: str | None = None
     adjusted_fields: tuple[str, ...] = ()
     dispatched_at: float | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    # How it ended.
+    # Outcome.
     status: int = 0
     outcome: RequestOutcome = "complete"
     error_reason: str | None = None

@@ -1,4 +1,4 @@
-"""What would become of a request in the cache, and why: told to people, without an engine being asked."""
+"""Explains to people what the cache would do with a request and why, without a generation."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal
@@ -23,12 +23,18 @@ from router.store.admin.scan import RedisClient, execute_commands, read_redis_cl
 from router.store.codec import decode_entry
 
 MAX_COMPARED_ENTRIES: Final = 20_000
-"""Entries of the tenant among which the nearest is looked for."""
+"""Maximum number of the tenant's entries among which the nearest is searched."""
 
 KeyState = Literal["absent", "fresh", "stale", "other-digest", "unreadable", "purged", "no-such-form"]
-"""What stands at the key: nothing; an answer, within its time or beyond it; the answer to another request; what is no
-entry; an answer that a purge covers, and that was written too late for it to be deleted; an answer that has no form as
-the request wants it."""
+"""What is at the key in Redis:
+
+- absent: nothing;
+- fresh, stale: a response within its time to live, or beyond it;
+- other-digest: the response to another request with the same hashes;
+- unreadable: no entry, or a damaged one;
+- purged: a response that a purge covers, written after the purge had deleted;
+- no-such-form: a response that cannot be replayed in the form that the request asks for (stream or JSON).
+"""
 
 _PART_DESCRIPTIONS: Final[dict[MissReason, str]] = {
     "model": "the model, or its revision in the configuration",
@@ -40,7 +46,7 @@ _PART_DESCRIPTIONS: Final[dict[MissReason, str]] = {
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that is to be explained: whose it is, the path it goes to, and its body as JSON."""
+    """The request to explain: its tenant, its path, and its body as JSON."""
 
     body: msgspec.Raw
     tenant: str = DEFAULT_TENANT
@@ -48,7 +54,7 @@ class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyPart(msgspec.Struct, frozen=True):
-    """A part of the key: its value there, and what it was made of here."""
+    """A part of the key: its value, and in words what it was derived from."""
 
     part: str
     value: str
@@ -56,11 +62,11 @@ class KeyPart(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """`result` is what X-Cache would be, with all engines up; `why` says it in words.
+    """`result` is what X-Cache would be, with all engines up; `why` explains it in a sentence.
 
-    - `reason` is one of X-Cache-Reason's words where one part differs, or the entry was there and is stale.
-    - `state` is what stands at the key, `entry` that itself; both None where the cache would not be asked.
-    - `nearest` is None on a hit; `differs` says in words in what it differs.
+    - `reason` is a value of X-Cache-Reason; None on a hit, and where no value describes the state of the key.
+    - `state` is what is at the key, `entry` its summary. Both are None if there would be no lookup.
+    - `nearest` is None on a hit and on a bypass; `differs` describes in words the parts in which it differs.
     """
 
     result: CacheStatus
@@ -78,10 +84,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explainer:
-    """Explains requests as the router that has this configuration would take them.
+    """Explains requests as a router with this configuration would handle them.
 
-    - Nothing is changed, and no engine is asked.
-    - What the router would refuse is refused here, with the same ApiError.
+    - It changes nothing, and sends nothing to engines.
+    - A request that the router would refuse is refused here with the same ApiError.
     """
 
     def __init__(
@@ -95,61 +101,62 @@ class Explainer:
         self._max_compared = max_compared
 
     async def explain(self, request: ExplainRequest) -> Explanation:
-        """Raises ApiError for a request that would be refused, and LinkError where Redis does not answer."""
-        store = self._store_policies.get(request.tenant)
-        if store is None:
+        """Raises ApiError for a request that would be refused, and RedisBackendError if Redis does not answer."""
+        store_policy = self._store_policies.get(request.tenant)
+        if store_policy is None:
             raise bad_request(f"There is no tenant {request.tenant[:64]!r}.", param="tenant")
         try:
             endpoint = Endpoint(request.path)
         except ValueError:
             paths = ", ".join(known.value for known in Endpoint)
             raise bad_request(f"`path` must be one of {paths}.", param="path") from None
-        reading = self._resolver.resolve(endpoint, request.tenant, bytes(request.body))
-        told: dict[str, Any] = {
-            "key": reading.key.text,
-            "parts": _key_parts(reading),
-            "model": reading.model.name,
-            "task": reading.task,
-            "documents": list(reading.parts.document_names()),
+        parsed = self._resolver.resolve(endpoint, request.tenant, bytes(request.body))
+        common: dict[str, Any] = {
+            "key": parsed.key.text,
+            "parts": _key_parts(parsed),
+            "model": parsed.model.name,
+            "task": parsed.task,
+            "documents": list(parsed.parts.document_names()),
         }
-        bypass, _ = decide_caching(reading.request, NO_DIRECTIVES, store, self._remote_content)
+        bypass, _ = decide_caching(parsed.request, NO_DIRECTIVES, store_policy, self._remote_content)
         if bypass is not None:
-            why = uncacheable_reason(reading.request, self._remote_content)
-            if why is None:
-                why = f'cache.store is "{store}", and the request has neither temperature 0 nor a seed.'
-            return Explanation(result=CacheStatus.BYPASS, reason=bypass.value, why=why, **told)
-        state, told["entry"] = await self._key_state(reading)
+            why = uncacheable_reason(parsed.request, self._remote_content)
+            if why is None:  # the request is cacheable, so the store policy is the reason
+                why = f'cache.store is "{store_policy}", and the request has neither temperature 0 nor a seed.'
+            return Explanation(result=CacheStatus.BYPASS, reason=bypass.value, why=why, **common)
+        state, common["entry"] = await self._key_state(parsed)
         if state == "fresh":
-            return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **told)
-        near = await find_nearest(
-            self._client, fingerprint_request(reading.key.text, reading.parts), reading.key.text, self._max_compared
+            return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **common)
+        nearest_entry = await find_nearest(
+            self._client, fingerprint_request(parsed.key.text, parsed.parts), parsed.key.text, self._max_compared
         )
-        reason, why = _explain_miss(state, near)
+        reason, why = _explain_miss(state, nearest_entry)
         return Explanation(
-            result=CacheStatus.MISS, reason=reason, why=why, state=state, nearest=near,
-            differs=[_PART_DESCRIPTIONS[part] for part in near.differs], **told,
+            result=CacheStatus.MISS, reason=reason, why=why, state=state, nearest=nearest_entry,
+            differs=[_PART_DESCRIPTIONS[part] for part in nearest_entry.differs], **common,
         )  # fmt: skip
 
     async def _key_state(self, parsed: ParsedRequest) -> tuple[KeyState, EntrySummary | None]:
         key = parsed.key
         (fields,) = await execute_commands(self._client, [("HGETALL", key.text)])
-        (shown,) = await fetch_summaries(self._client, [key.text])
-        if shown is None:
+        (summary,) = await fetch_summaries(self._client, [key.text])
+        if summary is None:
             return "absent", None
         entry = decode_entry(fields or {})
         if entry is None:
-            return "unreadable", shown
+            return "unreadable", summary
         if await is_purged(self._client, key.text, entry.documents, entry.purges):
-            return "purged", shown
+            return "purged", summary
         if entry.digest != key.digest:
-            return "other-digest", shown
+            return "other-digest", summary
         if replay(entry, parsed.request) is None:
-            return "no-such-form", shown
+            return "no-such-form", summary
+        # Redis' clock, as in the router: this command may run on a machine whose clock differs.
         now = (await read_redis_clock(self._client)).now()
-        return "stale" if now - entry.created > entry.ttl else "fresh", shown
+        return "stale" if now - entry.created > entry.ttl else "fresh", summary
 
 
-def _explain_miss(state: KeyState, near: NearestEntry) -> tuple[str | None, str]:
+def _explain_miss(state: KeyState, nearest: NearestEntry) -> tuple[str | None, str]:
     match state:
         case "stale":
             return "expired", "Its answer is stored and has outlived its time; it is given only while engines are down."
@@ -161,27 +168,31 @@ def _explain_miss(state: KeyState, near: NearestEntry) -> tuple[str | None, str]
             return None, "What stands at its key was purged while it was generated; the next answer takes its place."
         case "no-such-form":
             return None, "Its answer is stored, but has no form such as the request asks for (stream or JSON)."
-    if near.key is None:
+    if nearest.key is None:
         return "new", "The tenant has no answers stored."
-    if len(near.differs) == 1:
-        return near.differs[0], f"Another answer is stored for a request that differs in one part: {near.differs[0]}."
+    if len(nearest.differs) == 1:
+        return nearest.differs[
+            0
+        ], f"Another answer is stored for a request that differs in one part: {nearest.differs[0]}."
     return "new", "Of the stored answers that were compared, none is for a request that differs in one part alone."
 
 
 def _key_parts(parsed: ParsedRequest) -> list[KeyPart]:
     parts, key, revision = parsed.parts, parsed.key.text, parsed.model.revision
     _, _, tenant, model, system, rag, query = key.split(":")
-    asked = f"`{parsed.request.model}`" + (f", revision {revision!r}" if revision else "")
-    said = f"{sum(map(len, parts.system))} characters of system text" if system != EMPTY_HASH else "no system text"
-    context = (
+    model_text = f"`{parsed.request.model}`" + (f", revision {revision!r}" if revision else "")
+    system_text = (
+        f"{sum(map(len, parts.system))} characters of system text" if system != EMPTY_HASH else "no system text"
+    )
+    context_text = (
         f"{len(parts.document_names())} documents or pieces of context" if rag != EMPTY_HASH else "no retrieved context"
     )
-    last = fingerprint_request(key, parts)
-    rest = f"the messages ({last.question}), the other fields ({last.params}), the model's revision"
+    fingerprint = fingerprint_request(key, parts)
+    query_text = f"the messages ({fingerprint.question}), the other fields ({fingerprint.params}), the model's revision"
     return [
         KeyPart("tenant", tenant, "who asks"),
-        KeyPart("model", model, asked),
-        KeyPart("system", system, said),
-        KeyPart("rag", rag, context),
-        KeyPart("query", query, rest),
+        KeyPart("model", model, model_text),
+        KeyPart("system", system, system_text),
+        KeyPart("rag", rag, context_text),
+        KeyPart("query", query, query_text),
     ]

@@ -109,7 +109,7 @@ class Gateway:
             exchange.miss_reason = "expired" if lookup is not None else self._seen_keys.miss_reason(part_hashes)
         if control.only_if_cached:
             raise not_cached()
-        client.cancel_on_disconnect()  # from here on, a client that disconnects can leave an engine busy for nobody
+        client.cancel_on_disconnect()  # from here on, an engine may work for this client
         try:
             store_response = (
                 self._store_callback(exchange, parsed, request_fingerprint, part_hashes) if may_store else None

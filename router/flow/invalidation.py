@@ -1,9 +1,9 @@
-"""What this process does when Redis tells it that something has changed.
+"""Handles Redis' notifications of changed keys.
 
-Theory of operation. Changes are told over connections of their own (router.net.redis.listener); what has changed is
-read over the line. Either may be away while the other is there. So what was told and could not be read is read once the
-line is back, and only a process to which all is told, and which has read all that it missed, answers from its local
-copy.
+Theory of operation. Notifications come over connections of their own (router.net.redis.listener); the changed data is
+read through the pipeline. Either can fail without the other. So a change that was notified but could not be read is
+read again once the pipeline is up. This process is in sync while it gets notifications and has read every change that
+it missed. Only then it serves from the local cache and lets older in-flight requests be joined.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _READ_RETRY_INTERVAL: Final = 0.1  # seconds
 
 
 class InvalidationHandler:
-    """Hands on what the listener hears to those whom it concerns; see listener.Hears."""
+    """Passes the listener's notifications to the objects that they concern; see listener.ListenerCallbacks."""
 
     def __init__(
         self,
@@ -52,30 +52,29 @@ class InvalidationHandler:
         self._drains = drains
         self._breakers = breakers
         self._connected = False
-        self._needs_read = False  # whether purges or drains may have changed since they were read
+        self._needs_read = False  # purges or drains may have changed since they were last read
         self._read_task: asyncio.Task[None] | None = None
 
     def on_connected(self) -> None:
         self._connected = True
-        self._schedule_read()
+        self._schedule_read()  # changes may have been missed until now; the end of the read restores the sync
 
     def on_disconnected(self) -> None:
         self._connected = False
         self._lose_sync()
 
     async def aclose(self) -> None:
-        """Reads nothing more."""
         await cancel_and_wait(self._read_task)
 
     def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
-        if keys is None:  # all of Redis was emptied
+        if keys is None:  # FLUSHALL or FLUSHDB
             self._local_cache.invalidate_all()
             self._seen_keys.clear()
             self._schedule_read()
             return
         entries = []
-        for name in keys:
-            key = name.decode("utf-8", "replace")
+        for raw_key in keys:
+            key = raw_key.decode("utf-8", "replace")
             if is_entry_key(key):
                 entries.append(key)
                 self._seen_keys.add_key(key)
@@ -85,7 +84,7 @@ class InvalidationHandler:
 
     def _on_control_key(self, key: str) -> None:
         if key == PURGE_LOG_KEY:
-            # Until it is read, a flight could be joined that it covers.
+            # Until the new record is read, an in-flight request that it purges could be joined.
             self._purges.listening = False
             self._coalescer.on_sync_lost()
             self._schedule_read()
@@ -99,7 +98,7 @@ class InvalidationHandler:
     def on_message(self, payload: bytes) -> None:
         self._leases.on_message(payload)
 
-    # -- what has to be read ------------------------------------------------------------------------------------------
+    # -- reading purges and drains ------------------------------------------------------------------------------------
 
     def _schedule_read(self) -> None:
         self._needs_read = True
@@ -108,34 +107,35 @@ class InvalidationHandler:
 
     async def _read_until_synced(self) -> None:
         while self._needs_read:
-            self._needs_read = False
+            self._needs_read = False  # before the read: a notification during the read causes another one
             try:
                 await self._purges.catch_up()
                 await self._drains.refresh()
-                missed = not self._purges.loaded  # a log that was lost, of a Redis that takes no writes
+                missed = not self._purges.loaded  # the log was lost, and Redis accepts no writes to start a new one
             except RedisDownError:
                 missed = True
             if missed:
                 log.debug("the purges and drains that were missed will be read when Redis answers again")
                 self._needs_read = True
                 self._lose_sync()
-                await asyncio.sleep(_READ_RETRY_INTERVAL)  # of a cluster, one server may be away while the line is up
+                # The wait for the pipeline is not enough: in a cluster it can be up while one server is down.
+                await asyncio.sleep(_READ_RETRY_INTERVAL)
                 await self._pipeline.wait_until_up()
         if self._connected and not self._purges.listening:
             self._purges.listening = True
-            self._breakers.refresh()
+            self._breakers.refresh()  # their notifications may have been missed as well
             self._local_cache.enable()
             self._coalescer.on_synced()
 
     def _lose_sync(self) -> None:
-        """Until all that was missed is read, nothing comes from the local copy, and no flight of some age is joined."""
+        """Turns off, until everything missed is read, the local cache and joining in-flight requests of some age."""
         self._purges.listening = False
         self._local_cache.disable()
         self._coalescer.on_sync_lost()
 
 
 def on_purge(coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache, entry_filter: EntryFilter) -> None:
-    """A purge has become known."""
+    """Applies a purge as soon as this process knows of it."""
     coalescer.on_purge(entry_filter)
     local_cache.on_purge()
     seen_keys.clear()

@@ -1,4 +1,4 @@
-"""What the gateway finds, what it gives, and the settings that it goes by; see router.flow.gateway."""
+"""The values that the gateway works with: cache policy, cache lookup, full response. See router.flow.gateway."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from router.core.types import Entry
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
-    """How long a tenant's answers live, in seconds, and which of them are stored; see settings.Cache."""
+    """`ttl` in seconds; `store_policy`: which of the tenant's responses are stored. See settings.Cache."""
 
     ttl: float
     store_policy: StorePolicy
 
 
 class CachePolicy(msgspec.Struct, frozen=True):
-    """`stale_if_error` in seconds; see settings.Cache, for `remote` its `remote_content`."""
+    """`tenants` by name; `stale_if_error` in seconds. See settings.Cache."""
 
     tenants: Mapping[str, TenantCachePolicy]
     stale_if_error: float
@@ -25,16 +25,16 @@ class CachePolicy(msgspec.Struct, frozen=True):
 
 
 class FullResponse(msgspec.Struct, frozen=True):
-    """An answer that is there: JSON, or a stream that was kept."""
+    """A complete response: JSON, or all frames of a stream."""
 
     body: bytes
     stream: bool
 
 
 class CacheLookup(msgspec.Struct, frozen=True):
-    """What is stored where this request's answer would be, and what it is good for.
+    """The entry at a request's key, and whether it can be served.
 
-    `body`: the answer in the form that the request asks for; nothing where it is of no use.
+    `body`: the response in the form that the request asks for; empty if `freshness` is UNUSABLE. `age` in seconds.
     """
 
     entry: Entry

@@ -1,4 +1,4 @@
-"""How a flight ended, as it goes through Redis to those who follow it at other processes."""
+"""Encodes a GenerationResult for followers in other processes, which get it through Redis."""
 
 import msgspec
 
@@ -10,10 +10,11 @@ from router.shared.stream_writer import MAX_UNSENT_BYTES
 
 
 class _EncodedResult(msgspec.Struct, frozen=True):
-    """A landing as it goes through Redis. `body` and `stream` are those of its recording, if that is `kept`.
+    """The encoded form. `body` and `stream` are the recorded response's, if there is one (`kept`).
 
-    While replicas are updated one by one, one of another version reads it. So a field that is added has a default, and
-    one that is no longer used is still sent: readers up to entry format 1 require the last two.
+    `begun` is the result's `had_data`. The field names are those that go over the wire. During a rolling update,
+    another version reads this. So a new field has a default, and a field that is no longer used is still sent: readers
+    up to entry format 1 require the last two.
     """
 
     landing_body: bytes | None
@@ -42,53 +43,56 @@ _decode = msgspec.msgpack.Decoder(_EncodedResult).decode
 
 
 def encode_result(inflight: InFlightRequest, result: GenerationResult) -> bytes:
-    """A landing as the last record of the flight's stream.
+    """A result as the last record of the in-flight request's stream.
 
-    An answer of more than MAX_UNSENT bytes does not go through Redis: those who follow begin anew.
+    A response of more than MAX_UNSENT_BYTES does not go through Redis: followers get "lost", and retry.
     """
-    is_stored = not result.complete and result.error is None  # already, and others can find it so
+    # Stored by another process. Followers also get "lost": they retry, and find the entry.
+    is_stored = not result.complete and result.error is None
     if is_stored or (result.body is not None and len(result.body) > MAX_UNSENT_BYTES):
         result = lost_result()
     elif result.recorded_response is not None and len(result.recorded_response.body) > MAX_UNSENT_BYTES:
-        result = msgspec.structs.replace(result, recorded_response=None)  # streams are whole without it
-    recording, error = result.recorded_response, result.error
-    end = _EncodedResult(
+        # A stream's followers have all frames without it.
+        result = msgspec.structs.replace(result, recorded_response=None)
+    recorded, error = result.recorded_response, result.error
+    encoded = _EncodedResult(
         landing_body=result.body,
-        body=recording.body if recording is not None and result.body is None else None,
-        kept=recording is not None,
+        # Not both: for JSON, the recorded body is that of the response.
+        body=recorded.body if recorded is not None and result.body is None else None,
+        kept=recorded is not None,
         endings=result.endings,
         prompt_tokens=result.prompt_tokens,
         completion_tokens=result.completion_tokens,
         engine=inflight.record.engine,
-        stream=recording.stream if recording is not None else None,
+        stream=recorded.stream if recorded is not None else None,
     )
     if error is not None:
-        end = msgspec.structs.replace(
-            end, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
+        encoded = msgspec.structs.replace(
+            encoded, status=error.status, message=error.message, kind=error.kind, code=error.code, param=error.param,
             retry_after=error.retry_after, raw=error.raw, reason=result.error_reason, begun=result.had_data,
         )  # fmt: skip
-    return _encode(end)
+    return _encode(encoded)
 
 
 def decode_result(inflight: InFlightRequest, encoded: bytes) -> GenerationResult:
-    """The landing of a flight that has said all that came before its last record. Raises msgspec.DecodeError."""
-    end = _decode(encoded)
-    if end.status != 200:
+    """The result from the last record of a stream. Raises msgspec.DecodeError."""
+    decoded = _decode(encoded)
+    if decoded.status != 200:  # 200 is the default, which a result without an error sends
         error = ApiError(
-            end.status, end.message, kind=end.kind, code=end.code, param=end.param, retry_after=end.retry_after,
-            raw=end.raw,
+            decoded.status, decoded.message, kind=decoded.kind, code=decoded.code, param=decoded.param,
+            retry_after=decoded.retry_after, raw=decoded.raw,
         )  # fmt: skip
-        return GenerationResult(complete=False, error=error, error_reason=end.reason, had_data=end.begun)
-    recording = None
-    body = end.landing_body if end.landing_body is not None else end.body
-    if end.kept and body is not None:  # up to entry format 1, a stream may have no JSON form here
-        recording = RecordedResponse(
+        return GenerationResult(complete=False, error=error, error_reason=decoded.reason, had_data=decoded.begun)
+    recorded = None
+    body = decoded.landing_body if decoded.landing_body is not None else decoded.body
+    if decoded.kept and body is not None:  # up to entry format 1, a stream may have no JSON form here
+        recorded = RecordedResponse(
             body=body,
-            stream=end.stream,
-            prompt_tokens=end.prompt_tokens,
-            completion_tokens=end.completion_tokens,
+            stream=decoded.stream,
+            prompt_tokens=decoded.prompt_tokens,
+            completion_tokens=decoded.completion_tokens,
         )
     return GenerationResult(
-        complete=True, body=end.landing_body, recorded_response=recording, endings=end.endings,
-        prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens,
+        complete=True, body=decoded.landing_body, recorded_response=recorded, endings=decoded.endings,
+        prompt_tokens=decoded.prompt_tokens, completion_tokens=decoded.completion_tokens,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a request asks for, once it has been understood."""
+"""A request after parsing: its model, its cache key, its task."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,7 @@ from router.upstream.catalog import Model
 
 
 class ParsedRequest(msgspec.Struct):
-    """A request that was understood; see the types of its parts.
-
-    `task` is worked out when it is asked for first: a request that is answered from the cache needs none.
-    """
+    """`task` is classified at its first use, because a cache hit does not need it."""
 
     request: InferenceRequest
     parts: RequestParts

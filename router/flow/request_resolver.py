@@ -1,4 +1,4 @@
-"""The first steps of every request: what is asked, of which model, and under which key its answer stands."""
+"""The first steps of every request: parse the body, resolve the model, derive the cache key."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from router.upstream.catalog import Catalog
 
 
 class RequestResolver:
-    """Understands requests. It asks nobody, so nothing in it waits."""
+    """Parses requests and resolves their models. It does no I/O, so nothing in it waits."""
 
     __slots__ = ("_catalog", "_classify", "_markers")
 
@@ -24,9 +24,10 @@ class RequestResolver:
     def resolve(
         self, endpoint: Endpoint, tenant: str, body: bytes, control: CacheControl = NO_DIRECTIVES
     ) -> ParsedRequest:
-        """Raises ApiError for what is no request (400), and for a model that there is not (404)."""
+        """Raises ApiError for an invalid request (400) and for an unknown model (404)."""
         request = parse_request(endpoint, body)
         parts = split_parts(request, self._markers)
+        # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.task.
         task = self._classify(parts.question) if request.model == AUTO else None
         model = self._catalog.resolve(request.model, task)
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)

@@ -1,4 +1,4 @@
-"""How a flight ended."""
+"""The result of a generation."""
 
 from typing import Final
 
@@ -11,12 +11,14 @@ LOST: Final = "lost"
 
 
 class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a flight ended.
+    """The result of a generation.
 
-    - `whole`: the engine ended the answer well. `body`: what it said, if that was JSON; `recording`: what can be
-      replayed of it, if anything; `endings`: how its stream closes, for readers without and with the usage event.
-    - `error`: what its readers are told where it is not whole; `reason`: the same as a word for metrics.
-    - `begun`: whether a token had come before the error, so that another attempt may do better.
+    - `complete`: the engine ended the response normally.
+    - `body`: the response, if it is JSON; `recorded_response`: what can be replayed of it, if anything.
+    - `endings`: the last frames of a stream, for subscribers without and with the usage event.
+    - `error`: the error for the subscribers if it is not complete; `error_reason`: the same as a word for metrics.
+      Not complete and no error: the response is in the cache already, and subscribers retry.
+    - `had_data`: whether a token came before the error, so that another attempt may succeed.
     """
 
     complete: bool
@@ -31,6 +33,6 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lost_result() -> GenerationResult:
-    """The landing of a flight of which nothing more will be heard, and nobody knows why."""
+    """The result if the generation's process is gone, or its task was cancelled, without another result."""
     error = ApiError(502, "The answer broke off: the router that generated it is gone.", kind=UPSTREAM, code="lost")
     return GenerationResult(complete=False, error=error, error_reason=LOST, had_data=True)
