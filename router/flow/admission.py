@@ -159,11 +159,10 @@ class Admission:
             evicted[1].granted_engine.set_exception(self._tenant_queue_full_error(model))
 
     def _on_cancelled(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
-        """Cleans up after a cancellation, which may come in the same event loop iteration as the grant."""
         if waiter.granted_engine.cancelled():
             model.queue.remove(tenant, waiter)
             self._set_queue_length(model.name, len(model.queue))
-        elif waiter.granted_engine.exception() is None:  # granted, but the request never saw it
+        elif waiter.granted_engine.exception() is None:  # granted in the same event loop iteration, so nobody uses it
             Slot(self, waiter.granted_engine.result(), tenant).release()
 
     def _on_queue_timeout(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:

@@ -55,7 +55,6 @@ class BackgroundServices:
             await self._drains.try_refresh()
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
         loop = asyncio.get_running_loop()
         coroutines = (
             self._load_purges(),
@@ -90,7 +89,6 @@ class BackgroundServices:
                 self._pipeline.send(*commands[start : start + _MAX_BATCH])
 
     async def aclose(self) -> None:
-        """Cancels the in-flight requests and writes what is still unwritten."""
         # First: the ends of in-flight requests go to their followers through the pipeline.
         await self._coalescer.aclose()
         self._flush_hits()

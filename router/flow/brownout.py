@@ -18,7 +18,6 @@ class PressureMonitor:
         self._down: set[str] = set()
 
     def on_probe_round(self) -> None:
-        """To be called after each round of probes."""
         for engine in self._catalog.engines.values():
             self._breakers.on_kv_usage(engine.name, engine.gauges.kv_cache_usage)
             # An engine that is up again is half-open at once, without waiting for the cooldown.
@@ -45,7 +44,6 @@ class Brownout:
         return level
 
     def prefers_stale(self, model: str) -> bool:
-        """Whether a stale entry is served at once, instead of a new generation."""
         return self.level(model) >= BrownoutLevel.STALE
 
     def candidate_models(self, model: str, endpoint: Endpoint) -> Sequence[str]:

@@ -100,7 +100,6 @@ class Coalescer:
         self._synced = False  # until the first `on_synced`: other processes may purge from now on
 
     def find(self, key: CacheKey) -> InFlightRequest | None:
-        """The in-flight request that a request with this key can join, or None."""
         inflight = self._joinable_by_digest.get(key.digest)
         if inflight is None or (self._synced and self._alive()):
             return inflight
@@ -109,7 +108,6 @@ class Coalescer:
 
     @property
     def has_followers(self) -> bool:
-        """Whether other processes follow any in-flight request, as far as this process knows."""
         return bool(self._followed_at)
 
     @property
@@ -151,7 +149,6 @@ class Coalescer:
         return inflight
 
     async def aclose(self) -> None:
-        """Cancels all in-flight requests and waits for their tasks."""
         tasks = [inflight.task for inflight in self._active_by_id.values() if inflight.task is not None]
         for task in tasks:
             task.cancel()
@@ -243,7 +240,6 @@ class Coalescer:
         return lost_result() if inflight.has_data else None
 
     async def _is_purged(self, inflight: InFlightRequest, purge_position: PurgePosition) -> bool:
-        """Whether a purge later than `purge_position` covers the response."""
         assert self._purges is not None
         assert inflight.key is not None
         if not (self._synced and self._alive()):  # purges may have been missed, so read the log first
@@ -310,7 +306,6 @@ class Coalescer:
     # -- in-flight requests without subscribers -----------------------------------------------------------------------
 
     def _on_no_subscribers(self, store_response: StoreResponse | None, inflight: InFlightRequest) -> None:
-        """The last subscriber in this process has left."""
         assert inflight.task is not None
         dispatched = inflight.record.dispatched_at is not None  # before the dispatch, a generation has cost nothing
         if inflight.is_leader and dispatched and store_response is not None and self._on_abandon == "finish":

@@ -38,11 +38,9 @@ class EngineHealth:
         self._busy_until: dict[str, float] = {}
 
     def record_request(self) -> None:
-        """Adds a request's share to the retry budget."""
         self._retry_budget.on_request(self._clock())
 
     def attempts_for(self, engines: Sequence[Engine]) -> "EngineAttempts":
-        """The attempts at one model's engines, which are passed in the order of their selection."""
         if len(engines) > 1:
             # Stable: the order of selection stays among engines of the same rank.
             now = self._clock()

@@ -103,7 +103,6 @@ class EngineSelector:
         session: str | None,
         explore: bool,
     ) -> Sequence[Engine]:
-        """The engines of one model, the best first, without drained ones."""
         if len(engines) < 2:  # the common case needs no ranking
             return [engine for engine in engines if not engine.drained]
         length_bounds, task, families = token_bounds(parsed.request), parsed.task, {engine.family for engine in engines}
@@ -148,7 +147,6 @@ class EngineSelector:
         )
 
     def on_probe_round(self) -> None:
-        """Updates the drafts' status; to be called after each round of probes."""
         now = self._clock()
         for engine in self._catalog.engines.values():
             if engine.gauges.spec_counts is not None:

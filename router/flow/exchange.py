@@ -16,7 +16,6 @@ RequestOutcome = Literal["complete", "refused", "failed", "left"]
 
 
 def new_request_id() -> str:
-    """A random id of 128 bits, as hex."""
     return getrandbits(128).to_bytes(16).hex()  # unlike uuid4, without a system call
 
 

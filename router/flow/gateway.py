@@ -173,7 +173,6 @@ class Gateway:
         )
 
     async def _lookup_after_failure(self, parsed: ParsedRequest, lookup: CacheLookup | None) -> CacheLookup | None:
-        """A stored entry that can be served in place of an engine error."""
         if lookup is None:  # there may be an entry: a request that joins an in-flight request makes no lookup
             try:
                 entry = await self._store.get(parsed.key.text)

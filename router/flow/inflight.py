@@ -147,7 +147,6 @@ class InFlightRequest:
             self._trim_buffer()
 
     def finish(self, result: GenerationResult) -> None:
-        """Ends it: records the usage and wakes the subscribers, which read `result`."""
         self.result = result
         self.joinable = False
         self.record.prompt_tokens, self.record.completion_tokens = result.prompt_tokens, result.completion_tokens
@@ -161,7 +160,6 @@ class InFlightRequest:
             subscriber.wake()
 
     def _estimate_tokens(self, result: GenerationResult) -> None:
-        """Estimates the usage if the engine has not reported it."""
         if not result.prompt_tokens + result.completion_tokens:
             events = self._dropped_events + sum(map(_count_events, self._frames))
             self.record.estimated_tokens = estimate_tokens(len(self.request.body), events, len(result.body or b""))
@@ -241,7 +239,6 @@ class Subscriber:
         self.finished = False
 
     def on_data(self, frames: bytes) -> None:
-        """Receives the newest frames of the in-flight request."""
         try_send = self._try_send
         if try_send is not None and try_send(frames):
             self.next_frame += 1

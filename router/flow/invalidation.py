@@ -135,7 +135,6 @@ class InvalidationHandler:
 
 
 def on_purge(coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache, entry_filter: EntryFilter) -> None:
-    """Applies a purge as soon as this process knows of it."""
     coalescer.on_purge(entry_filter)
     local_cache.on_purge()
     seen_keys.clear()
