@@ -269,7 +269,7 @@ class Coalescer:
             inflight.record.body_allocation.release()
 
     def _finish(self, inflight: InFlightRequest, result: GenerationResult | None) -> None:
-        if self._active_by_id.pop(inflight.id, None) is None:
+        if self._active_by_id.pop(inflight.id, None) is None:  # `_on_task_done` calls it again
             return
         result = result or lost_result()
         self._followed_at.pop(inflight.id, None)

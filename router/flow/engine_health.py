@@ -65,7 +65,7 @@ class EngineHealth:
         state = self.breakers.state(engine.name)
         if state is BreakerState.OPEN:
             return None
-        # Only a retry that may have cost the engine work uses the budget; see FailureClass.
+        # A retry uses the budget only if the failed attempt may have cost its engine work; see FailureClass.
         if (
             previous_error is not None
             and classify_failure(previous_error.reason, previous_error.retry_after).uses_retry_budget
