@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import floor
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from router.core.cache.cache_control import CacheControl
-from router.core.cache.fingerprint import Fingerprint
-from router.core.cache.miss_reason import PartHashes, SeenKeys, fingerprint_request, hash_parts
+from router.core.cache.miss_reason import PartHashes, SeenKeys
 from router.core.cache.policy import Freshness, decide_caching, evaluate_freshness
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.types import BypassReason, CacheStatus, Entry
@@ -19,7 +18,7 @@ from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.generation import StoreResponse
 from router.flow.inflight import RetryRequest, Subscriber
-from router.flow.lookup import CacheLookup, CachePolicy, FullResponse
+from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.net.redis.pipeline import RedisDownError
@@ -88,109 +87,115 @@ class Gateway:
         parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
         tenant = self._cache_policy.tenants[exchange.tenant]
-        exchange.bypass_reason, may_store = decide_caching(
+        bypass_reason, may_store = decide_caching(
             parsed.request,
             control,
             tenant.store_policy,
             self._cache_policy.remote_content,
             texts_only=parsed.parts.texts_only,
         )
-        lookup = None
-        if exchange.bypass_reason is None:
+        lookup: Lookup
+        if bypass_reason is not None:
+            lookup = Bypass(bypass_reason)
+        else:
             # The local lookup needs no coroutine, so it comes first and apart.
-            lookup = self._lookup_local(exchange, parsed) or await self._lookup_redis(exchange, parsed)
-        if lookup is not None and self._is_servable(lookup, parsed):
+            lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
+        if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)
-        exchange.task = parsed.task  # not earlier: a hit needs no classification of the prompt
-        exchange.cache_status = CacheStatus.BYPASS if exchange.bypass_reason is not None else CacheStatus.MISS
-        request_fingerprint = fingerprint_request(parsed.key.text, parsed.parts)
-        part_hashes = hash_parts(request_fingerprint)
-        if exchange.cache_status is CacheStatus.MISS:
-            exchange.miss_reason = "expired" if lookup is not None else self._seen_keys.miss_reason(part_hashes)
+        self._record_lookup(exchange, lookup, parsed)
         if control.only_if_cached:
             raise not_cached()
         client.cancel_on_disconnect()  # from here on, an engine may work for this client
         try:
-            store_response = (
-                self._store_callback(exchange, parsed, request_fingerprint, part_hashes) if may_store else None
-            )
+            store_response = self._store_callback(exchange, parsed) if may_store else None
             return await self._generate(exchange, parsed, store_response, lookup)
         except ApiError as error:
-            if error.status not in _ENGINE_FAILURE_STATUSES or exchange.bypass_reason is not None:
+            if error.status not in _ENGINE_FAILURE_STATUSES:
                 raise
-            lookup = await self._lookup_after_failure(parsed, lookup)
-            if lookup is None:
+            entry = await self._entry_after_failure(parsed, lookup)
+            if entry is None:
                 raise
-            return self._serve_cached(exchange, lookup, parsed)
+            return self._serve_cached(exchange, entry, parsed)
 
     # -- cache lookups ------------------------------------------------------------------------------------------------
 
-    def _lookup_local(self, exchange: Exchange, parsed: ParsedRequest) -> CacheLookup | None:
+    def _lookup_local(self, parsed: ParsedRequest) -> Lookup | None:
+        """None if the local cache has no entry; Redis may have one."""
         cached_entry = self._local_cache.get(parsed.key.text)
-        if cached_entry is None:
-            return None
-        exchange.key = parsed.key.text
-        return self._evaluate(parsed, cached_entry, from_local_cache=True)
+        return self._evaluate(parsed, cached_entry, from_local_cache=True) if cached_entry is not None else None
 
-    async def _lookup_redis(self, exchange: Exchange, parsed: ParsedRequest) -> CacheLookup | None:
-        key = parsed.key.text
+    async def _lookup_redis(self, parsed: ParsedRequest) -> Lookup:
         inflight = self._coalescer.find(parsed.key)
         if inflight is not None and inflight.is_leader:
             # This process is generating it, so it is not stored yet. Another process' generation may be stored already.
-            exchange.key = key
-            return None
+            return self._miss(parsed)
+        return await self._lookup_stored(parsed)
+
+    async def _lookup_stored(self, parsed: ParsedRequest) -> Lookup:
         try:
-            entry = await self._store.get(key)
+            entry = await self._store.get(parsed.key.text)
         except RedisDownError:  # no lookup, but the request may still share a generation in this process
-            exchange.bypass_reason, exchange.cache_status, exchange.miss_reason = (
-                BypassReason.REDIS_DOWN,
-                CacheStatus.BYPASS,
-                None,
-            )
-            return None
-        exchange.key = key
-        return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False) if entry is not None else None
+            return Bypass(BypassReason.REDIS_DOWN)
+        if entry is None:
+            return self._miss(parsed)
+        return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False)
 
-    def _is_servable(self, lookup: CacheLookup, parsed: ParsedRequest) -> bool:
-        if lookup.freshness is Freshness.STALE_IF_ERROR:  # a brownout counts as an error
-            return self._brownout.prefers_stale(parsed.model.name)
-        return lookup.freshness is not Freshness.UNUSABLE
+    def _miss(self, parsed: ParsedRequest) -> Miss:
+        return Miss(self._seen_keys.miss_reason(parsed.part_hashes))
 
-    def _evaluate(self, parsed: ParsedRequest, cached_entry: CachedEntry, *, from_local_cache: bool) -> CacheLookup:
+    def _evaluate(
+        self, parsed: ParsedRequest, cached_entry: CachedEntry, *, from_local_cache: bool
+    ) -> Hit | Stale | Miss:
         entry = cached_entry.entry
         age = self._clock() - entry.created
         if age < 0:  # Redis' clock was set back, or a failover went to a server whose clock is behind
             age = 0.0
-        freshness, body = Freshness.UNUSABLE, None
         if cached_entry.matches(parsed.key):  # else it belongs to another request with the same hashes
             freshness = evaluate_freshness(
                 age, entry.ttl, parsed.control, min(entry.stale, self._cache_policy.stale_if_error)
             )
             body = cached_entry.replay(parsed.request) if freshness is not Freshness.UNUSABLE else None
-        # No body: the entry has no form such as the request asks for (stream or JSON).
-        return CacheLookup(
-            entry, body or b"", age, from_local_cache, freshness if body is not None else Freshness.UNUSABLE
-        )
+            if body is not None:  # else the entry has no form such as the request asks for (stream or JSON)
+                if freshness is Freshness.FRESH:
+                    return Hit(entry, body, age, from_local_cache)
+                return Stale(entry, body, age, from_local_cache, freshness is Freshness.STALE_IF_ERROR)
+        return Miss("expired", replaced_entry_created=entry.created)
 
-    async def _lookup_after_failure(self, parsed: ParsedRequest, lookup: CacheLookup | None) -> CacheLookup | None:
-        if lookup is None:  # there may be an entry: a request that joins an in-flight request makes no lookup
-            try:
-                entry = await self._store.get(parsed.key.text)
-            except RedisDownError:
-                return None
-            lookup = self._evaluate(parsed, CachedEntry(entry), from_local_cache=False) if entry is not None else None
-        return lookup if lookup is not None and lookup.freshness is not Freshness.UNUSABLE else None
+    def _is_servable(self, lookup: Stale, parsed: ParsedRequest) -> bool:
+        # A brownout counts as an error.
+        return not lookup.if_error or self._brownout.prefers_stale(parsed.model.name)
 
-    def _serve_cached(self, exchange: Exchange, lookup: CacheLookup, parsed: ParsedRequest) -> FullResponse:
+    async def _entry_after_failure(self, parsed: ParsedRequest, lookup: Lookup) -> Hit | Stale | None:
+        """The entry to serve in place of an error of the engines, if there is one."""
+        if isinstance(lookup, Miss) and lookup.replaced_entry_created is None:
+            # There may be an entry by now: a request that joins an in-flight request makes no lookup.
+            lookup = await self._lookup_stored(parsed)
+        return lookup if isinstance(lookup, Hit | Stale) else None
+
+    def _record_lookup(self, exchange: Exchange, lookup: Stale | Miss | Bypass, parsed: ParsedRequest) -> None:
+        """Records a lookup that was no hit. The task was not classified before, because a hit does not need it."""
+        exchange.task = parsed.task
+        match lookup:
+            case Bypass(reason):
+                exchange.cache_status, exchange.bypass_reason, exchange.miss_reason = CacheStatus.BYPASS, reason, None
+            case Miss(reason):
+                exchange.cache_status, exchange.miss_reason = CacheStatus.MISS, reason
+                exchange.key = parsed.key.text
+            case Stale():
+                exchange.cache_status, exchange.miss_reason = CacheStatus.MISS, "expired"
+                exchange.key = parsed.key.text
+            case _:
+                assert_never(lookup)
+
+    def _serve_cached(self, exchange: Exchange, lookup: Hit | Stale, parsed: ParsedRequest) -> FullResponse:
         entry = lookup.entry
-        exchange.cache_status = CacheStatus.HIT if lookup.freshness is Freshness.FRESH else CacheStatus.STALE
+        exchange.cache_status = CacheStatus.HIT if isinstance(lookup, Hit) else CacheStatus.STALE
+        exchange.key = parsed.key.text
         # They may be left from a generation that failed before.
-        exchange.miss_reason, exchange.adjusted_fields, exchange.fallback_model = None, (), None
-        exchange.age, exchange.ttl, exchange.from_local_cache = (
-            int(lookup.age),
-            floor(entry.ttl - lookup.age),
-            lookup.from_local_cache,
-        )
+        exchange.bypass_reason = exchange.miss_reason = exchange.fallback_model = None
+        exchange.adjusted_fields = ()
+        exchange.age, exchange.ttl = int(lookup.age), floor(entry.ttl - lookup.age)
+        exchange.from_local_cache = lookup.from_local_cache
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
         self._record_hit(parsed.key.text)
@@ -203,11 +208,11 @@ class Gateway:
         exchange: Exchange,
         parsed: ParsedRequest,
         store_response: StoreResponse | None,
-        lookup: CacheLookup | None,
+        lookup: Lookup,
     ) -> GatewayResponse:
-        """`lookup`: the entry that was found but could not be served."""
+        """`lookup`: why no entry was served."""
         # Without Redis, requests of this process still share. Any other bypass wants a generation of its own.
-        may_share = exchange.bypass_reason is None or exchange.bypass_reason is BypassReason.REDIS_DOWN
+        may_share = not isinstance(lookup, Bypass) or lookup.reason is BypassReason.REDIS_DOWN
         for attempt in range(_MAX_ATTEMPTS):
             share = may_share and attempt < _MAX_ATTEMPTS - 1
             inflight = self._coalescer.find(parsed.key) if share else None
@@ -226,7 +231,7 @@ class Gateway:
                     store_response=store_response if exact else None,
                     documents=parsed.parts.document_names(),
                     purge_position=self._purges.last_position,
-                    replaced_entry_created=lookup.entry.created if lookup is not None else None,
+                    replaced_entry_created=_created_of(lookup),
                 )
             subscriber = inflight.subscribe(parsed.request, exchange, is_initiator=is_new)
             exchange.dispatched_at = time.perf_counter()
@@ -245,11 +250,13 @@ class Gateway:
                     return subscriber
                 subscriber.close()
                 return FullResponse(body, parsed.request.stream)
-            if share and exchange.bypass_reason is None:  # another process may have stored it meanwhile
-                lookup = self._lookup_local(exchange, parsed) or await self._lookup_redis(exchange, parsed)
-                if lookup is not None and lookup.freshness is Freshness.FRESH:
+            if share and not isinstance(lookup, Bypass):  # another process may have stored it meanwhile
+                lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
+                if isinstance(lookup, Hit):
                     return self._serve_cached(exchange, lookup, parsed)
-        raise AssertionError("a flight of one's own never asks to begin anew")
+                if isinstance(lookup, Bypass):
+                    self._record_lookup(exchange, lookup, parsed)
+        raise AssertionError("an in-flight request that is not shared never asks for a retry")
 
     def _new_record(self, exchange: Exchange, parsed: ParsedRequest) -> GenerationRecord:
         # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
@@ -270,9 +277,7 @@ class Gateway:
             started_at=exchange.started_at,
         )
 
-    def _store_callback(
-        self, exchange: Exchange, parsed: ParsedRequest, request_fingerprint: Fingerprint, part_hashes: PartHashes
-    ) -> StoreResponse:
+    def _store_callback(self, exchange: Exchange, parsed: ParsedRequest) -> StoreResponse:
         """The callback that stores the response under the request's key, at most for as long as the client allows."""
         ttl = self._cache_policy.tenants[exchange.tenant].ttl
         lifetime = ttl if parsed.control.ttl is None else min(ttl, parsed.control.ttl)
@@ -297,10 +302,10 @@ class Gateway:
                 completion_tokens=recorded.completion_tokens,
                 generation_ms=int((time.perf_counter() - (record.dispatched_at or record.started_at)) * 1000),
                 documents=documents,
-                question=request_fingerprint.question,
-                params=request_fingerprint.params,
+                question=parsed.fingerprint.question,
+                params=parsed.fingerprint.params,
             )
-            self._store.put(parsed.key.text, entry, purge_position, partial(self._on_written, part_hashes))
+            self._store.put(parsed.key.text, entry, purge_position, partial(self._on_written, parsed.part_hashes))
 
         return store_response
 
@@ -308,3 +313,10 @@ class Gateway:
         if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
             self._seen_keys.add(part_hashes)
         self._record_write(result)
+
+
+def _created_of(lookup: Lookup) -> float | None:
+    """When the entry that was found was written, if one was found; in seconds since the epoch."""
+    if isinstance(lookup, Hit | Stale):
+        return lookup.entry.created
+    return lookup.replaced_entry_created if isinstance(lookup, Miss) else None

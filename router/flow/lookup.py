@@ -1,12 +1,13 @@
-"""The values that the gateway works with: cache policy, cache lookup, full response. See router.flow.gateway."""
+"""The values that the gateway works with: cache policy, lookup, full response. See router.flow.gateway."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from router.core.cache.policy import Freshness, RemoteContentPolicy
+from router.core.cache.fingerprint import MissReason
+from router.core.cache.policy import RemoteContentPolicy
 from router.core.cache.policy import StorePolicy as StorePolicy
-from router.core.types import Entry
+from router.core.types import BypassReason, Entry
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
@@ -31,14 +32,40 @@ class FullResponse(msgspec.Struct, frozen=True):
     stream: bool
 
 
-class CacheLookup(msgspec.Struct, frozen=True):
-    """The entry at a request's key, and whether it can be served.
+class Hit(msgspec.Struct, frozen=True):
+    """A fresh entry. `body`: the response in the form that the request asks for. `age` in seconds."""
 
-    `body`: the response in the form that the request asks for; empty if `freshness` is UNUSABLE. `age` in seconds.
+    entry: Entry
+    body: bytes
+    age: float
+    from_local_cache: bool
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """An entry that has outlived its TTL; the other fields are those of a Hit.
+
+    `if_error`: it may only be served in place of an error. Else the client accepts it (`max-stale`).
     """
 
     entry: Entry
     body: bytes
     age: float
     from_local_cache: bool
-    freshness: Freshness
+    if_error: bool
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """No entry that can be served. `replaced_entry_created`: when the entry at the key was written, if there is one."""
+
+    reason: MissReason
+    replaced_entry_created: float | None = None
+
+
+class Bypass(msgspec.Struct, frozen=True):
+    """The cache was not asked."""
+
+    reason: BypassReason
+
+
+Lookup = Hit | Stale | Miss | Bypass
+"""The result of looking up a request in the cache."""
