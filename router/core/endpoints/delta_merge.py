@@ -1,11 +1,11 @@
-"""Whether the events of a template may be read as one event that has the text of all.
+"""Decides whether the events of a template may be merged into one event that has the text of all.
 
-Theory. Most of a stream is the same event again and again with another piece of text in it. The JSON answer takes what
-stands around the text once, and the pieces joined. To join the pieces as they are written is to do the same in one step
-for a run of events instead of for each.
+Theory. Most of a stream is the same event, again and again, with another piece of text. The JSON form of the response
+has the bytes around the text once, and the pieces joined. Joining the pieces before parsing gives the same result in
+one step for a run of events, instead of one step for each event.
 
-That holds only where the text is all that would be joined: it is a known piece of text of the only choice or block, and
-nothing else in the event is a piece of something. What has any other form is read event by event.
+This holds only if the text is all that would be joined: it is a known text field of the only choice or block, and no
+other field of the event has a piece of something. Events of any other form are parsed one by one.
 """
 
 from typing import Any, Final
@@ -19,7 +19,7 @@ from router.core.types import Endpoint
 _TEXT_FIELDS: Final = frozenset(("content", "reasoning", "reasoning_content", "text"))
 _MESSAGE_TEXT_FIELDS: Final = frozenset(("text", "thinking", "partial_json"))
 _CHOICE_ENDPOINTS: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)
-_COMPLETIONS: Final = Endpoint.COMPLETIONS  # an Enum looks its members up in Python, each time
+_COMPLETIONS: Final = Endpoint.COMPLETIONS  # looking up a member of an Enum runs Python code each time
 _MESSAGES: Final = Endpoint.MESSAGES
 _MESSAGE_DELTA_TYPES: Final = ("text_delta", "thinking_delta", "input_json_delta")
 
@@ -27,30 +27,35 @@ _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def may_merge(endpoint: Endpoint, begin: bytes, end: bytes) -> bool:
-    """Whether events with this before and after their text, the quotes included, may become one with the text of all.
+    """Whether events with these bytes before and after their text, quotes included, may be merged into one.
 
-    No event of an endpoint whose streams nobody joins may.
+    False for all events of /v1/responses, whose pieces are not joined.
     """
-    around = begin + end
-    name_ends = begin.rfind(b'":')
-    name = begin[begin.rfind(b'"', 0, name_ends) + 1 : name_ends]
-    if around.count(b'"%b"' % name) != 1 or around.find(b'"sequence_number"') >= 0:
-        return False  # another text may be at another place, and the numbers of a run differ
+    empty_event = begin + end  # the event with an empty text
+    name_end = begin.rfind(b'":')
+    name = begin[begin.rfind(b'"', 0, name_end) + 1 : name_end]
+    # If the name occurs twice, the object found below may not be the one that has the text. Sequence numbers differ
+    # within a run.
+    if empty_event.count(b'"%b"' % name) != 1 or empty_event.find(b'"sequence_number"') >= 0:
+        return False
     try:
-        event = _decode_event(payload(around) or b"")
+        event = _decode_event(payload(empty_event) or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    holder = _text_container(endpoint, event)
-    text = name.decode("ascii", "replace")
-    known = _MESSAGE_TEXT_FIELDS if endpoint is _MESSAGES else _TEXT_FIELDS
-    if holder is None or text not in known or holder.get(text) != "":
+    container = _text_container(endpoint, event)
+    text_field = name.decode("ascii", "replace")
+    known_fields = _MESSAGE_TEXT_FIELDS if endpoint is _MESSAGES else _TEXT_FIELDS
+    if container is None or text_field not in known_fields or container.get(text_field) != "":
         return False
-    del holder[text]
-    return _has_no_pieces(holder)
+    del container[text_field]
+    return _has_no_pieces(container)
 
 
 def _text_container(endpoint: Endpoint, event: Any) -> Any:
-    """The object that has the text, if all else is no piece of anything: the rest of it is for the caller to check."""
+    """The object that has the text; None if anything outside of it may be a piece. The caller checks its other fields.
+
+    Takes `event` apart.
+    """
     if endpoint is _MESSAGES:
         delta = event.pop("delta", None)
         if type(delta) is not dict or event.pop("type", None) != "content_block_delta":
@@ -72,7 +77,7 @@ def _text_container(endpoint: Endpoint, event: Any) -> Any:
 
 
 def _has_no_pieces(fields: Any) -> bool:
-    """Whether no field here is a piece of something: an unknown text may be one."""
+    """Whether no field has a piece of something. A list, an object or an unknown text may be one."""
     for name, value in fields.items():
         kind = type(value)
         if value is not None and (

@@ -1,11 +1,11 @@
-"""Splits a stream into templates and texts: nearly all events of a stream differ in their text alone.
+"""Splits a stream into templates and texts: nearly all events of a stream differ only in their text.
 
-Theory. In JSON a quote inside a string stands behind a backslash. So an event that begins and ends with the bytes that
-stand around the text of another event, and whose bytes between them contain no unescaped quote, is that event with
-another text: everything known of the other event beside its text holds for it too. It remains to be shown that the
-bytes between are the inside of a JSON string. That is done once, at the end, for all texts together.
+Theory. In JSON, a quote inside a string is escaped with a backslash. Take an event with a text. Another event that has
+the same bytes before and after its text, and no unescaped quote between them, is the same event with another text. So
+what is known of the first event, apart from its text, holds for the second one, which is not decoded. It remains to
+check that the bytes between are the content of a JSON string. This is done once, at the end, for all texts together.
 
-Some streams number their events (`sequence_number` of /v1/responses). The number is the one other thing that may
+Some streams number their events (`sequence_number` of /v1/responses). The number is the only other thing that may
 differ; a template computes it.
 """
 
@@ -18,34 +18,37 @@ import msgspec
 from router.core.endpoints.sse import split_events
 
 MAX_TEMPLATES: Final = 8
-"""Templates tried per stream before giving up."""
+"""Templates per stream. Where each event differs in more than its text, templates are of no use; this ends the try."""
 
+# What precedes the text of an event. It cannot match inside of a string, since its quotes are not escaped.
 _TEXT_FIELD: Final = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)": ?"'
 )
-"""What stands before the text of an event. It cannot stand in a string, for it has quotes without a backslash."""
 
+# An event in which a choice ends makes no template: such events are few, and each tells how the stream ended.
 _FINISH_REASON: Final = re.compile(rb'"finish_reason":(?! ?null)')
-"""An event in which a choice ends is no template: such events are few, and each says how the stream ended."""
 
+# A number that `%d` writes with the same bytes: no leading zero, no sign, at most 15 digits. Any other spelling is part
+# of the template's bytes.
 _SEQUENCE_NUMBER: Final = re.compile(rb'"sequence_number": ?(0|[1-9]\d{0,14})(?!\d)')
+
+# The content of a JSON string in which each quote is escaped.
 _STRING_CONTENT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-"""The inside of a JSON string that contains escaped quotes."""
 
 _QUOTE: Final = ord('"')
-_NEWLINE: Final = ord("\n")  # where a line of an event ends, inside of what is no string then
+_NEWLINE: Final = ord("\n")  # ends a line of an event; JSON has none inside of a string
 _BACKSLASH: Final = ord("\\")
-_LITERAL_DIVISOR: Final = 8
-_MIN_PART_SIZE: Final = 16  # bytes that a part counts at least, so that many small ones have a bound too
+_LITERAL_DIVISOR: Final = 8  # an event outside of a run is compressed before it is stored
+_MIN_PART_SIZE: Final = 16  # bytes that each part counts at least, so that many small ones reach the limit too
 
 _decode_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class Template:
-    """The bytes around the text of an event: `begin` and `end`.
+    """The bytes before and after the text of an event.
 
-    Where the event has a number, `begin` or `end` is made of two parts with the number between them; else `begin_after`
-    and `end_after` are None.
+    - `begin`, `end`: these bytes; where one of them contains the event's number, the bytes before the number.
+    - `begin_after`, `end_after`: the bytes after the number, on the side that contains it; else None.
     """
 
     __slots__ = ("begin", "begin_after", "end", "end_after")
@@ -75,7 +78,7 @@ class Template:
 
 
 class TemplateRun:
-    """Consecutive events of one template: its index, the number of the first event, and the texts."""
+    """Consecutive events of one template: its index, the sequence number of the first event, and the texts."""
 
     __slots__ = ("first_number", "template_index", "texts")
 
@@ -86,9 +89,9 @@ class TemplateRun:
 
 
 class StreamParts:
-    """The events of a stream in their order, as `parts`: runs of `templates`, and single events as they came.
+    """The events of a stream in their order, as `parts`: runs of `templates`, and literal events.
 
-    `size`: bytes held, where an event outside of a run counts an eighth of its length, for it will be compressed.
+    `size`: an estimate of the bytes to store: all texts, and an eighth of each literal event, which compresses well.
     """
 
     __slots__ = (
@@ -104,7 +107,7 @@ class StreamParts:
     )
 
     def __init__(self) -> None:
-        self._begin = self._end = b""  # around the text of the next event, if that is of the current template
+        self._begin = self._end = b""  # before and after the text of the next event, if it has the current template
         self._current_template = -1
         self._is_numbered = False
         self._next_number = 0
@@ -114,24 +117,25 @@ class StreamParts:
         self.size = 0
 
     def try_append(self, frames: bytes) -> bool:
-        """Takes one or more events if they are all of known templates; the others are for `keep`."""
+        """Takes one or more events if they have a known template. If not, takes nothing; then call `append`."""
         begin, end = self._begin, self._end
         if not begin or not frames.startswith(begin) or not frames.endswith(end):
             return self._try_other_templates(frames)
         if len(frames) < len(begin) + len(end):
             return False
         text = frames[len(begin) : -len(end)]
+        # A byte by its number: `in` with an integer is the fast search for a single byte.
         if _QUOTE not in text and _NEWLINE not in text:
             self._run_texts.append(text)
             self.size += len(text)
             if self._is_numbered:
                 self._set_next_number(self._next_number + 1)
             return True
-        # Escaped quotes, or several events.
+        # Escaped quotes, or several events. Numbered ones differ in what is between their texts, so they do not split.
         texts = text.split(end + begin) if not self._is_numbered else [text]
         for piece in texts:
             if _NEWLINE in piece or (_QUOTE in piece and _STRING_CONTENT.fullmatch(piece) is None):
-                return False
+                return False  # nothing is appended yet, so the caller can append all of `frames`
         self._run_texts += texts
         self.size += sum(map(len, texts))
         if self._is_numbered:
@@ -142,10 +146,10 @@ class StreamParts:
         for index, template in enumerate(self.templates):
             number = 0
             if template.is_numbered:
-                found = _SEQUENCE_NUMBER.search(frames)
-                if found is None:
+                match = _SEQUENCE_NUMBER.search(frames)
+                if match is None:
                     continue
-                number = int(found[1])
+                number = int(match[1])
             begin, end = template.begin_with(number), template.end_with(number)
             if len(frames) < len(begin) + len(end) or not frames.startswith(begin) or not frames.endswith(end):
                 continue
@@ -158,27 +162,29 @@ class StreamParts:
         return False
 
     def learn_template(self, frames: bytes) -> bool:
-        """Makes a template of an event with a text, and takes the event; the caller has checked all else of it.
+        """Makes a template of a single event that has a text, and takes the event.
 
-        An event without text, such as the first of a chat, is seldom like the others.
+        The caller must have checked everything else in the event, since later events of the template are not decoded.
         """
         if len(self.templates) >= MAX_TEMPLATES or frames.find(b"\n\n") != len(frames) - 2:
             return False
-        found = _TEXT_FIELD.search(frames)
-        if found is None or _FINISH_REASON.search(frames) is not None:
+        field = _TEXT_FIELD.search(frames)
+        if field is None or _FINISH_REASON.search(frames) is not None:
             return False
-        end = frames.find(b'"', found.end())
-        if end <= found.end() or frames.find(b"\\", found.end(), end) >= 0:
+        end = frames.find(b'"', field.end())
+        # An event with an empty text, such as the first one of a chat, is seldom followed by others of its form. A text
+        # with an escape may have an escaped quote at `end`.
+        if end <= field.end() or frames.find(b"\\", field.end(), end) >= 0:
             return False
-        self.templates.append(Template(frames[: found.end()], frames[end:]))
+        self.templates.append(Template(frames[: field.end()], frames[end:]))
         number = _SEQUENCE_NUMBER.search(frames)
         self._start_run(len(self.templates) - 1, int(number[1]) if number is not None else 0)
-        self._append_text(frames[found.end() : end])
+        self._append_text(frames[field.end() : end])
         return True
 
     def append(self, frames: bytes) -> None:
-        """Keeps events that were not taken together; those among them that have a template are taken after all."""
-        if frames.find(b"\n\n") == len(frames) - 2:
+        """Takes any events: one by one, by a known or a new template where possible, else literally."""
+        if frames.find(b"\n\n") == len(frames) - 2:  # a single event, which `try_append` has refused as a rule
             if not self.learn_template(frames):
                 self._append_literal(frames)
             return
@@ -191,7 +197,8 @@ class StreamParts:
             return
         self.parts.append(event)
         self.size += max(len(event) // _LITERAL_DIVISOR, _MIN_PART_SIZE)
-        if self._current_template >= 0:  # what comes next of the same template begins a new run
+        if self._current_template >= 0:
+            # Later events of the current template come after this one, so they need a run of their own.
             self._start_run(self._current_template, self._next_number)
 
     def _start_run(self, index: int, number: int) -> None:
@@ -214,18 +221,18 @@ class StreamParts:
             self._set_next_number(self._next_number + 1)
 
     def discard(self) -> None:
-        """Drops what is held; nothing will be made of it."""
+        """Frees the events; `size` stays."""
         self.parts = []
         self._run_texts = []
         self._current_template = -1
         self._begin = b""
 
     def has_valid_texts(self) -> bool:
-        """Whether every text in a run is the inside of a JSON string, given that the `merged` events are JSON.
-
-        Then only an escape can be cut in two. A text that ends inside one leaves its string open here: the quotes
-        behind it pair up otherwise and there are fewer strings, or it is no JSON.
-        """
+        """Whether each text of a run is the content of a JSON string, given that the `merged_events` are JSON."""
+        # As the joined texts are valid, a single one can only be invalid if it cuts an escape in two; so only texts
+        # with a backslash are checked. If one of them ends inside an escape, its closing quote is escaped here and the
+        # string goes on: either the list has fewer strings than texts, or it is no JSON. (A UTF-8 character that is cut
+        # in two is not detected.)
         texts = [
             text for part in self.parts if isinstance(part, TemplateRun) for text in part.texts if _BACKSLASH in text
         ]
@@ -237,11 +244,11 @@ class StreamParts:
             return False
 
     def merged_events(self, may_merge: Callable[[bytes, bytes], bool]) -> list[bytes]:
-        """The events in their order, with each run as one event that has all of its text.
+        """The events in their order, with each run merged into one event that has all of its text.
 
-        `may_merge` gets what stands around the text; a run for which it says no stays as many events.
+        `may_merge` gets the bytes before and after the text; a run for which it returns False is not merged.
         """
-        merges: list[bool | None] = [None] * len(self.templates)
+        merges: list[bool | None] = [None] * len(self.templates)  # `may_merge` decodes, so it is called once a template
         events: list[bytes] = []
         for part in self.parts:
             if not isinstance(part, TemplateRun):

@@ -1,11 +1,11 @@
-"""What passes through to the client is recorded, and kept only if it is a whole, well-ended answer.
+"""Records a response while it passes to the client; it is stored only if it is complete and ended normally.
 
-A recorder is fed the bytes of a stream and gives back those that may go on: whole events, unchanged, at once. Two
-things it holds back. The usage event, because the router asks every engine for it and not every client wants it; and
-`[DONE]` and errors, because how a stream ends is for the router to say.
+A recorder is fed the bytes of a stream. It returns the bytes to forward: complete events, unchanged, without delay.
+It withholds two things: the usage event, because the router requests it from every engine and not every client wants
+it; and `[DONE]` and error events, because the router writes the end of a stream.
 
-Here is what recorders promise, and the recorder of chats and completions; router.core.endpoints.recorders has one for
-each endpoint.
+This module has the `Recorder` protocol and the recorder of chats and completions. router.core.endpoints.recorders
+maps each endpoint to its recorder.
 """
 
 from functools import partial
@@ -32,15 +32,15 @@ from router.core.endpoints.stream_encoding import encode_stream
 from router.core.types import Endpoint
 
 MAX_EVENT_SIZE: Final = 8 * 1024 * 1024
-"""Bytes of one event that may wait for their end."""
+"""Bytes of an incomplete event that a recorder buffers."""
 
 EVENT_TOO_LONG: Final = b"an event was too long"
-"""The `failure` of a recorder for an event over MAX_FRAME: the limit is ours, so the engine has not failed."""
+"""The `failure` for an event over MAX_EVENT_SIZE. The limit is the router's, so this is no failure of the engine."""
 
 _encode = msgspec.json.Encoder().encode
 
+# Finish reasons with which vLLM cuts a choice off.
 _ABNORMAL_FINISH_REASONS: Final = ("abort", "error")
-"""Finish reasons of vLLM that end a choice before its end."""
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -48,10 +48,10 @@ _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 class Recorder(Protocol):
     """One stream, from its first byte to its last.
 
-    - `started`: a token has come; an event without content, or a comment, is none.
-    - `failure`: the payload of the error that the engine reported, or what was wrong with what it sent.
-    - `ended`: the engine has said that this was all.
-    - `usage`: what the engine said it used, once it did.
+    - `started`: the first token has arrived. A comment or an event without content is no token.
+    - `failure`: the payload of the engine's error event, or what is wrong with the bytes that it sent.
+    - `ended`: the engine has sent the event that ends a stream of this endpoint.
+    - `usage`: the token counts that the engine has reported; None until then.
     """
 
     started: bool
@@ -60,43 +60,45 @@ class Recorder(Protocol):
     usage: ReportedUsage | None
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what came; returns what may go on to the client now, which may be nothing.
+        """Takes the next bytes of the stream; returns the bytes to forward now, possibly none.
 
-        Nothing counts that comes after the end, whether it was a good one or not.
+        Ignores all bytes after the end of the stream, normal or not.
         """
 
     def final_frames(self, *, include_usage: bool) -> bytes:
-        """The last bytes for the client of a stream that ended well; not before the answer is in the store's hands."""
+        """The last bytes for the client. Send them only after the recorded response is passed to the store."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream ended as the engine meant it to end."""
+        """Whether the stream ended normally."""
 
     def recorded_response(self, request: InferenceRequest) -> "RecordedResponse | NotStoredReason":
-        """What is to be stored of the stream, or why nothing is."""
+        """What to store, or why nothing is stored."""
 
 
+# An event of a started stream is read only if it contains one of these. Inside of a JSON string, the quotes of a name
+# are escaped, so generated text matches only `[DONE]`; then the event is read, and forwarded unchanged.
 _NON_TEXT_MARKERS: Final = (b'"usage"', b'"error"', b"[DONE]")
 
 
 def _is_only_text(frames: bytes) -> bool:
-    """Whether there is nothing but text in it: a quoted name cannot stand inside a JSON string unescaped."""
-    # Not `in`, which for bytes asks first whether it was given a number, and raises an error that nobody sees.
+    # `find`, not `in`: for bytes, `in` first tries its operand as an integer, and raises and discards a TypeError.
     find = frames.find
     return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0
 
 
 def _text_prefix_length(frames: bytes) -> int:
-    """How many bytes of whole events stand before the first that may be more than text."""
-    first = min((at for mark in _NON_TEXT_MARKERS if (at := frames.find(mark)) >= 0), default=len(frames))
+    """The size in bytes of the events before the first one that contains a marker."""
+    first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
     end = frames.rfind(b"\n\n", 0, first)
     return end + 2 if end >= 0 else 0
 
 
 class StreamRecorder:
-    """The stream of a chat or of completions: it ends with `[DONE]`. See Recorder.
+    """Records the stream of a chat or of completions, which ends with `[DONE]`. See Recorder.
 
-    An event with nothing but a role is no token. Most events are alike but for their text; only the others are read.
+    An event that has only a role is no token. Most events differ only in their text (see delta_template); only the
+    others are decoded.
     """
 
     __slots__ = (
@@ -113,7 +115,10 @@ class StreamRecorder:
     )  # fmt: skip
 
     def __init__(self, limit: int, shapes: AnswerShapes | None = None) -> None:
-        """`limit`: the most bytes that an entry may take; a longer answer passes through and is not kept."""
+        """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored.
+
+        `shapes`: with them, the JSON form of most streams is made without decoding their events.
+        """
         self._event_buffer = EventBuffer()
         self._parts = StreamParts()
         self._shapes = shapes
@@ -134,6 +139,8 @@ class StreamRecorder:
                 self.failure = EVENT_TOO_LONG
             return frames
         parts = self._parts
+        # Before the first token each event is decoded, since a template says nothing of whether there is content.
+        # After it, most chunks match a template, and nothing more is looked at.
         if not self.started or not parts.try_append(frames):
             only_text = self.started and _is_only_text(frames)
             if not only_text:
@@ -141,30 +148,32 @@ class StreamRecorder:
             if not only_text or not parts.learn_template(frames):
                 parts.append(frames)
         if parts.size > self._limit:
-            parts.discard()
+            parts.discard()  # frees the memory; `size` stays over the limit, and `recorded_response` goes by it
         return frames
 
     def _filter_events(self, frames: bytes) -> bytes:
         begin = _text_prefix_length(frames) if self.started else 0
-        passed = [frames[:begin]]
+        forwarded = [frames[:begin]]
         events = iter(split_events(frames[begin:]))
         for frame in events:
-            started = self.started
-            if started and _is_only_text(frame):
-                passed.append(frame)
+            was_started = self.started
+            if was_started and _is_only_text(frame):
+                forwarded.append(frame)
                 continue
             data = payload(frame)
             if data is None:
-                passed.append(frame)
+                forwarded.append(frame)
             elif data == b"[DONE]":
                 self.ended = True
             elif self._is_forwarded(frame, data):
-                passed.append(frame)
+                forwarded.append(frame)
             if self.ended or self.failure is not None:
                 break
-            if self.started and not started and (rest := b"".join(events)):
-                passed.append(self._filter_events(rest))  # of which most is text
-        return b"".join(passed)
+            if self.started and not was_started and (rest := b"".join(events)):
+                # This was the first token. Most of the rest is text, which `_text_prefix_length` skips in one search.
+                # The recursion is one call deep, since `started` is set now; `events` is exhausted.
+                forwarded.append(self._filter_events(rest))
+        return b"".join(forwarded)
 
     def _is_forwarded(self, frame: bytes, data: bytes) -> bool:
         try:
@@ -177,7 +186,7 @@ class StreamRecorder:
             return False
         if event.usage is not None:
             self.usage = parse_usage(event.usage) or self.usage
-            if not event.choices:
+            if not event.choices:  # usage beside choices is part of the response, and is forwarded
                 self._usage_frame = frame
                 self._usage_json = _encode(event.usage)
                 return False
@@ -197,14 +206,15 @@ class StreamRecorder:
         if not self.is_complete:
             return NotStoredReason.INCOMPLETE
         parts = self._parts
+        # The size comes first: what was discarded has no texts, so the later checks would pass.
         if parts.size > self._limit:
             return NotStoredReason.TOO_LARGE
         if not parts.has_valid_texts():
             return NotStoredReason.ERROR
         if self._shapes is not None:
-            answer = self._shapes.fill(request.endpoint, parts, self._usage_frame, self._usage_json)
-            if answer is not None:
-                body, ended = answer
+            filled = self._shapes.fill(request.endpoint, parts, self._usage_frame, self._usage_json)
+            if filled is not None:
+                body, ended = filled
                 bad = _not_stored_reason(request, ended, has_content=self.started)
                 return bad or record_stream(parts, body, self._usage_frame, self.usage, self._limit)
         events = parts.merged_events(partial(may_merge, request.endpoint))
@@ -212,33 +222,34 @@ class StreamRecorder:
             parsed = parse_frames(events)
             reasons = finish_reasons(parsed)
         except EVENT_PARSE_ERRORS:
-            return NotStoredReason.ERROR  # JSON, but not the events of an answer
+            return NotStoredReason.ERROR  # not JSON, or JSON of another form than events have
         bad = _not_stored_reason(request, list(reasons.values()), has_content=self.started)
         if bad is not None:
             return bad
-        made = join_events(request.endpoint, parsed, self._usage_frame)
-        if made is None:
+        joined = join_events(request.endpoint, parsed, self._usage_frame)
+        if joined is None:
+            # No JSON body says the same. The entry then serves streams only; its body is the text, for people.
             return record_stream(
                 parts, extract_text(events), self._usage_frame, self.usage, self._limit, lossless=False
             )
-        return record_stream(parts, made, self._usage_frame, self.usage, self._limit)
+        return record_stream(parts, joined, self._usage_frame, self.usage, self._limit)
 
 
 def record_choices(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of the JSON answer of a chat or of completions, or why nothing is."""
+    """What to store of the JSON response of a chat or of completions, or why nothing is stored."""
     try:
-        answer = decode_chat_response(body)
+        response = decode_chat_response(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NotStoredReason.ERROR
-    if answer.error is not None:
+    if response.error is not None:
         return NotStoredReason.ERROR
-    reasons = [choice.finish_reason for choice in answer.choices]
-    bad = _not_stored_reason(request, reasons, has_content=_has_content(answer.choices))
-    return bad if bad is not None else record_json(body, parse_usage(answer.usage), limit)
+    reasons = [choice.finish_reason for choice in response.choices]
+    bad = _not_stored_reason(request, reasons, has_content=_has_content(response.choices))
+    return bad if bad is not None else record_json(body, parse_usage(response.usage), limit)
 
 
 def record_json(body: bytes, usage: ReportedUsage | None, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of a JSON answer that is whole and ended well."""
+    """What to store of a JSON response that the caller has checked; TOO_LARGE over `limit` bytes."""
     return _to_recorded_response(body, None, usage, limit)
 
 
@@ -246,10 +257,13 @@ def record_stream(
     parts: StreamParts, body: bytes, usage_frame: bytes | None, usage: ReportedUsage | None, limit: int, *,
     lossless: bool = True,
 ) -> RecordedResponse | NotStoredReason:  # fmt: skip
-    """What is to be stored of a stream that is whole and ended well; `lossless`: `body` says all that it said."""
+    """What to store of a stream that the caller has checked; TOO_LARGE over `limit` bytes.
+
+    `lossless`: `body` has all the information of the events, so it can answer requests for JSON.
+    """
     try:
         stream = encode_stream(parts, body, usage_frame, lossless=lossless)
-    except ValueError:
+    except ValueError:  # over stream_encoding.MAX_DECODED
         return NotStoredReason.TOO_LARGE
     return _to_recorded_response(body, stream, usage, limit)
 
@@ -266,7 +280,7 @@ def _to_recorded_response(
 
 
 def _not_stored_reason(request: InferenceRequest, reasons: list[Any], *, has_content: bool) -> NotStoredReason | None:
-    """`reasons` has the finish reason of each choice, if it has one; `said`: any says something."""
+    """`reasons`: the finish reason of each choice, or what an engine sent in its place."""
     if len(reasons) < _expected_choices(request):
         return NotStoredReason.INCOMPLETE
     for reason in reasons:
@@ -276,19 +290,20 @@ def _not_stored_reason(request: InferenceRequest, reasons: list[Any], *, has_con
 
 
 def _expected_choices(request: InferenceRequest) -> int:
-    """How many choices the answer must have."""
     n = request.fields.get("n")
     count = n if isinstance(n, int) else 1
     if request.endpoint is Endpoint.COMPLETIONS:
         prompt = request.fields["prompt"]
+        # A list of integers is one prompt, as token ids; any other list has a prompt in each item.
         if isinstance(prompt, list) and not isinstance(prompt[0], int):
             return count * len(prompt)
     return count
 
 
 def _has_content(choices: list[ResponseChoice]) -> bool:
-    """Whether any of the choices, or of an event's pieces of them, has any text, call or other content in it."""
+    """Whether any choice of a response or an event has text, a tool call or another field with a value."""
     for choice in choices:
+        # A true value needs no comparison. Of the others, 0 and false are content.
         if choice.text or choice.text not in _EMPTY_VALUES:
             return True
         part = choice.delta or choice.message

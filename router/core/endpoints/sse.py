@@ -1,22 +1,22 @@
-"""Server-sent events, as far as OpenAI's streams use them.
+"""Server-sent events, as far as LLM APIs use them.
 
-An event is one or more lines and an empty line; its payload stands in its `data:` lines; lines that begin with a
-colon are comments. Line ends are LF or CRLF. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html,
-section 9.2.5.
+An event is one or more lines and an empty line. Its payload is in its `data:` lines; a line that begins with a colon is
+a comment. Lines end with LF or CRLF. Source: https://html.spec.whatwg.org/multipage/server-sent-events.html, section
+9.2.5.
 """
 
 from typing import Final
 
 DONE: Final = b"data: [DONE]\n\n"
-"""How a stream of OpenAI's API ends when it ends well."""
+"""The normal end of a stream of chats or completions."""
 
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n")
 
 
 class EventBuffer:
-    """Gives back whole events only, byte for byte, wherever the network has cut them.
+    """Reassembles events: it returns complete events, byte for byte, wherever the network has cut them.
 
-    A client can do nothing with part of an event, and what has not been sent needs no mending when the engine dies.
+    A client cannot use part of an event. And if an engine dies, no partial event has been sent that would need repair.
     """
 
     __slots__ = ("_tail",)
@@ -25,45 +25,45 @@ class EventBuffer:
         self._tail = b""
 
     def feed(self, data: bytes) -> bytes:
-        """All events that are complete now, joined; the begin of the next one is kept for the next call."""
+        """All events that are complete now, joined; buffers the beginning of the next one."""
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if data.endswith(b"\n\n") or data.endswith(b"\n\r\n"):  # noqa: PIE810 - compiled, this is quicker
-            return data
-        end = max((at + len(mark) for mark in _EVENT_ENDS if (at := data.rfind(mark)) >= 0), default=0)
+        if data.endswith(b"\n\n") or data.endswith(b"\n\r\n"):  # noqa: PIE810 - compiled, this is faster
+            return data  # the usual case: a chunk ends with an event
+        end = max((at + len(marker) for marker in _EVENT_ENDS if (at := data.rfind(marker)) >= 0), default=0)
         self._tail = data[end:]
         return data[:end]
 
     @property
     def pending(self) -> int:
-        """How many bytes of an incomplete event are held."""
+        """The buffered bytes of an incomplete event."""
         return len(self._tail)
 
 
 def split_events(frames: bytes) -> list[bytes]:
-    """Whole events, one by one, each with the empty line that ends it; joined, they are what they were."""
+    """The single events, each with the empty line that ends it. Joined, they equal `frames`."""
     if frames.find(b"\r") < 0:
-        *events, rest = frames.split(b"\n\n")
-        parts = [event + b"\n\n" for event in events]
-        return [*parts, rest] if rest else parts
-    parts = []
+        *complete, rest = frames.split(b"\n\n")
+        events = [event + b"\n\n" for event in complete]
+        return [*events, rest] if rest else events
+    events = []
     lines: list[bytes] = []
     for line in frames.splitlines(keepends=True):
         lines.append(line)
         if line in (b"\n", b"\r\n"):
-            parts.append(b"".join(lines))
+            events.append(b"".join(lines))
             lines = []
-    return [*parts, b"".join(lines)] if lines else parts
+    return [*events, b"".join(lines)] if lines else events
 
 
 def payload(frame: bytes) -> bytes | None:
-    """What an event says: its `data:` lines, joined by LF; None for a comment or an event without data."""
+    """The `data:` lines of an event, joined by LF; None for a comment or an event without data."""
     if frame.startswith(b"data: ") and frame.find(b"\n", 6) == len(frame) - 2:
-        return frame[6:-2]
-    data = []
+        return frame[6:-2]  # the usual case: one line
+    data_lines = []
     for line in frame.splitlines():
         name, _, value = line.partition(b":")
         if name == b"data":
-            data.append(value.removeprefix(b" "))
-    return b"\n".join(data) if data else None
+            data_lines.append(value.removeprefix(b" "))
+    return b"\n".join(data_lines) if data_lines else None

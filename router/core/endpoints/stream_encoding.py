@@ -1,14 +1,14 @@
-"""A stream in few bytes: what it takes, beside the JSON answer, to give its events again byte for byte.
+"""The compact encoding of a stream: what is needed, beside the JSON body, to reproduce its events byte for byte.
 
-Theory. The text of a stream's events is in the JSON answer already. So a run of events is stored as what stands around
-the text (once per template), where the text begins in the answer, and the length of each piece. Everything else is
-stored as it came. The whole is MessagePack, compressed by DEFLATE with the answer as its dictionary: the id, the model
-or the usage, which are in both, cost next to nothing. Where a stream is unlike this, more of it is stored as it came,
-and it is still exact. Base64 costs a third more, and keeps an entry readable with clients that decode what Redis says.
+Theory. The text of a stream's events is in the JSON body already. So a run of events is stored as the bytes around the
+text (once per template), the offset of the text in the body, and the length of each piece. Everything else is stored
+literally. The result is MessagePack, compressed by DEFLATE with the body as its dictionary: the id, the model and the
+usage, which both contain, take hardly any space. A stream of another form has more literal bytes, and is still
+reproduced exactly. Base64 adds a third to the size; with it, Redis clients that decode replies can read the entry.
 
     flag (1 byte) + base64(DEFLATE([templates, parts, usage]))
-    template = [begin, begin_after, end, end_after, source]; source is an offset in the answer, or the text itself
-    part = bytes | [template, first number, [length, ...]] | [offset, length] in the answer
+    template = [begin, begin_after, end, end_after, source]; source is an offset in the body, or the text itself
+    part = bytes | [template, first number, [length, ...]] | [offset, length] in the body
 
 Sources: RFC 1951 (DEFLATE), zlib's deflateSetDictionary, https://github.com/msgpack/msgpack/blob/master/spec.md.
 """
@@ -22,24 +22,25 @@ import msgspec
 from router.core.endpoints.delta_template import StreamParts, TemplateRun
 
 LOSSLESS: Final = b"="
-"""The flag of a stream whose JSON answer says all that its events said."""
+"""The flag of a stream whose JSON body has all the information of its events."""
 
 LOSSY: Final = b"~"
-"""The flag of a stream whose JSON answer is only there for people to read."""
+"""The flag of a stream whose JSON body is only for people to read; it cannot answer a request for JSON."""
 
 MAX_DECODED: Final = 64 << 20
-"""Bytes that an encoded stream may decompress to; more is not one of ours."""
+"""Bytes that an encoded stream may decompress to. The encoder writes no more, so more is no entry of the router."""
 
-_WINDOW: Final = -15  # of 32 KiB; no header and no checksum: the entry has one
-_SMALL_WINDOW: Final = -12
+_WINDOW: Final = -15  # 2**15 bytes; negative: raw DEFLATE without header and checksum, since the entry has a checksum
+_SMALL_WINDOW: Final = -12  # 2**12 bytes
 _LEVEL: Final = 1
-_DICTIONARY_EDGE: Final = 256  # bytes of each end of a long answer; to hash more would cost more than it saves
-_MIN_COPY: Final = 1024  # bytes; shorter repetitions are left to DEFLATE
+_DICTIONARY_EDGE: Final = 256  # bytes of each end of a long body; hashing more of it costs more than it saves
+_MIN_COPY: Final = 1024  # bytes; DEFLATE handles shorter repetitions
 _PROBE_LENGTH: Final = 32  # bytes
 _MAX_PROBES: Final = 16
-_SMALL_SIZE: Final = 4096  # bytes; so much or less needs no more than a window of 4 KiB, which is faster to set up
+_SMALL_SIZE: Final = 4096  # bytes; up to this size a window of 4 KiB is enough, which is faster to set up
 
-# What streams of vLLM and of the APIs' owners have around their text. The bytes are part of the format.
+# What streams of vLLM and OpenAI have around their text, for the dictionary. Part of the format: with other bytes,
+# entries that are stored already cannot be decoded.
 _COMMON_BYTES: Final = (
     b'data: {"id":"chatcmpl-","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant",'
     b'"content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}\n\n'
@@ -58,13 +59,14 @@ STREAM_DECODE_ERRORS: Final = (
     OverflowError,
     RecursionError,
 )
-"""What `decode_stream` raises for bytes that are no encoded stream, or not of this answer."""
+"""What `decode_stream` raises for bytes that are not an encoded stream, or belong to another body."""
 
 
 def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *, lossless: bool) -> bytes:
-    """The events of a stream beside the JSON answer `body`; `usage` is the usage event, which is kept apart.
+    """Encodes the events of a stream, given the JSON `body`.
 
-    Raises ValueError for more than MAX_DECODED bytes that do not follow from the answer.
+    `usage_frame`: the usage event, stored apart since not every client wants it. `lossless`: see LOSSLESS and LOSSY.
+    Raises ValueError if more than MAX_DECODED bytes cannot be derived from `body`.
     """
     texts: list[list[bytes]] = [[] for _ in stream.templates]
     for part in stream.parts:
@@ -72,7 +74,8 @@ def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *
             texts[part.template_index] += part.texts
     sources = [b"".join(pieces) for pieces in texts]
     templates: list[Any] = []
-    copied = [(body, 0)] if len(body) >= _MIN_COPY else []  # texts that may come again, and where the answer has them
+    # Texts that literal events may repeat, with their offsets in the body. The longest, the body itself, comes first.
+    copied = [(body, 0)] if len(body) >= _MIN_COPY else []
     for template, source in zip(stream.templates, sources, strict=True):
         at = _find_text(body, source)
         if at >= 0 and len(source) >= _MIN_COPY:
@@ -80,17 +83,17 @@ def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *
         around = [template.begin, template.begin_after, template.end, template.end_after]
         templates.append([*around, at if at >= 0 else source])
     parts: list[Any] = []
-    single: list[bytes] = []
+    literals: list[bytes] = []
     for part in stream.parts:
         if not isinstance(part, TemplateRun):
-            single.append(part)
+            literals.append(part)
         elif part.texts:
-            if single:
-                parts += _replace_copies(b"".join(single), copied)
-                single = []
+            if literals:
+                parts += _replace_copies(b"".join(literals), copied)
+                literals = []
             parts.append([part.template_index, part.first_number, list(map(len, part.texts))])
-    if single:
-        parts += _replace_copies(b"".join(single), copied)
+    if literals:
+        parts += _replace_copies(b"".join(literals), copied)
     packed = _pack([templates, parts, usage_frame])
     if len(packed) > MAX_DECODED:
         raise ValueError("more than an encoded stream may have")
@@ -101,7 +104,9 @@ def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *
 
 
 def _find_text(body: bytes, text: bytes) -> int:
-    """The same as `body.find(text)`, which spends much on preparing for a long text that it then finds at once."""
+    """The same as `body.find(text)`, but faster for a long text, which is usually at the first match of its start."""
+    # `bytes.find` preprocesses a long text before it searches, so search for the first bytes and compare the rest. The
+    # number of probes is limited, as each one may compare nearly all of `text`.
     start = text[:_PROBE_LENGTH]
     at = 0
     for _ in range(_MAX_PROBES):
@@ -113,15 +118,15 @@ def _find_text(body: bytes, text: bytes) -> int:
 
 
 def _replace_copies(events: bytes, copied: list[tuple[bytes, int]]) -> list[Any]:
-    """Events with long pieces of the answer in them, such as the last of /v1/responses, which repeats all of it."""
+    """Replaces long texts of the body by references to them: the last event of /v1/responses repeats all of it."""
     parts: list[Any] = [events]
     for text, offset in copied:
         if len(text) <= len(events) and _find_text(events, text) >= 0:
             copy = [offset, len(text)]
             parts = [
-                one
+                new_part
                 for part in parts
-                for one in (_split_at_text(part, text, copy) if isinstance(part, bytes) else [part])
+                for new_part in (_split_at_text(part, text, copy) if isinstance(part, bytes) else [part])
             ]
     return parts
 
@@ -130,7 +135,7 @@ def _split_at_text(events: bytes, text: bytes, copy: list[int]) -> list[Any]:
     parts: list[Any] = []
     for piece in events.split(text):
         parts += (copy, piece)
-    return [part for part in parts[1:] if part]
+    return [part for part in parts[1:] if part]  # without the first copy, which no piece precedes, and empty pieces
 
 
 def _dictionary(body: bytes) -> bytes:
@@ -140,16 +145,19 @@ def _dictionary(body: bytes) -> bytes:
 
 
 def is_lossless(stream: bytes) -> bool:
-    """Whether the JSON answer beside an encoded stream says all that its events said."""
+    """Whether the JSON body has all the information of the encoded stream's events."""
     return stream.startswith(LOSSLESS)
 
 
 def decode_stream(stream: bytes, body: bytes, *, include_usage: bool, end: bytes) -> bytes:
-    """The events of a stream as they came, then the usage event if it is wanted, and `end`. Raises NOT_A_STREAM."""
+    """The events as the engine sent them, then the usage event if `include_usage`, then `end`.
+
+    Raises STREAM_DECODE_ERRORS.
+    """
     inflate = zlib.decompressobj(_WINDOW, zdict=_dictionary(body))
     packed = inflate.decompress(a2b_base64(stream[1:]), MAX_DECODED)
     templates, parts, usage = _unpack(packed)
-    positions: list[int] = []
+    positions: list[int] = []  # by template, where the text of its next run begins in its source
     sources: list[bytes] = []
     for template in templates:
         source = template[4]
@@ -171,18 +179,19 @@ def decode_stream(stream: bytes, body: bytes, *, include_usage: bool, end: bytes
 
 
 def _decode_run(template: Any, part: Any, source: bytes, at: int, frames: list[bytes]) -> int:
-    """Appends the events of a run; returns where its text ends in the source."""
+    """Appends the events of a run to `frames`; returns where its text ends in `source`."""
     begin, begin_after, end, end_after, _ = template
     number: int = part[1]
     lengths: list[int] = part[2]
     if begin_after is None and end_after is None:
+        # What is between two texts is the same for the whole run, so there are two appends per event, not three.
         between = end + begin
         frames.append(begin)
         for length in lengths:
             frames.append(source[at : at + length])
             frames.append(between)
             at += length
-        frames[-1] = end
+        frames[-1] = end  # in place of the last `between`, since no event follows
         return at
     for length in lengths:
         frames.append(begin if begin_after is None else b"%b%d%b" % (begin, number, begin_after))

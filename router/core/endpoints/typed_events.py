@@ -1,8 +1,8 @@
-"""Streams whose events say what they are: `event:` lines, a `type` in each payload, and a last event of their own.
+"""Streams of typed events: `event:` lines, a `type` in each payload, and a final event instead of `[DONE]`.
 
-/v1/responses and /v1/messages stream like that. Their last event (`response.completed`, `message_stop`) is to their
-clients what `[DONE]` is to others, and is held back like that: it goes out only when the answer is in the hands of the
-store, so that who has seen the end finds the answer there. It is the answer's own all the same, so it is kept with it.
+/v1/responses and /v1/messages stream like this. Their final event (`response.completed`, `message_stop`) is withheld as
+`[DONE]` is: it is sent only after the response is passed to the store, so a client that has received the end finds the
+entry. Unlike `[DONE]`, the final event is part of the response, so it is stored with it.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ TYPED_EVENT_ERRORS: Final = (
     AttributeError,
     RecursionError,
 )
-"""What reading and taking apart raise for JSON that is not what it should be."""
+"""What decoding and reading events or responses raise for bytes of another form."""
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -34,25 +34,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_event(event: dict[str, Any]) -> bytes:
-    """An event as it is sent."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
 
 
 def is_nonempty(value: Any) -> bool:
-    """Whether there is content in it: text, or anything in a list or map."""
     return value not in _EMPTY_VALUES
 
 
 class TypedRecorder(ABC):
-    """What the recorders of such streams have in common. See recording.Recorder."""
+    """Base of the recorders of typed events. See recording.Recorder."""
 
     __slots__ = ("_event_buffer", "_final_frame", "_limit", "_parts", "ended", "failure", "started", "usage")
 
     NON_TEXT_MARKERS: ClassVar[tuple[bytes, ...]]
-    """One of these is in every event that is more than a piece of the answer."""
+    """Each event that a started stream must have decoded contains one of these; the others only have text."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: the most bytes that an entry may take; a longer answer passes through and is not kept."""
+        """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored."""
         self._event_buffer = EventBuffer()
         self._parts = StreamParts()
         self._limit = limit
@@ -71,14 +69,15 @@ class TypedRecorder(ABC):
                 self.failure = EVENT_TOO_LONG
             return frames
         parts = self._parts
+        # As in StreamRecorder: before the first token each event is decoded, after it most match a template.
         if not self.started or not parts.try_append(frames):
-            only_pieces = self.started and not any(frames.find(mark) >= 0 for mark in self.NON_TEXT_MARKERS)
-            if not only_pieces:
+            only_text = self.started and not any(frames.find(marker) >= 0 for marker in self.NON_TEXT_MARKERS)
+            if not only_text:
                 frames = self._filter_events(frames)
-            if not only_pieces or not parts.learn_template(frames):
+            if not only_text or not parts.learn_template(frames):
                 self._append(frames)
         if parts.size > self._limit:
-            parts.discard()
+            parts.discard()  # frees the memory; `size` stays over the limit, and `recorded_response` goes by it
         return frames
 
     def _append(self, frames: bytes) -> None:
@@ -87,9 +86,9 @@ class TypedRecorder(ABC):
             self._parts.append(self._final_frame)
 
     def _filter_events(self, frames: bytes) -> bytes:
-        passed = []
-        for one in split_events(frames):
-            data = payload(one)
+        forwarded = []
+        for frame in split_events(frames):
+            data = payload(frame)
             if data == b"[DONE]":  # some engines add it; clients of these endpoints do not know it
                 continue
             if data is not None:
@@ -100,24 +99,27 @@ class TypedRecorder(ABC):
                 if self.failure is not None:
                     break
                 if self.ended:
-                    self._final_frame = one
+                    self._final_frame = frame
                     break
-            passed.append(one)
-        return b"".join(passed)
+            forwarded.append(frame)
+        return b"".join(forwarded)
 
     @abstractmethod
     def _on_event(self, data: bytes) -> bool:
-        """Takes notice of an event; whether it is the last. Sets `failure` for an error, raises NOT_AN_EVENT."""
+        """Handles the payload of an event; returns whether it is the final one.
+
+        Sets `started`, `usage`, and `failure` for an error event. Raises TYPED_EVENT_ERRORS.
+        """
 
     @abstractmethod
     def _may_merge(self, begin: bytes, end: bytes) -> bool:
-        """Whether the events with this before and after their text may be read as one; see delta_template."""
+        """Whether events with these bytes before and after their text may be merged; see delta_merge."""
 
     @abstractmethod
     def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
-        """The JSON form of the whole stream, if it has one, or why it is not kept. Raises NOT_AN_EVENT.
+        """The JSON body, or why nothing is stored; None if no JSON has all the information of the events.
 
-        Each run of events that may be merged is one payload.
+        `payloads`: those of all events, with each run of events that may be merged as one. Raises TYPED_EVENT_ERRORS.
         """
 
     def final_frames(self, *, include_usage: bool) -> bytes:
@@ -133,13 +135,14 @@ class TypedRecorder(ABC):
         if not self.ended:
             return NotStoredReason.INCOMPLETE
         parts = self._parts
+        # The size comes first: what was discarded has no texts, so the later checks would pass.
         if parts.size > self._limit:
             return NotStoredReason.TOO_LARGE
         if not parts.has_valid_texts():
             return NotStoredReason.ERROR
         events = parts.merged_events(self._may_merge)
         try:
-            body = self._build_body([data for one in events if (data := payload(one)) is not None])
+            body = self._build_body([data for frame in events if (data := payload(frame)) is not None])
         except TYPED_EVENT_ERRORS:
             return NotStoredReason.ERROR
         if isinstance(body, NotStoredReason):
