@@ -1,12 +1,12 @@
-"""The JSON answer of chats and completions from the events of a stream.
+"""Makes the JSON response of chats and completions from the events of a stream.
 
-Theory. What is known to be cut into pieces (text, tool arguments, log probabilities, token ids) is joined in order.
-Anything else, whether known or not, must have said the same wherever it was said at all; it is then taken as it
-stands. Where two events disagree about such a field, nobody can know how to join it, and there is no JSON form: the
-function returns None and the entry serves streams only. The same holds for a text or a list of an unknown field of a
-choice that came twice: they may be two equal pieces of it. So joining loses nothing.
+Theory. Fields that are known to come in pieces (text, tool arguments, log probabilities, token ids) are joined in
+order. Any other field, known or not, must have the same value in each event that has it, null apart; this value is
+taken. If two events have different values, there is no known way to join them, and so no JSON form: the function
+returns None, and the entry serves streams only. The same holds for a text or a list in an unknown field of a choice
+that occurs twice, since these may be two equal pieces. So joining loses no information.
 
-This module is compiled, and events are any JSON: what is not proven by the decoder is annotated as Any.
+This module is compiled, and events are any JSON: what the decoder does not check is annotated as Any.
 
 The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
@@ -24,57 +24,56 @@ JOINED_FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("content", "refusal", "reasoning", "reasoning_content", "text", "arguments"), str),
     **dict.fromkeys(("token_ids", "annotations"), list),
 }
-"""Fields whose pieces are joined, and what they are pieces of."""
+"""Fields whose pieces are joined, and the type of the pieces."""
 
 REPEATED_FIELDS: Final = frozenset(
     ("role", "id", "type", "name", "index", "object", "finish_reason", "stop_reason", "native_finish_reason")
 )
-"""Fields of a choice, a message or a call that some engines repeat in each event, and that are no pieces."""
+"""Fields of a choice, a message or a call that some engines repeat in each event. They are never pieces."""
 
 _OBJECT_NAMES: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
-_COMPLETIONS: Final = Endpoint.COMPLETIONS  # an Enum looks its members up in Python, each time
+_COMPLETIONS: Final = Endpoint.COMPLETIONS  # looking up a member of an Enum runs Python code each time
 _MISSING: Final = object()
 _LEADING_FIELDS: Final = ("id", "object", "created", "model")
 
 
 class _ConflictingValuesError(Exception):
-    """Two events say different things of a field that has no known way to be joined."""
+    """Two events have different values of a field that is not joined."""
 
 
 def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | None:
-    """The JSON answer that says what the events of a stream said; None where there is none without loss.
+    """The JSON response with all the information of the events; None if no JSON has it.
 
-    `events` is a list of objects; `usage` is the event with the usage, if the engine sent one.
+    `events`: a list of objects. `usage`: the usage event, if the engine sent one. May raise KeyError, TypeError and
+    AttributeError for objects that are not events.
     """
     try:
         top: Any = {}
         choices: Any = {}
-        running = None  # the usage of the last event that had some beside choices
+        running = None  # the usage so far that some engines send beside the choices; the last one counts
         for event in (*events, usage or {}):
             for name, value in event.items():
                 if name == "choices":
-                    for choice in value or ():
+                    for choice in value or ():  # null in an event of some engines
                         _join_choice(choices.setdefault(choice["index"], {}), choice)
                 elif name == "usage":
-                    if not event.get("choices"):
+                    if not event.get("choices"):  # the usage event, which takes precedence over `running`
                         top[name] = value
                     elif value is not None:
                         running = value
+                # Most fields repeat what an earlier event has. Checking that here spares the call.
                 elif name in JOINED_FIELDS or top.get(name, _MISSING) != value:
                     _join_field(top, name, value)
     except _ConflictingValuesError:
         return None
     for choice in choices.values():
         if "message" in choice and endpoint is not _COMPLETIONS:
-            return None  # the joined message has its place
+            return None  # the message that is joined from the deltas would replace it
     top["object"] = _OBJECT_NAMES[endpoint]
     usage = top.pop("usage", None) or running
     body: Any = {name: top.pop(name) for name in _LEADING_FIELDS if name in top}
     body["choices"] = [_finish_choice(endpoint, choices[index]) for index in sorted(choices)]
     return _encode({**body, **top, "usage": usage})
-
-
-# Most of what an event says has been said before, so the loops below ask that first, and call only for what is new.
 
 
 def _join_field(into: Any, name: str, value: Any) -> None:
@@ -89,7 +88,7 @@ def _join_field(into: Any, name: str, value: Any) -> None:
 
 
 def _join_unknown_field(into: Any, name: str, value: Any) -> None:
-    """Joins a field that stands where pieces stand: a text or a list that came before may be a piece of it."""
+    """Joins a field of an object that also has pieces: if its value is a text or a list, it may be a piece as well."""
     if (
         name not in JOINED_FIELDS
         and name not in REPEATED_FIELDS
@@ -107,7 +106,7 @@ def _join_choice(into: Any, choice: Any) -> None:
             _join_delta(into.setdefault(name, {}), value or {})
         elif name == "logprobs" and value is not None:
             _join_logprobs(into, name, value)
-        elif value is not None or name not in into:
+        elif value is not None or name not in into:  # most fields of a choice are null; checked here to spare the call
             _join_unknown_field(into, name, value)
 
 
@@ -139,7 +138,7 @@ def _join_fields(into: Any, fields: Any) -> None:
 
 
 def _join_logprobs(into: Any, name: str, fields: Any) -> None:
-    """Log probabilities: a map of lists, a list per event and name."""
+    # Log probabilities are an object of lists; each event has the next items of each list.
     known = into[name] = into.get(name) or {}
     for part, value in fields.items():
         if isinstance(value, list) and isinstance(known.get(part), list):
@@ -149,6 +148,7 @@ def _join_logprobs(into: Any, name: str, fields: Any) -> None:
 
 
 def _finish_choice(endpoint: Endpoint, choice: Any) -> Any:
+    """The choice as JSON has it: a `message` in place of the `delta`, its tool calls in a list in place of a dict."""
     if endpoint is _COMPLETIONS:
         return choice
     delta = choice.pop("delta", {})

@@ -1,4 +1,4 @@
-"""The JSON answer that the events of a stream make, and the text of a stream that makes none."""
+"""Parses the events of a stream into the JSON response, or into plain text if no JSON has all their information."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -20,7 +20,7 @@ EVENT_PARSE_ERRORS: Final = (
     AttributeError,
     RecursionError,
 )
-"""What reading and joining events raise for JSON that is not what it should be."""
+"""What parsing and joining raise for frames that are not JSON, or JSON of another form than events have."""
 
 _decode_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
@@ -28,8 +28,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse_frames(frames: list[bytes]) -> list[dict[str, Any]]:
-    """What the events of a stream say; comments say nothing. Raises NOT_EVENTS."""
+    """The payloads of the events, without comments. Raises EVENT_PARSE_ERRORS."""
     payloads = [data for frame in frames if (data := payload(frame)) is not None]
+    # One call of the decoder for all. Payloads that are only valid together, such as `{"a":1` and `"b":2}`, would pass,
+    # so compare the numbers.
     events = _decode_events(b"[%b]" % b",".join(payloads))
     if len(events) != len(payloads):
         raise TypeError("an event is no JSON of its own")
@@ -37,7 +39,10 @@ def parse_frames(frames: list[bytes]) -> list[dict[str, Any]]:
 
 
 def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
-    """How each choice of a chat or of completions ended, by index; its last word counts. Raises TypeError, KeyError."""
+    """By index, the finish reason of each choice of a chat or of completions; a falsy value if it has none.
+
+    Where there are several, the last one counts. Raises TypeError, KeyError.
+    """
     reasons: dict[int, Any] = {}
     for event in events:
         choices = event.get("choices")
@@ -55,7 +60,7 @@ def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
 
 
 def join_events(endpoint: Endpoint, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
-    """The JSON answer of chats and completions; None where the events make none without loss."""
+    """The JSON response of chats or completions; None if no JSON has all the information of the events."""
     try:
         usage = _decode_event(payload(usage_frame) or b"") if usage_frame is not None else None
         return body_from_events(endpoint, events, usage)
@@ -64,13 +69,13 @@ def join_events(endpoint: Endpoint, events: list[dict[str, Any]], usage_frame: b
 
 
 def extract_text(frames: Iterable[bytes]) -> bytes:
-    """A JSON object for people to read, `{"text": ...}`, with all text that the events of a stream have."""
+    """A JSON object for people to read, `{"text": ...}`, with all text of the events."""
     pieces: list[str] = []
     for frame in frames:
         try:
             _collect_texts(msgspec.json.decode(payload(frame) or b"null"), pieces)
         except EVENT_PARSE_ERRORS:
-            continue  # nothing to read in it
+            continue  # an event that is not JSON has no text for people
     return _encode({"text": "".join(pieces)})
 
 

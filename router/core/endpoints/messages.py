@@ -1,10 +1,9 @@
-"""Answers of /v1/messages: when they are whole, and each of their two forms from the other.
+"""Responses of /v1/messages: when they are complete, and the conversion of stream and JSON into each other.
 
-A stream begins with the message as far as it is known (`message_start`), then has the blocks of its content one after
-another, each with a start, pieces and a stop, and ends with the reason and the usage (`message_delta`) and
-`message_stop`. What is known to be a piece is joined; an event or a piece that is not known here, or arguments of a
-tool that are no JSON (the limit of tokens cut them off), has no JSON form without loss: such an entry serves streams
-only.
+A stream begins with `message_start`, which has the message without its content. The content blocks follow, each with a
+start, deltas and a stop. `message_delta` has the stop reason and the usage; `message_stop` is the end. Known deltas are
+joined. An unknown event or delta, or tool arguments that are not JSON (cut off at the token limit), cannot be told in
+JSON without loss; such an entry serves streams only.
 
 Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM's entrypoints/anthropic/serving.py.
 """
@@ -22,7 +21,7 @@ from router.core.types import Endpoint
 Json = dict[str, Any]
 
 _DELTA_FIELDS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-"""By the type of a delta, the field of its block that it is a piece of, and under which it stands in the delta."""
+"""By the type of a delta: the field that has its text. In the block, the field of the same name has the joined text."""
 
 _EVENT_FIELDS: Final = {
     "message_start": {"type", "message"},
@@ -33,9 +32,10 @@ _EVENT_FIELDS: Final = {
     "message_stop": {"type"},
     "ping": {"type"},
 }
-"""What an event has that can be told in JSON."""
+"""By the type of an event: its fields for which JSON has a place. With any other field, a stream has no JSON form."""
 
 
+# Tokens of the prompt that `input_tokens` does not include.
 _CACHED_TOKEN_FIELDS: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
 
 
@@ -63,18 +63,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _merge_usage(value: Any, previous: ReportedUsage | None = None) -> ReportedUsage:
-    """What was used in all: the tokens that caches had are counted apart from `input_tokens`."""
+    """`previous`, updated with what a usage object has: `message_start` and `message_delta` may both have one."""
     previous = previous or ReportedUsage()
     if not isinstance(value, dict):
         return previous
-    prompt, said = previous.prompt_tokens, value.get("output_tokens")
+    prompt, completion = previous.prompt_tokens, value.get("output_tokens")
     if value.get("input_tokens") is not None:
         prompt = sum(parse_token_count(value.get(name)) for name in ("input_tokens", *_CACHED_TOKEN_FIELDS))
-    return ReportedUsage(prompt, previous.completion_tokens if said is None else parse_token_count(said))
+    return ReportedUsage(prompt, previous.completion_tokens if completion is None else parse_token_count(completion))
 
 
 class MessagesRecorder(TypedRecorder):
-    """The stream of a message. A piece of text, thinking or arguments is a token, and so is the name of a tool."""
+    """Records the stream of a message. A piece of text, thinking or arguments counts as a token, and a tool's name."""
 
     __slots__ = ("_stop_reason",)
 
@@ -108,6 +108,7 @@ class MessagesRecorder(TypedRecorder):
             return NotStoredReason.INCOMPLETE
         if not self.started:
             return NotStoredReason.EMPTY
+        # One call of the decoder for all; payloads that are only valid together would pass, so compare the numbers.
         events = _decode_events(b"[%b]" % b",".join(payloads))
         if len(events) != len(payloads):
             raise ValueError("an event is no JSON of its own")
@@ -116,18 +117,18 @@ class MessagesRecorder(TypedRecorder):
 
 
 def record_message(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    """What to store of a JSON response with status 200, or why nothing is stored."""
     try:
-        answer = _decode_message(body)
+        message = _decode_message(body)
     except TYPED_EVENT_ERRORS:
         return NotStoredReason.ERROR
-    if answer.type != "message" or answer.error is not None:
+    if message.type != "message" or message.error is not None:
         return NotStoredReason.ERROR
-    if answer.stop_reason is None:
+    if message.stop_reason is None:
         return NotStoredReason.INCOMPLETE
-    if not any(map(_has_content, answer.content)):
+    if not any(map(_has_content, message.content)):
         return NotStoredReason.EMPTY
-    return record_json(body, _merge_usage(answer.usage), limit)
+    return record_json(body, _merge_usage(message.usage), limit)
 
 
 def _has_content(block: Json) -> bool:
@@ -135,14 +136,14 @@ def _has_content(block: Json) -> bool:
 
 
 def _join_events(events: list[Json]) -> Json | None:
-    """The message that the events of a stream told; None where JSON has no place for it. Raises NOT_AN_EVENT."""
-    (started,) = (event for event in events if event["type"] == "message_start")
+    """The message with all the information of the events; None if no JSON has it. Raises TYPED_EVENT_ERRORS."""
+    (started,) = (event for event in events if event["type"] == "message_start")  # ValueError unless there is one
     message: Json = {**started["message"]}
     if message["content"]:
-        return None
+        return None  # it would be replaced by the blocks
     usage: Json = _object_or_empty(message.get("usage"))
     blocks: dict[int, Json] = {}
-    arguments: dict[int, str] = {}
+    arguments: dict[int, str] = {}  # by index, the JSON text of a tool's `input`
     for event in events:
         if event.keys() - _EVENT_FIELDS.get(event["type"], set()):
             return None
@@ -159,10 +160,10 @@ def _join_events(events: list[Json]) -> Json | None:
                 usage |= {
                     name: value for name, value in _object_or_empty(event.get("usage")).items() if value is not None
                 }
-    for index, written in arguments.items():
+    for index, text in arguments.items():
         try:
-            blocks[index]["input"] = msgspec.json.decode(written)
-        except msgspec.DecodeError:
+            blocks[index]["input"] = msgspec.json.decode(text)
+        except msgspec.DecodeError:  # cut off at the token limit
             return None
     message["content"] = [blocks[index] for index in sorted(blocks)]
     return {**message, "usage": usage}
@@ -173,33 +174,33 @@ def _object_or_empty(value: Any) -> Json:
 
 
 def _join_delta(block: Json, arguments: dict[int, str], index: int, delta: Json) -> bool:
-    """Adds a piece to its block; whether it is known what it is a piece of."""
+    """Adds a delta to its block or to `arguments`; False if the delta is unknown or has a field besides its text."""
     match delta:
         case {"type": "input_json_delta", "partial_json": str(piece)} if len(delta) == 2:
-            if written := arguments.get(index, "") + piece:
-                arguments[index] = written
+            if text := arguments.get(index, "") + piece:  # without any text, the block keeps its `input`
+                arguments[index] = text
             return True
     name = _DELTA_FIELDS.get(delta["type"], "")
-    said = delta.get(name)
-    if not isinstance(said, str) or len(delta) != 2:
+    value = delta.get(name)
+    if not isinstance(value, str) or len(delta) != 2:
         return False
-    block[name] = (block.get(name) or "") + said
+    block[name] = (block.get(name) or "") + value
     return True
 
 
 def frames_from_message(body: bytes) -> bytes | None:
-    """The event stream that says what a JSON answer said; None where there is none without loss."""
+    """The event stream with all the information of a JSON response; None if a block has an unknown form."""
     message = msgspec.json.decode(body, type=Json)
     usage = message.pop("usage", None) or {}
     content = message.pop("content")
     last = {"stop_reason": message.pop("stop_reason"), "stop_sequence": message.pop("stop_sequence", None)}
-    begun = {**message, "content": [], **dict.fromkeys(last), "usage": {**usage, "output_tokens": 0}}
-    events: list[Json] = [{"type": "message_start", "message": begun}]
+    first = {**message, "content": [], **dict.fromkeys(last), "usage": {**usage, "output_tokens": 0}}
+    events: list[Json] = [{"type": "message_start", "message": first}]
     for index, block in enumerate(content):
-        made = _block_start_and_deltas(block)
-        if made is None:
+        block_events = _block_start_and_deltas(block)
+        if block_events is None:
             return None
-        start, *deltas = made
+        start, *deltas = block_events
         events.append({"type": "content_block_start", "content_block": start, "index": index})
         events += ({"type": "content_block_delta", "delta": delta, "index": index} for delta in deltas)
         events.append({"type": "content_block_stop", "index": index})
@@ -208,7 +209,7 @@ def frames_from_message(body: bytes) -> bytes | None:
 
 
 def _block_start_and_deltas(block: Json) -> list[Json] | None:
-    """How a block starts, and the deltas that make it what it is."""
+    """The `content_block` of a block's start event, then its deltas; None for an unknown form of a block."""
     match block:
         case {"type": "text", "text": str(text)}:
             return [{**block, "text": ""}, *([{"type": "text_delta", "text": text}] if text else [])]
@@ -217,8 +218,8 @@ def _block_start_and_deltas(block: Json) -> list[Json] | None:
             signature = start.pop("signature", None)
             deltas = [{"type": "thinking_delta", "thinking": thinking}] if thinking else []
             return [start, *deltas, *([{"type": "signature_delta", "signature": signature}] if signature else [])]
-        case {"type": "tool_use", "input": dict(given)}:
-            return [{**block, "input": {}}, {"type": "input_json_delta", "partial_json": _encode(given).decode()}]
-        case {"type": "redacted_thinking"}:  # sent whole, since nobody can read it
+        case {"type": "tool_use", "input": dict(arguments)}:
+            return [{**block, "input": {}}, {"type": "input_json_delta", "partial_json": _encode(arguments).decode()}]
+        case {"type": "redacted_thinking"}:  # it has no deltas: its data is encrypted, and is sent in the start event
             return [block]
     return None

@@ -1,8 +1,8 @@
-"""Answers of /v1/responses: when they are whole, and their event stream from their JSON.
+"""Responses of /v1/responses: when they are complete, and the conversion of stream and JSON into each other.
 
-A stream's last event holds the whole response object, so the JSON form of a stream is that object, byte for byte. The
-other way round the events are made from the object as vLLM makes them, each text in one piece, where every item of the
-answer is of a kind that is known here; nothing is lost then, since the last event holds the object again.
+The final event of a stream has the complete response object, so the JSON form of a stream is this object, byte for
+byte. From JSON, the events are made as vLLM makes them, with each text in one piece, if all items of the output are of
+a known form. Nothing is lost then, since the final event has the object again.
 
 Source: https://platform.openai.com/docs/api-reference/responses-streaming, and vLLM's
 entrypoints/openai/responses/streaming_events.py.
@@ -20,7 +20,8 @@ Json = dict[str, Any]
 
 _FINAL_EVENTS: Final = ("response.completed", "response.incomplete")
 _ERROR_EVENTS: Final = ("error", "response.failed")
-_ITEMS_ADDED_EMPTY: Final = ("message", "reasoning")  # items that have no content yet when they are added
+_ITEMS_ADDED_EMPTY: Final = ("message", "reasoning")  # items whose `output_item.added` event has no content yet
+# Fields of the response object that are null until it is complete.
 _FINAL_FIELDS: Final = (
     "usage", "incomplete_details", "completed_at", "input_messages", "output_messages", "kv_transfer_params",
     "ec_transfer_params", "metrics",
@@ -58,7 +59,7 @@ _decode_response = msgspec.json.Decoder(_ResponsesObject).decode
 
 
 class ResponsesRecorder(TypedRecorder):
-    """The stream of a response. A piece of text or arguments is a token, and so is the name of a called function."""
+    """Records a stream. A piece of text or arguments counts as a token, and the name of a called function."""
 
     __slots__ = ("_final_response",)
 
@@ -83,38 +84,38 @@ class ResponsesRecorder(TypedRecorder):
         return False
 
     def _may_merge(self, begin: bytes, end: bytes) -> bool:
-        return True  # nothing is joined: the last event has the whole answer
+        return True  # nothing is joined: the final event has the complete response
 
     def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
-        assert self._final_response is not None  # it is whole
+        assert self._final_response is not None  # set with `ended`, which the caller has checked
         bad = _not_stored_reason(_decode_response(self._final_response))
         if bad is not None:
             return bad
-        if len(_decode_events(b"[%b]" % b",".join(payloads))) != len(
-            payloads
-        ):  # none is broken which nobody has read yet
+        # The events that matched a template have not been decoded yet. One call of the decoder for all; payloads that
+        # are only valid together would pass, so compare the numbers.
+        if len(_decode_events(b"[%b]" % b",".join(payloads))) != len(payloads):
             raise ValueError("an event is no JSON of its own")
         return bytes(self._final_response)
 
 
 def record_response(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    """What to store of a JSON response with status 200, or why nothing is stored."""
     try:
-        answer = _decode_response(body)
-        bad = _not_stored_reason(answer)
+        response = _decode_response(body)
+        bad = _not_stored_reason(response)
     except TYPED_EVENT_ERRORS:
         return NotStoredReason.ERROR
-    return bad if bad is not None else record_json(body, answer.reported_usage, limit)
+    return bad if bad is not None else record_json(body, response.reported_usage, limit)
 
 
-def _not_stored_reason(answer: _ResponsesObject) -> NotStoredReason | None:
-    """As for a chat, an answer that came to its limit of tokens is a whole one."""
-    if answer.error is not None or answer.status == "failed":
+def _not_stored_reason(response: _ResponsesObject) -> NotStoredReason | None:
+    if response.error is not None or response.status == "failed":
         return NotStoredReason.ERROR
-    why = answer.incomplete_details and answer.incomplete_details.reason
-    if answer.status != "completed" and (answer.status, why) != ("incomplete", "max_output_tokens"):
+    why = response.incomplete_details and response.incomplete_details.reason
+    # As for a chat, a response that ends at its token limit is complete.
+    if response.status != "completed" and (response.status, why) != ("incomplete", "max_output_tokens"):
         return NotStoredReason.INCOMPLETE
-    return None if any(map(_has_content, answer.output)) else NotStoredReason.EMPTY
+    return None if any(map(_has_content, response.output)) else NotStoredReason.EMPTY
 
 
 def _has_content(item: Json) -> bool:
@@ -124,19 +125,19 @@ def _has_content(item: Json) -> bool:
 
 
 def frames_from_response(body: bytes) -> bytes | None:
-    """The event stream that says what a JSON answer said; None where there is none without loss."""
+    """The event stream with all the information of a JSON response; None if an item has an unknown form."""
     response = msgspec.json.decode(body, type=Json)
-    unknown: Json = {name: None for name in _FINAL_FIELDS if name in response}
-    begun = {**response, **unknown, "output": [], "status": "in_progress"}
+    unset: Json = {name: None for name in _FINAL_FIELDS if name in response}
+    initial = {**response, **unset, "output": [], "status": "in_progress"}
     events: list[Json] = [
-        {"response": begun, "type": "response.created"},
-        {"response": begun, "type": "response.in_progress"},
+        {"response": initial, "type": "response.created"},
+        {"response": initial, "type": "response.in_progress"},
     ]
     for index, item in enumerate(response["output"]):
-        made = _item_events(item)
-        if made is None:
+        item_events = _item_events(item)
+        if item_events is None:
             return None
-        events += ({**event, "output_index": index} for event in made)
+        events += ({**event, "output_index": index} for event in item_events)
     events.append({"response": response, "type": "response.completed"})
     return b"".join(encode_event({**event, "sequence_number": number}) for number, event in enumerate(events))
 
@@ -144,43 +145,43 @@ def frames_from_response(body: bytes) -> bytes | None:
 def _item_events(item: Json) -> list[Json] | None:
     match item:
         case {"type": "message", "content": list(parts)}:
-            between = _parts_events(item, parts, "output_text")
-            opened = {**item, "content": []}
+            content_events = _parts_events(item, parts, "output_text")
+            added = {**item, "content": []}
         case {"type": "reasoning", "content": list(parts), "summary": []} if not item.get("encrypted_content"):
-            between = _parts_events(item, parts, "reasoning_text")
-            opened = {**item, "content": None}
+            content_events = _parts_events(item, parts, "reasoning_text")
+            added = {**item, "content": None}
         case {"type": "function_call", "arguments": str(arguments)}:
-            about = {"item_id": item.get("id")}
-            between = (
-                [{"delta": arguments, **about, "type": "response.function_call_arguments.delta"}] if arguments else []
+            ids = {"item_id": item.get("id")}
+            content_events = (
+                [{"delta": arguments, **ids, "type": "response.function_call_arguments.delta"}] if arguments else []
             )
-            done = {"arguments": arguments, **about, "name": item.get("name")}
-            between.append({**done, "type": "response.function_call_arguments.done"})
-            opened = {**item, "arguments": ""}
+            done = {"arguments": arguments, **ids, "name": item.get("name")}
+            content_events.append({**done, "type": "response.function_call_arguments.done"})
+            added = {**item, "arguments": ""}
         case _:
             return None
-    if between is None:
+    if content_events is None:
         return None
-    opened["status"] = "in_progress"
+    added["status"] = "in_progress"
     return [
-        {"item": opened, "type": "response.output_item.added"},
-        *between,
+        {"item": added, "type": "response.output_item.added"},
+        *content_events,
         {"item": item, "type": "response.output_item.done"},
     ]
 
 
 def _parts_events(item: Json, parts: list[Json], kind: str) -> list[Json] | None:
-    """The events of an item's parts, which must all be of one kind; None for parts with more to them than text."""
+    """The events of an item's parts; None if a part is not of type `kind`, or has annotations or log probabilities."""
     events: list[Json] = []
-    beside: Json = {"logprobs": []} if kind == "output_text" else {}
+    logprobs: Json = {"logprobs": []} if kind == "output_text" else {}
     for index, part in enumerate(parts):
         if part["type"] != kind or part.get("annotations") or part.get("logprobs"):
             return None
-        about = {"content_index": index, "item_id": item["id"]}
+        ids = {"content_index": index, "item_id": item["id"]}
         text = part["text"]
-        events.append({**about, "part": {**part, "text": "", **beside}, "type": "response.content_part.added"})
+        events.append({**ids, "part": {**part, "text": "", **logprobs}, "type": "response.content_part.added"})
         if text:
-            events.append({**about, "delta": text, **beside, "type": f"response.{kind}.delta"})
-        events.append({**about, "text": text, **beside, "type": f"response.{kind}.done"})
-        events.append({**about, "part": part, "type": "response.content_part.done"})
+            events.append({**ids, "delta": text, **logprobs, "type": f"response.{kind}.delta"})
+        events.append({**ids, "text": text, **logprobs, "type": f"response.{kind}.done"})
+        events.append({**ids, "part": part, "type": "response.content_part.done"})
     return events
