@@ -1,46 +1,44 @@
-"""What is asked of a whole JSON value, however large it is: how deep it is, and its numbers in one spelling.
+"""Functions over a complete JSON value, however large: its depth, and the normalization of its numbers.
 
-No function here recurses: the depth of a request is the client's to choose. Values are `Any`, since nothing has been
-proved of them.
+None of them recurses, since clients choose the depth of a request, and compiled calls do not count towards Python's
+recursion limit. Values are `Any`, since nothing has checked their types.
 """
 
 from typing import Any, Final
 
-_MAX_EXACT_INTEGER: Final = 2.0**53  # beyond it, a float no longer tells which integer it is
+_MAX_EXACT_INTEGER: Final = 2.0**53  # beyond it, a float stands for several integers
 
 
 def is_deeper(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested more than `limit` deep in a list or object, which itself counts as 1.
-
-    It looks at all values of one depth, then at those of the next, so that a value of few containers costs little.
-    """
+    """Whether a list or object has more than `limit` levels of lists and objects; the value itself is the first."""
+    # Breadth first: a value with few containers costs little, whatever else is in it.
     level: list[Any] = [value]
     for _ in range(limit):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for container in level:
             for item in container.values() if type(container) is dict else container:
                 if type(item) is dict or type(item) is list:
-                    below.append(item)  # noqa: PERF401 - a comprehension is slower once this is compiled
-        if not below:
+                    next_level.append(item)  # noqa: PERF401 - a comprehension is slower once this is compiled
+        if not next_level:
             return False
-        level = below
+        level = next_level
     return True
 
 
 def is_integer(number: float) -> bool:
-    """Whether a float surely stands for an integer: 1, 1.0 and 1e0 are one number."""
+    """Whether a float stands for exactly one integer, as 1.0 and 1e0 do."""
     return -_MAX_EXACT_INTEGER < number < _MAX_EXACT_INTEGER and float(int(number)) == number
 
 
 def normalize_numbers(value: Any, limit: int) -> bool:
-    """Replaces the floats in a list or object that stand for integers, as `is_integer` has it.
+    """Replaces, in place, each float in a list or object for which `is_integer` is true by the integer.
 
-    False where there are more than `limit` floats; then some have not been replaced.
+    Returns False if there are more than `limit` floats; some are not replaced then.
     """
     count = 0
-    waiting: list[Any] = [value]
-    while waiting:
-        container = waiting.pop()
+    pending: list[Any] = [value]
+    while pending:
+        container = pending.pop()
         if type(container) is dict:
             for name, item in container.items():
                 if type(item) is float:
@@ -48,9 +46,9 @@ def normalize_numbers(value: Any, limit: int) -> bool:
                     if count > limit:
                         return False
                     if is_integer(item):
-                        container[name] = int(item)
+                        container[name] = int(item)  # allowed while iterating, since no key is new
                 elif type(item) is dict or type(item) is list:
-                    waiting.append(item)
+                    pending.append(item)
         else:
             at = 0
             for item in container:
@@ -61,6 +59,6 @@ def normalize_numbers(value: Any, limit: int) -> bool:
                     if is_integer(item):
                         container[at] = int(item)
                 elif type(item) is dict or type(item) is list:
-                    waiting.append(item)
+                    pending.append(item)
                 at += 1  # noqa: SIM113 - a counter costs less than enumerate once this is compiled
     return True

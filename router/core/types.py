@@ -1,4 +1,4 @@
-"""The values that the parts of the router hand to one another."""
+"""Types that all parts of the router share."""
 
 from enum import Enum, StrEnum
 from typing import Final, Literal
@@ -6,20 +6,20 @@ from typing import Final, Literal
 import msgspec
 
 Task = Literal["code", "chat"]
-"""What a prompt asks for."""
+"""What the classifier takes a prompt for."""
 
 EngineTask = Literal["code", "chat", "any"]
-"""What an engine's draft is good at; `any` where it has no specialty."""
+"""The task that an engine's draft model is best at; `any` for a draft without a specialty."""
 
 AUTO: Final = "auto"
-"""The model name that leaves the choice of a model to the task."""
+"""The model name with which a client leaves the choice of a model to the router; it goes by the task."""
 
 DEFAULT_TENANT: Final = "default"
-"""Whose requests they are where no identity is asked for."""
+"""The tenant of all requests if authentication is off."""
 
 
 class Endpoint(Enum):
-    """The paths whose answers are cached and routed; the value is the path, here and at the engine."""
+    """The paths whose requests are routed and cached. The value is the path, of the router and of engines."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -28,9 +28,9 @@ class Endpoint(Enum):
     MESSAGES = "/v1/messages"
 
     def __init__(self, path: str) -> None:
-        self.path = path  # an Enum's own `value` is looked up in Python, each time
+        self.path = path  # a plain attribute: Enum's `value` is a descriptor that runs Python code at each access
 
-    __hash__ = object.__hash__  # an Enum's own hashes its name, in Python, at each look into a table
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at each look-up in a dict
 
 
 class CacheStatus(StrEnum):
@@ -44,7 +44,7 @@ class CacheStatus(StrEnum):
 
 
 class BypassReason(StrEnum):
-    """Why the cache was not asked: the value of X-Cache-Reason beside X-Cache: BYPASS."""
+    """Why there was no cache lookup: the value of X-Cache-Reason beside X-Cache: BYPASS."""
 
     NO_STORE = "no-store"
     NO_CACHE = "no-cache"
@@ -54,17 +54,18 @@ class BypassReason(StrEnum):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A whole, well-ended answer, as it is kept.
+    """A stored response, which was complete and ended normally.
 
     - `digest`: hex SHA-256 of the canonical request that it answers.
-    - `body`: the answer as JSON.
-    - `stream`: what gives the events of a streamed answer again; see stream_encoding. None where the engine sent JSON.
-    - `created`: when it was written, in seconds since the epoch; `ttl`: for how many seconds from then.
-    - `stale`: for how many seconds beyond that it may be given to a client that has nothing better.
+    - `body`: the response as JSON.
+    - `stream`: the encoded events if the engine streamed, see stream_encoding; None if it sent JSON.
+    - `created`: when it was written, in seconds since the epoch, by Redis' clock.
+    - `ttl`: for how many seconds after `created` it is fresh.
+    - `stale`: for how many seconds after that it may be served if no engine can answer (stale-if-error).
     - `generation_ms`: how long the engine took, in milliseconds.
-    - `documents`: the names of the documents that it was made with; see scope.document_name.
-    - `question`, `params`: hashes of the two halves of the key's query part; see reason.Fingerprint.
-    - `purges`: the last purge that its writer had checked before it wrote; see purge_index.Mark.
+    - `documents`: the names of the documents in the request; see entry_filter.document_name.
+    - `question`, `params`: hashes of the two halves of the key's query part; see fingerprint.Fingerprint.
+    - `purges`: the last purge that its writer had checked before writing; see purge_index.PurgePosition.
     """
 
     digest: str
@@ -86,5 +87,5 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of all in it that has no small bound of its own."""
+        """The bytes of the fields that may be large."""
         return len(self.body) + len(self.stream or b"") + sum(map(len, self.documents))

@@ -1,7 +1,7 @@
-"""The text of a stored answer, for a person to read: whatever the endpoint, and whatever the engine put in it.
+"""Extracts the text of a stored answer for people to read, whatever the endpoint and the engine.
 
-An entry does not say which endpoint it answers, so the shape of its JSON decides. What an answer says beside its plain
-text (reasoning, tool calls, refusals, further choices) stands under a label of its own:
+An entry does not have its endpoint, so the form of its JSON decides. What an answer has beside its plain text
+(reasoning, tool calls, refusals, further choices) is put under labels:
 
     [reasoning]
     The user wants the weather. I call the tool.
@@ -9,8 +9,8 @@ text (reasoning, tool calls, refusals, further choices) stands under a label of 
     [tool call get_weather]
     {"city":"Paris"}
 
-Sources: the answers of https://platform.openai.com/docs/api-reference and https://docs.anthropic.com/en/api/messages,
-and the fields that vLLM adds to them.
+Sources: https://platform.openai.com/docs/api-reference, https://docs.anthropic.com/en/api/messages, and the fields that
+vLLM adds to them.
 """
 
 from collections import Counter
@@ -20,32 +20,32 @@ from typing import Any, Final
 import msgspec
 
 LabeledText = tuple[str, str]
-"""The label of a piece of an answer, empty for its plain text, and what it says."""
+"""The label of a piece of an answer, empty for its plain text; and its text."""
 
-_FLOAT_SIZE: Final = 4  # bytes of a number in a vector that was asked for as base64
+_FLOAT_SIZE: Final = 4  # bytes of a number in a vector in base64
 
 _encode = msgspec.json.Encoder().encode
 
 
 def answer_text(body: bytes) -> str | None:
-    """What an answer says; None where it is not JSON, or says nothing that is known here. Never raises."""
+    """The text of an answer; None if it is not JSON or has no known text. Never raises."""
     try:
-        parts = [(label, said) for label, said in _labeled_texts(msgspec.json.decode(body)) if said or label]
+        parts = [(label, text) for label, text in _labeled_texts(msgspec.json.decode(body)) if text or label]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not parts:
         return None
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
-    return "\n\n".join(f"[{label or 'text'}]\n{said}".rstrip("\n") for label, said in parts)
+    return "\n\n".join(f"[{label or 'text'}]\n{text}".rstrip("\n") for label, text in parts)
 
 
 def _labeled_texts(answer: Any) -> Iterator[LabeledText]:
     match answer:
         case {"choices": list(choices)}:
             for at, choice in enumerate(choices):
-                for label, said in _choice_texts(choice):
-                    yield (label if len(choices) == 1 else f"choice {at}{label and ': '}{label}"), said
+                for label, content in _choice_texts(choice):
+                    yield (label if len(choices) == 1 else f"choice {at}{label and ': '}{label}"), content
         case {"output": list(items)}:
             for item in items:
                 yield from _item_texts(item)
@@ -54,7 +54,7 @@ def _labeled_texts(answer: Any) -> Iterator[LabeledText]:
                 yield from _item_texts(block)
         case {"data": list(data)}:
             yield from _embedding_texts(data)
-        case {"text": str(text)}:  # what stands beside a stream that makes no JSON answer
+        case {"text": str(text)}:  # the body beside a lossy stream, see stream_encoding
             yield "", text
 
 
@@ -108,7 +108,7 @@ def _item_texts(item: Any) -> Iterator[LabeledText]:
             yield "refusal", refusal
         case {"type": "message", "content": content}:
             yield from _content_texts(content)
-        case {"type": str(), "name": name}:  # function_call, tool_use and their like
+        case {"type": str(), "name": name}:  # function_call, tool_use and similar types
             yield _tool_call_text(name, item.get("arguments", item.get("input")))
         case {"type": str(kind)}:
             yield kind, ""
@@ -119,19 +119,18 @@ def _has_text(part: Any) -> bool:
 
 
 def _tool_call_text(name: Any, arguments: Any) -> LabeledText:
-    said = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments).decode()
-    return f"tool call {name}", said
+    text = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments).decode()
+    return f"tool call {name}", text
 
 
 def _embedding_texts(data: list[Any]) -> Iterator[LabeledText]:
-    """How many vectors of how many dimensions. OpenAI's vectors in base64 are 32-bit floats."""
     sizes: Counter[int] = Counter()
     for item in data:
         match item:
             case {"embedding": list(numbers)}:
                 sizes[len(numbers)] += 1
-            case {"embedding": str(coded)}:
-                sizes[len(coded.rstrip("=")) * 3 // 4 // _FLOAT_SIZE] += 1
+            case {"embedding": str(base64)}:  # 32-bit floats, as OpenAI encodes them
+                sizes[len(base64.rstrip("=")) * 3 // 4 // _FLOAT_SIZE] += 1
     if sizes:
         yield (
             "",

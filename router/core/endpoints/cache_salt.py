@@ -1,14 +1,14 @@
-"""What keeps the prefix caches of engines apart between tenants: the `cache_salt` of vLLM's requests.
+"""Isolates tenants in the prefix caches of engines, with the `cache_salt` of vLLM's requests.
 
-Theory. vLLM skips what a prompt shares with an earlier one, 16 tokens at a time, and so answers sooner: by that time a
-tenant could find out what others have asked. A salt is part of the hash of a prompt's first block, and through it of
-all blocks, so prompts with different salts share none. A request gets the salt of its tenant, or of the group of
-tenants that share; a client's own salt only divides that further. As all requests of tenants come through routers, no
-tenant can have another's salt: what it sends is hashed together with its own. Salts follow from names, so all routers
-agree on them.
+Theory. vLLM skips the computation for a prefix that a prompt shares with an earlier one, in blocks of 16 tokens, so the
+first token comes sooner. By measuring this time, a tenant could find out what others have sent. A salt is part of the
+hash of a prompt's first block, and through it of all blocks, so prompts with different salts share no blocks. A request
+gets the salt of its tenant, or of a group of tenants that share prefixes; a client's own salt only divides this
+further. All requests of tenants pass through routers, which hash a client's salt together with the tenant's, so no
+tenant can use another's salt. Salts are derived from names, so all routers have the same ones.
 
-Source: https://docs.vllm.ai/en/latest/design/prefix_caching.html, "Cache Isolation for Security". vLLM 0.32 takes it at
-all five endpoints; its characters and its length (at most 128) are limited, so that this one is hex.
+Source: https://docs.vllm.ai/en/latest/design/prefix_caching.html, "Cache Isolation for Security". vLLM 0.32 accepts the
+field at all five endpoints. It limits the characters and the length (128), so the salts are in hex.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from router.errors import bad_request
 
 
 def derive_salts(groups: Mapping[str, str | None]) -> dict[str, str]:
-    """The salt of each tenant; none at all where there is nobody to keep apart.
+    """The salt of each tenant; empty if all tenants share prefixes, since nothing needs isolation then.
 
-    `groups`: for each tenant that requests can belong to, the group that it shares with, if any.
+    `groups`: by tenant, the group with which it shares prefixes, if any. Must have all tenants that requests can have.
     """
     names = {tenant: sharing_group_name(tenant, group) for tenant, group in groups.items()}
     if len(set(names.values())) < 2:
@@ -29,12 +29,12 @@ def derive_salts(groups: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def sharing_group_name(tenant: str, group: str | None) -> str:
-    """The name of those who share prefixes: the tenant, or its group. No tenant can be named as a group is here."""
-    return tenant if group is None else f"group:{group}"
+    """A name for the tenants that share prefixes with this one; for a tenant without a group, its own name."""
+    return tenant if group is None else f"group:{group}"  # names of tenants have no colon, so this cannot be one
 
 
 def combine_salts(salt: str, client_salt: object) -> str:
-    """The salt of a request whose client sent the salt `own`, or None. Raises ApiError for what vLLM refuses too."""
+    """The salt of a request with `client_salt` in its body. Raises ApiError for a value that vLLM would refuse too."""
     if client_salt is None:
         return salt
     if not isinstance(client_salt, str) or not client_salt:
@@ -46,5 +46,5 @@ def _hash(*parts: str) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
-        digest.update(b"%d:%b" % (len(data), data))
+        digest.update(b"%d:%b" % (len(data), data))  # with the length, ("a", "bc") and ("ab", "c") differ
     return digest.hexdigest()[:32]

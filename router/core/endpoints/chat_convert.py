@@ -1,4 +1,4 @@
-"""The events of chats and completions from the JSON answer, for an entry that was not streamed.
+"""Makes the events of chats and completions from a JSON response, for an entry that was not streamed.
 
 The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
@@ -17,9 +17,9 @@ _encode = msgspec.json.Encoder().encode
 
 _CHUNK_OBJECT_NAMES: Final = {Endpoint.CHAT: b"chat.completion.chunk", Endpoint.COMPLETIONS: b"text_completion"}
 
-# An answer is opened as far as an event differs from it, which is down to the fields of a message, in one go. Those and
-# what is deeper are only looked over and told as they were written; that their text is UTF-8 was seen to when it was
-# recorded. Any JSON object fits.
+# A body is decoded only as deep as events differ from it: down to the fields of a message, in one call. What is deeper
+# stays Raw and is copied as it was written. Raw text is not checked to be UTF-8; the recorder has done that. The types
+# accept any JSON object.
 _Scalar: Any = str | int | float | bool | None
 _RawObject: Any = dict[str, msgspec.Raw]
 _Choices: Any = list[dict[str, _RawObject | list[Any] | _Scalar] | list[Any] | _Scalar]
@@ -36,15 +36,16 @@ _ROLE_EVENT: Final = b'%b{"index":%b,"delta":{"role":%b,"content":""},"logprobs"
 
 
 def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) -> bytes:
-    """The whole event stream, `[DONE]` included, that says what a JSON answer said.
+    """The event stream, `[DONE]` included, with all the information of a JSON response.
 
-    As vLLM does it, a chat begins with an event for each choice that has only the role. Raises what decoding and
-    taking apart raise for a body that is no answer.
+    As in vLLM, the stream of a chat begins with an event for each choice that has only the role. Raises
+    msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError or RecursionError for a body of another
+    form.
     """
     if body.find(b"\n") >= 0 or body.find(b"\r") >= 0:
-        body = msgspec.json.format(body, indent=-1)  # an event has one line, and Raw goes into it as it stands
-    answer = _decode_shallow(body)
-    take = answer.pop
+        body = msgspec.json.format(body, indent=-1)  # an event has one line, and Raw is copied with its line ends
+    response = _decode_shallow(body)
+    take = response.pop
     choices, usage = take("choices"), take("usage", None)
     if not isinstance(choices, list):
         raise TypeError("the choices are no list")
@@ -59,9 +60,9 @@ def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) ->
     frames = _convert_to_deltas(start, choices) if endpoint is Endpoint.CHAT else []
     for choice in choices:
         frames += (start, _encode(choice), b"]}\n\n")
-    beside = {name: value for name, value in answer.items() if value is not None}
-    if beside and choices:
-        frames[-1] = b"],%b\n\n" % _encode(beside)[1:]
+    rest = {name: value for name, value in response.items() if value is not None}
+    if rest and choices:
+        frames[-1] = b"],%b\n\n" % _encode(rest)[1:]  # other top-level fields go into the event of the last choice
     if include_usage and usage is not None:
         frames += (start, b'],"usage":', _encode(usage), b"}\n\n")
     frames.append(DONE)
@@ -69,7 +70,7 @@ def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) ->
 
 
 def _convert_to_deltas(start: bytes, choices: list[Json]) -> list[bytes]:
-    """The events that have the roles. It leaves each choice as the stream tells it: with a `delta`, not a `message`."""
+    """The events that have only a role. Replaces the `message` of each choice by a `delta`, in place."""
     frames = []
     for choice in choices:
         delta = {name: value for name, value in choice.pop("message").items() if value != _NULL}
@@ -77,8 +78,9 @@ def _convert_to_deltas(start: bytes, choices: list[Json]) -> list[bytes]:
         if role == _EMPTY_STRING:
             role = _ASSISTANT
         calls = delta.get("tool_calls", _EMPTY_LIST)
-        if calls != _EMPTY_LIST and (opened := _decode_calls(calls)):
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(opened)]
+        if calls != _EMPTY_LIST and (decoded_calls := _decode_calls(calls)):
+            # Only streams have an index of a call. One that the response has already takes precedence.
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(decoded_calls)]
         choice["delta"] = delta
         frames.append(_ROLE_EVENT % (start, _encode(choice["index"]), role))
     return frames

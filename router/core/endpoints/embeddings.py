@@ -1,7 +1,7 @@
-"""Answers of /v1/embeddings: JSON always, and whole when there is a vector for each input.
+"""Responses of /v1/embeddings: always JSON, and complete if there is a vector for each input.
 
 Source: https://platform.openai.com/docs/api-reference/embeddings, and vLLM's entrypoints/pooling/embed/protocol.py,
-which takes a conversation for an input too, in `input` or in `messages`.
+which accepts a conversation as an input too, in `input` or in `messages`.
 """
 
 from typing import Any, Final
@@ -29,23 +29,23 @@ _decode_response = msgspec.json.Decoder(_EmbeddingsResponse).decode
 
 
 def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of an answer with status 200, or why nothing is."""
+    """What to store of a response with status 200, or why nothing is stored."""
     try:
-        answer = _decode_response(body)
+        response = _decode_response(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NotStoredReason.ERROR
-    if answer.error is not None:
+    if response.error is not None:
         return NotStoredReason.ERROR
-    if len(answer.data) != _input_count(request):
+    if len(response.data) != _input_count(request):
         return NotStoredReason.INCOMPLETE
-    if any(bytes(vector.embedding) in _EMPTY_VECTORS for vector in answer.data):
+    if any(bytes(vector.embedding) in _EMPTY_VECTORS for vector in response.data):
         return NotStoredReason.EMPTY
-    return record_json(body, parse_usage(answer.usage), limit)
+    return record_json(body, parse_usage(response.usage), limit)
 
 
 def _input_count(request: InferenceRequest) -> int:
-    """How many vectors the answer must have: a text, a list of token ids or a conversation is one input."""
-    given = request.fields.get("input") or request.fields.get("messages")
-    if not isinstance(given, list) or isinstance(given[0], int):
+    """The number of inputs: a text, a list of token ids and a conversation each are one."""
+    value = request.fields.get("input") or request.fields.get("messages")
+    if not isinstance(value, list) or isinstance(value[0], int):
         return 1
-    return 1 if isinstance(given[0], dict) else len(given)
+    return 1 if isinstance(value[0], dict) else len(value)

@@ -1,4 +1,4 @@
-"""Which recorder an endpoint's answers need."""
+"""The recorder of each endpoint."""
 
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.embeddings import record_embeddings
@@ -11,9 +11,9 @@ from router.core.types import Endpoint
 
 
 def make_recorder(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = None) -> Recorder:
-    """A recorder of a stream; `limit` is the most bytes that an entry may take. Embeddings never stream.
+    """A recorder of a stream. Embeddings never stream.
 
-    `shapes` spares the reading of a stream that is like one before.
+    `limit`: the maximum size of an entry in bytes. `shapes`: see answer_shapes; used for chats and completions only.
     """
     match endpoint:
         case Endpoint.RESPONSES:
@@ -24,7 +24,7 @@ def make_recorder(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = 
 
 
 def record_body(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What is to be stored of a JSON answer with status 200, or why nothing is."""
+    """What to store of a JSON response with status 200, or why nothing is stored; `limit` as above."""
     match request.endpoint:
         case Endpoint.EMBEDDINGS:
             return record_embeddings(request, body, limit)

@@ -1,4 +1,4 @@
-"""A kept answer in the form that a request asks for."""
+"""Makes the body of a cached response, in the form that a request wants: JSON or a stream."""
 
 from typing import Final, Protocol
 
@@ -12,12 +12,11 @@ from router.core.endpoints.sse import DONE
 from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.core.types import Endpoint
 
-_STORED_WITH_END: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)
-"""Their streams are kept with their last event."""
+_STORED_WITH_END: Final = (Endpoint.RESPONSES, Endpoint.MESSAGES)  # their final event is part of the stored stream
 
 
 class Replayable(Protocol):
-    """An answer as it is kept; see types.Entry."""
+    """The fields of types.Entry that replaying needs."""
 
     @property
     def body(self) -> bytes: ...
@@ -27,9 +26,10 @@ class Replayable(Protocol):
 
 
 def replay(entry: Replayable, request: InferenceRequest) -> bytes | None:
-    """The answer in the form that the request asks for; None where it has none, or cannot be read."""
+    """The response in the form that the request wants; None if the entry cannot be converted to it or is damaged."""
     stream = entry.stream
     if not request.stream:
+        # The body of a lossy stream is only the text, for people.
         return entry.body if stream is None or is_lossless(stream) else None
     if stream is not None:
         end = b"" if request.endpoint in _STORED_WITH_END else DONE
