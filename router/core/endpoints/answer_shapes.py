@@ -75,7 +75,6 @@ class AnswerShapes:
 
     @property
     def usable_count(self) -> int:
-        """The number of known skeletons that have a shape."""
         return sum([shape is not None for shape in self._shapes.values()])
 
     def fill(

@@ -95,7 +95,7 @@ def _content_texts(content: Any) -> Iterator[LabeledText]:
 
 
 def _item_texts(item: Any) -> Iterator[LabeledText]:
-    """An item of /v1/responses, a block of /v1/messages, or a part of either."""
+    # An item of /v1/responses, a block of /v1/messages, or a part of either.
     match item:
         case {"type": "text" | "output_text", "text": str(text)}:
             yield "", text

@@ -18,7 +18,7 @@ import msgspec
 from router.core.endpoints.sse import split_events
 
 MAX_TEMPLATES: Final = 8
-"""Templates per stream. Where each event differs in more than its text, templates are of no use; this ends the try."""
+"""Templates per stream. If events differ in more than their text, templates do not help; this limit ends the try."""
 
 # What precedes the text of an event. It cannot match inside of a string, since its quotes are not escaped.
 _TEXT_FIELD: Final = re.compile(

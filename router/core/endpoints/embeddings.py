@@ -29,7 +29,6 @@ _decode_response = msgspec.json.Decoder(_EmbeddingsResponse).decode
 
 
 def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What to store of a response with status 200, or why nothing is stored."""
     try:
         response = _decode_response(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -44,7 +43,7 @@ def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> Rec
 
 
 def _input_count(request: InferenceRequest) -> int:
-    """The number of inputs: a text, a list of token ids and a conversation each are one."""
+    # A text, a list of token ids and a conversation each are one input.
     value = request.fields.get("input") or request.fields.get("messages")
     if not isinstance(value, list) or isinstance(value[0], int):
         return 1

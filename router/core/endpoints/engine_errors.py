@@ -149,7 +149,7 @@ def _parse_json_error(value: Any) -> _EngineMessage | None:
 
 
 def _parse_validation_problems(problems: list[Any]) -> _EngineMessage | None:
-    """FastAPI's list of problems: each has a text, `msg`, and a path, `loc`, as a list of names and numbers."""
+    # FastAPI's list: each problem has a text, `msg`, and a path, `loc`, as a list of names and numbers.
     lines = []
     first_path = None
     for problem in problems[:10]:
@@ -165,7 +165,6 @@ def _parse_validation_problems(problems: list[Any]) -> _EngineMessage | None:
 
 
 def _parse_text(body: bytes) -> _EngineMessage | None:
-    """The message of a body that is plain text or truncated JSON."""
     match = _FIRST_MESSAGE.search(body[:MAX_ERROR_BODY]) if body[:1] == b"{" else None
     if match is not None:
         content = match[1].decode("utf-8", "ignore").encode()  # drops a character that is cut in two at the end
@@ -178,6 +177,5 @@ def _parse_text(body: bytes) -> _EngineMessage | None:
 
 
 def _printable(text: str) -> str:
-    """One line of printable characters, at most MAX_MESSAGE of them."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 2 * MAX_MESSAGE]).split())
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"

@@ -2,8 +2,8 @@
 
 A stream begins with `message_start`, which has the message without its content. The content blocks follow, each with a
 start, deltas and a stop. `message_delta` has the stop reason and the usage; `message_stop` is the end. Known deltas are
-joined. An unknown event or delta, or tool arguments that are not JSON (cut off at the token limit), cannot be told in
-JSON without loss; such an entry serves streams only.
+joined. An unknown event or delta, or tool arguments that are not JSON (cut off at the token limit), has no place in
+JSON; such an entry serves streams only.
 
 Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM's entrypoints/anthropic/serving.py.
 """
@@ -63,7 +63,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _merge_usage(value: Any, previous: ReportedUsage | None = None) -> ReportedUsage:
-    """`previous`, updated with what a usage object has: `message_start` and `message_delta` may both have one."""
+    # `message_start` and `message_delta` may both have a usage; the later one may lack `input_tokens`.
     previous = previous or ReportedUsage()
     if not isinstance(value, dict):
         return previous
@@ -117,7 +117,6 @@ class MessagesRecorder(TypedRecorder):
 
 
 def record_message(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What to store of a JSON response with status 200, or why nothing is stored."""
     try:
         message = _decode_message(body)
     except TYPED_EVENT_ERRORS:

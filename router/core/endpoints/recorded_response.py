@@ -50,7 +50,6 @@ def parse_token_count(value: Any) -> int:
 
 
 def parse_usage(value: Any) -> ReportedUsage | None:
-    """The usage of a response of chats, completions or embeddings; None if `value` is not an object."""
     if not isinstance(value, dict):
         return None
     return ReportedUsage(

@@ -24,7 +24,6 @@ def make_recorder(endpoint: Endpoint, limit: int, shapes: AnswerShapes | None = 
 
 
 def record_body(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What to store of a JSON response with status 200, or why nothing is stored; `limit` as above."""
     match request.endpoint:
         case Endpoint.EMBEDDINGS:
             return record_embeddings(request, body, limit)

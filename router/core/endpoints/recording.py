@@ -51,6 +51,7 @@ class Recorder(Protocol):
     - `started`: the first token has arrived. A comment or an event without content is no token.
     - `failure`: the payload of the engine's error event, or what is wrong with the bytes that it sent.
     - `ended`: the engine has sent the event that ends a stream of this endpoint.
+    - `is_complete`: the stream has ended, and without a failure.
     - `usage`: the token counts that the engine has reported; None until then.
     """
 
@@ -69,11 +70,9 @@ class Recorder(Protocol):
         """The last bytes for the client. Send them only after the recorded response is passed to the store."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the stream ended normally."""
+    def is_complete(self) -> bool: ...
 
-    def recorded_response(self, request: InferenceRequest) -> "RecordedResponse | NotStoredReason":
-        """What to store, or why nothing is stored."""
+    def recorded_response(self, request: InferenceRequest) -> "RecordedResponse | NotStoredReason": ...
 
 
 # An event of a started stream is read only if it contains one of these. Inside of a JSON string, the quotes of a name
@@ -88,7 +87,7 @@ def _is_only_text(frames: bytes) -> bool:
 
 
 def _text_prefix_length(frames: bytes) -> int:
-    """The size in bytes of the events before the first one that contains a marker."""
+    # Up to the end of the last event before the first marker.
     first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
     end = frames.rfind(b"\n\n", 0, first)
     return end + 2 if end >= 0 else 0
@@ -236,7 +235,6 @@ class StreamRecorder:
 
 
 def record_choices(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What to store of the JSON response of a chat or of completions, or why nothing is stored."""
     try:
         response = decode_chat_response(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -301,14 +299,13 @@ def _expected_choices(request: InferenceRequest) -> int:
 
 
 def _has_content(choices: list[ResponseChoice]) -> bool:
-    """Whether any choice of a response or an event has text, a tool call or another field with a value."""
     for choice in choices:
         # A true value needs no comparison. Of the others, 0 and false are content.
         if choice.text or choice.text not in _EMPTY_VALUES:
             return True
         part = choice.delta or choice.message
         if isinstance(part, dict):
-            for name, value in part.items():
+            for name, value in part.items():  # also fields that are not known here
                 if name != "role" and (value or value not in _EMPTY_VALUES):
                     return True
     return False

@@ -99,7 +99,6 @@ class ResponsesRecorder(TypedRecorder):
 
 
 def record_response(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    """What to store of a JSON response with status 200, or why nothing is stored."""
     try:
         response = _decode_response(body)
         bad = _not_stored_reason(response)

@@ -37,7 +37,6 @@ class EventBuffer:
 
     @property
     def pending(self) -> int:
-        """The buffered bytes of an incomplete event."""
         return len(self._tail)
 
 

@@ -104,9 +104,9 @@ def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *
 
 
 def _find_text(body: bytes, text: bytes) -> int:
-    """The same as `body.find(text)`, but faster for a long text, which is usually at the first match of its start."""
-    # `bytes.find` preprocesses a long text before it searches, so search for the first bytes and compare the rest. The
-    # number of probes is limited, as each one may compare nearly all of `text`.
+    # The result of `body.find(text)`, which preprocesses a long text before it searches. Here, the text is usually at
+    # the first match of its first bytes, so search for these and compare the rest. The number of probes is limited,
+    # since each one may compare nearly all of `text`.
     start = text[:_PROBE_LENGTH]
     at = 0
     for _ in range(_MAX_PROBES):
@@ -145,7 +145,6 @@ def _dictionary(body: bytes) -> bytes:
 
 
 def is_lossless(stream: bytes) -> bool:
-    """Whether the JSON body has all the information of the encoded stream's events."""
     return stream.startswith(LOSSLESS)
 
 
@@ -155,7 +154,7 @@ def decode_stream(stream: bytes, body: bytes, *, include_usage: bool, end: bytes
     Raises STREAM_DECODE_ERRORS.
     """
     inflate = zlib.decompressobj(_WINDOW, zdict=_dictionary(body))
-    packed = inflate.decompress(a2b_base64(stream[1:]), MAX_DECODED)
+    packed = inflate.decompress(a2b_base64(stream[1:]), MAX_DECODED)  # what is longer is cut off, so `_unpack` raises
     templates, parts, usage = _unpack(packed)
     positions: list[int] = []  # by template, where the text of its next run begins in its source
     sources: list[bytes] = []
@@ -167,7 +166,7 @@ def decode_stream(stream: bytes, body: bytes, *, include_usage: bool, end: bytes
     for part in parts:
         if isinstance(part, bytes):
             frames.append(part)
-        elif len(part) == 2:
+        elif len(part) == 2:  # offset and length of a copy; a run has three items
             frames.append(body[part[0] : part[0] + part[1]])
         else:
             index: int = part[0]
@@ -179,7 +178,6 @@ def decode_stream(stream: bytes, body: bytes, *, include_usage: bool, end: bytes
 
 
 def _decode_run(template: Any, part: Any, source: bytes, at: int, frames: list[bytes]) -> int:
-    """Appends the events of a run to `frames`; returns where its text ends in `source`."""
     begin, begin_after, end, end_after, _ = template
     number: int = part[1]
     lengths: list[int] = part[2]

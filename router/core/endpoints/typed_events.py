@@ -42,7 +42,7 @@ def is_nonempty(value: Any) -> bool:
 
 
 class TypedRecorder(ABC):
-    """Base of the recorders of typed events. See recording.Recorder."""
+    """Base of the recorders of typed events. See recording.Recorder and, for `limit`, StreamRecorder."""
 
     __slots__ = ("_event_buffer", "_final_frame", "_limit", "_parts", "ended", "failure", "started", "usage")
 
@@ -50,7 +50,6 @@ class TypedRecorder(ABC):
     """Each event that a started stream must have decoded contains one of these; the others only have text."""
 
     def __init__(self, limit: int) -> None:
-        """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored."""
         self._event_buffer = EventBuffer()
         self._parts = StreamParts()
         self._limit = limit
@@ -112,8 +111,7 @@ class TypedRecorder(ABC):
         """
 
     @abstractmethod
-    def _may_merge(self, begin: bytes, end: bytes) -> bool:
-        """Whether events with these bytes before and after their text may be merged; see delta_merge."""
+    def _may_merge(self, begin: bytes, end: bytes) -> bool: ...
 
     @abstractmethod
     def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
