@@ -1,4 +1,4 @@
-"""Errors of a connection attempt that are this machine's own, and say nothing of the server that was to be reached."""
+"""Connection errors that are caused by this machine and say nothing about the server."""
 
 import errno
 import os
@@ -6,16 +6,16 @@ import socket
 from typing import Final
 
 LOCAL_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
-"""No descriptor left in the process or in the system, no buffer, no memory, no local address or port."""
+"""No file descriptor left in the process or in the system, no buffer, no memory, no local address or port."""
 
 _RESOLVER_ERRNOS: Final = frozenset((socket.EAI_MEMORY, socket.EAI_SYSTEM))
 
 
 def local_cause(error: BaseException) -> str | None:
-    """What this machine lacks, in the system's words; None for an error that may be the server's.
+    """The resource that this machine lacks, in the system's words; None for an error that may be the server's.
 
-    The words hold no address. A resolver without descriptors says no more than that a name cannot be resolved at
-    present (EAI_AGAIN); that is taken for the server's, unless the process has in fact no descriptor left.
+    The text contains no address. A resolver without file descriptors only reports a temporary failure (EAI_AGAIN).
+    That counts as the server's, unless the process really has no descriptor left.
     """
     if isinstance(error, socket.gaierror):
         if error.errno in _RESOLVER_ERRNOS or (error.errno == socket.EAI_AGAIN and not _has_descriptor()):

@@ -1,8 +1,8 @@
-"""Replies that a request can wait for without a task of its own.
+"""Replies that a request can await without a task of its own.
 
-Theory of operation. A task costs as much as it does to ask Redis, and whoever waits in one goes on a turn of the loop
-after what he waits for is there; while hundreds of streams are busy, a turn takes milliseconds. Most requests wait for
-one thing only, which is the look-up of what is stored. So they wait for it as they are: see router.net.server.eager.
+Theory of operation. A task costs as much as a command to Redis, and it resumes one loop iteration after the result is
+available; with hundreds of busy streams, an iteration takes milliseconds. Most requests await a single thing, the
+lookup in the cache. So they await it without a task and resume when the reply arrives: see router.net.server.eager.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from typing import Any
 
 
 class PendingReplies:
-    """Replies to come, set as those of a future are. One waits for them at most, and goes on when they come.
+    """Pending replies, set like those of a future. At most one coroutine awaits them; it resumes when they arrive.
 
-    - Awaited in a task, it is as a future is.
-    - Awaited where there is no task, it gives itself to whoever makes the steps, who says by `then` how to go on. There
-      is no leaving before they come; what is waited for like this has to come soon, or to fail.
+    - Awaited in a task, it behaves like a future.
+    - Awaited without a task, it yields itself to the EagerRunner, which sets a callback with `then`. Such a wait cannot
+      be cancelled, so the replies must come, or fail, soon.
     """
 
     __slots__ = ("_callback", "_error", "_loop", "_replies")
@@ -27,7 +27,7 @@ class PendingReplies:
         self._callback: Callable[[], object] | None = None
 
     def then(self, callback: Callable[[], object]) -> None:
-        """Has this called once the replies, or the error, are there."""
+        """Sets the callback that is called when the replies, or the error, are set."""
         self._callback = callback
 
     def done(self) -> bool:
@@ -60,9 +60,9 @@ class PendingReplies:
     def _as_future(self) -> "asyncio.Future[None]":
         over: asyncio.Future[None] = self._loop.create_future()
 
-        def end() -> None:
-            if not over.done():  # else who waited has left
+        def wake() -> None:
+            if not over.done():  # done: the task that awaited it was cancelled
                 over.set_result(None)
 
-        self._callback = end
+        self._callback = wake
         return over

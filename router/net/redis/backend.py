@@ -1,4 +1,4 @@
-"""A link to Redis: commands out, replies in, whatever stands at the other end."""
+"""What the pipeline needs of Redis, whether that is a single server, a Sentinel service or a cluster."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
@@ -8,16 +8,16 @@ from router.net.redis.connection import RedisConnection
 
 
 class ReplyFuture(Protocol):
-    """The replies to come; a future is one. Who waits for them is told no later than a future tells him.
+    """Pending replies; an asyncio future is one. A waiter is notified no later than by a future.
 
-    Whoever is told by a callback may be told at once, in the midst of what brings the replies. To stop waiting is to
-    give up what was asked; it may be done all the same.
+    A callback may run synchronously, while the replies are being read. Cancelling the wait abandons the commands;
+    Redis may execute them all the same.
     """
 
     def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
 
     def result(self) -> list[Any]:
-        """The replies, once they are there. Raises LinkError."""
+        """The replies, after completion. Raises RedisBackendError."""
 
     def __await__(self) -> Generator[Any, None, list[Any]]: ...
 
@@ -26,36 +26,37 @@ class Server(Protocol):
     """One server that holds keys."""
 
     async def connect(self, connection: RedisConnection, timeout: float) -> None:
-        """Connects a new connection, which is the caller's, to the server. Raises LinkError."""
+        """Connects a new connection, which the caller owns, to the server. Raises RedisBackendError."""
 
 
 class RedisBackend(Protocol):
-    """The way to a Redis, or to a cluster of them.
+    """The connection to one Redis server, or to a cluster.
 
-    - `execute` sends commands of one key each, those of one key in their order, and gives a reply each; one that
-      Redis refused is an exception in its place, and so is a LinkError where one server of several does not answer.
-    - What is marked as `later` is done after all that stands before it.
-    - It fails with LinkError where no server answers, or where nothing is known of some of the commands.
-    - A server that is silent for `timeout`, in seconds, has failed. All of it takes at most MORE seconds longer than
-      that, and only while bytes of replies keep coming. Nothing is tried twice.
-    - After a LinkError the next `execute` connects anew, and finds the servers that have taken over.
-    - Only one `execute` is under way at a time.
+    - `execute` sends commands of one key each. Commands of the same key keep their order, and each command has a reply.
+      The reply is an exception if Redis refused the command, and a RedisBackendError if one server of several does not
+      answer.
+    - A command marked by `after_previous` is executed after all commands before it.
+    - It fails with RedisBackendError if no server answers, or if the outcome of some commands is unknown.
+    - A server that is silent for `timeout` seconds has failed. The batch takes at most MAX_EXTRA_TIME seconds longer
+      than that, and only while bytes of replies keep arriving. Nothing is retried.
+    - After a RedisBackendError the next `execute` reconnects, and reaches the servers that have taken over.
+    - The caller makes only one `execute` at a time.
     """
 
     @property
     def topology(self) -> object:
-        """Compares equal as long as the same servers hold the keys."""
+        """A value that compares equal as long as the same servers hold the keys."""
 
     @property
     def counts_receivers(self) -> bool:
-        """Whether the reply to PUBLISH counts all who listen. A server of a cluster counts its own clients alone."""
+        """Whether the reply to PUBLISH counts all subscribers. A server of a cluster counts only its own clients."""
 
     def execute(self, commands: Sequence[Command | EncodedCommand], timeout: float) -> ReplyFuture: ...
 
     async def servers(self) -> Sequence[Server]:
-        """Every server that holds keys, for whoever wants connections of his own to be told of changes.
+        """Every server that holds keys, for the listener, which opens a connection of its own to each.
 
-        Raises LinkError where it is not known which servers there are.
+        Raises RedisBackendError if the servers are not known.
         """
 
     async def aclose(self) -> None: ...

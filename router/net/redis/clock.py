@@ -1,13 +1,13 @@
-"""The time by Redis' clock, which all router processes have in common.
+"""The time by Redis' clock, which all router processes share.
 
-Theory of operation. When an entry was created decides how old it is for every process, so they must agree on the time.
-Routers' wall clocks differ, and can be set; Redis has one clock. A process asks Redis for the time again and again
-(TIME), over the connections that listen. The reply was made between the moment at which the command was sent and the
-one at which the reply was read, both by this process' monotonic clock: two bounds for how far ahead Redis' clock is.
-The estimate moves only where a reply proves it wrong, so it is never off by more than such a command takes. Between
-two replies it goes on with the monotonic clock, which nobody can set.
+Theory of operation. An entry's creation time decides its age in every process, so the processes must agree on the time.
+The routers' wall clocks differ and can be set; Redis has one clock. A process sends TIME repeatedly over the listener's
+connections. Redis makes the reply between the moment at which the command is sent and the moment at which the reply is
+read, both by this process' monotonic clock. That gives a lower and an upper bound for the offset of Redis' clock. The
+estimate changes only when it is outside these bounds, so its error is at most the round trip of one such command.
+Between two replies the estimate advances with the monotonic clock, which cannot be set.
 
-A cluster has a clock for each server. The median of them counts, which one wrong clock does not move.
+A cluster has one clock per server. The median of their offsets is used, since one wrong clock does not change it.
 """
 
 import logging
@@ -21,26 +21,26 @@ log = logging.getLogger("roundhouse.redis")
 
 TIME_COMMAND: Final[EncodedCommand] = encode_command(("TIME",))
 
-_LOGGED_STEP: Final = 1.0  # seconds; a change beyond that is logged
+_LOGGED_STEP: Final = 1.0  # seconds; a larger change of the offset is logged
 
 
 class RedisClock:
-    """What Redis' clock shows, without asking it.
+    """An estimate of Redis' clock that is read without a command.
 
-    - Before Redis has been asked, it is this machine's wall clock. While Redis is away, it goes on.
-    - It is off by at most the time that TIME takes, to Redis and back.
-    - Where Redis' clock is set, or another server takes over whose clock differs, it follows with the next reply.
-    - What this machine's wall clock shows makes no difference once Redis has been asked.
+    - Before the first reply, it is this machine's wall clock. While Redis is down, it keeps running.
+    - Its error is at most the round trip of TIME.
+    - When Redis' clock is set, or a server with another clock takes over, it follows with the next reply.
+    - After the first reply, this machine's wall clock makes no difference.
     """
 
     def __init__(
         self, *, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Both in seconds; `wall` since the epoch."""
+        """Both clocks in seconds; `wall` since the epoch."""
         self.monotonic = monotonic
-        self._offset = wall() - monotonic()  # seconds from the monotonic clock to Redis'
+        self._offset = wall() - monotonic()  # Redis' clock minus the monotonic clock, in seconds
         self._synchronized = False
-        self._server_offsets: list[float | None] = []  # the same for each server that is listened to
+        self._server_offsets: list[float | None] = []  # of each server that the listener is connected to
 
     def now(self) -> float:
         """Seconds since the epoch."""
@@ -55,27 +55,28 @@ class RedisClock:
         return instant - self._offset
 
     def set_server_count(self, count: int) -> None:
-        """From now on, so many servers are asked, each by its number; 0 where nobody listens."""
+        """Starts anew with this many servers, numbered from 0; 0 while the listener is not connected."""
         self._server_offsets = [None] * count
 
     def update(self, reply: Any, sent_at: float, server: int | None = None) -> None:
-        """Takes in the reply to ASK_TIME. `sent`: the monotonic time before the command was sent.
+        """Processes the reply to TIME_COMMAND. `sent_at`: the monotonic time before the command was sent.
 
-        Without a number of a server, it counts only while nobody listens.
+        A reply without a server's number (the pipeline's probe) counts only while the listener is not connected.
         """
-        received = self.monotonic()
-        shown = _parse_time(reply)
-        if shown is None or (server is None and self._server_offsets):
+        received_at = self.monotonic()
+        redis_time = _parse_time(reply)
+        if redis_time is None or (server is None and self._server_offsets):
             return
-        low, high = shown - received, shown - sent_at
-        before = self._server_offsets[server] if server is not None else None
-        if before is None:
-            before = self._offset if self._synchronized else (low + high) / 2
-        offset = min(max(before, low), high)
+        low, high = redis_time - received_at, redis_time - sent_at
+        previous = self._server_offsets[server] if server is not None else None
+        if previous is None:
+            # The wall clock that the offset starts with is no estimate of Redis' clock; the middle of the bounds is.
+            previous = self._offset if self._synchronized else (low + high) / 2
+        offset = min(max(previous, low), high)
         if server is not None:
             self._server_offsets[server] = offset
             known = [each for each in self._server_offsets if each is not None]
-            if len(known) < len(self._server_offsets):
+            if len(known) < len(self._server_offsets):  # no median until every server has answered
                 return
             offset = sorted(known)[(len(known) - 1) // 2]
         self._set_offset(offset)
@@ -89,7 +90,7 @@ class RedisClock:
 
 
 def _parse_time(reply: Any) -> float | None:
-    """Seconds since the epoch; None for what is no reply to TIME, such as a refusal."""
+    """Seconds since the epoch; None if it is not a valid reply to TIME, such as an error."""
     if not isinstance(reply, list):
         return None
     try:

@@ -1,13 +1,14 @@
-"""The link to a cluster: each command goes to the server that holds its key.
+"""The backend for a cluster: each command goes to the server that holds its key.
 
-Theory of operation. There is one connection to each primary. A batch is split by the map of the slots and sent to all
-of its servers at once; a server that no longer holds a slot says where the slot is (MOVED), or where this key is while
-the slot is being moved (ASK), and its commands go there in a second round, in their order. The map learns from that.
+Theory of operation. There is one connection to each primary. A batch is split by the slot map and sent to all of its
+servers at once. A server that no longer holds a slot redirects: to the slot's new owner (MOVED), or to where this key
+is while the slot is migrated (ASK). Redirected commands go there in a second round, in their order, and MOVED updates
+the map.
 
-A server that fails is out of service by itself: what belongs to it fails at once, without waiting, and the others go
-on. A task in the background then asks the servers that are left for the map, and tries the one that failed, until
-every slot has a server that answers: the same one, or the replica that took over. It alone opens connections, except
-to where a redirection leads, so that the batch waits for no handshake.
+A server that fails is marked as down alone: commands for it fail at once, without waiting, and the other servers are
+still used. A repair task in the background then asks the remaining servers for the map and pings the failed one, until
+every slot has a server that answers: the same one, or the replica that took over. Only the repair task opens
+connections, except to the target of a redirection, so that a batch waits for no handshake.
 """
 
 import asyncio
@@ -29,25 +30,25 @@ from router.net.tasks import cancel_and_wait
 
 log = logging.getLogger("roundhouse.redis")
 
-_MAX_REDIRECTS: Final = 5
-_MIN_RETRY_DELAY: Final = 0.1  # seconds between two attempts to mend; it doubles up to
+_MAX_REDIRECTS: Final = 5  # rounds after the first one; a bound for servers whose redirections form a loop
+_MIN_RETRY_DELAY: Final = 0.1  # seconds between the first two attempts to repair; the delay doubles each time
 _MAX_RETRY_DELAY: Final = 1.0
 
 
 class _ClusterNode:
-    """A primary, or what was one a moment ago."""
+    """A primary, or a server that was one until a moment ago."""
 
     def __init__(self, host: HostPort, backend: StandaloneBackend) -> None:
         self.host = host
         self.backend = backend
         self.up = False
-        self.used = True  # since the map was last learnt
-        self.busy = False
+        self.used = True  # since the slot map was last applied
+        self.busy = False  # a batch is in flight: the node must be neither connected to a second time nor closed
 
     async def execute(
         self, commands: Sequence[Command | EncodedCommand], timeout: float, extra_time: float = 0.0
     ) -> list[Any]:
-        """The replies; LinkErrors in their places where it fails, which puts it out of service."""
+        """Returns the replies. A failure is a RedisBackendError in place of each, and marks the node as down."""
         self.busy = True
         try:
             replies = await self.backend.execute(commands, timeout, extra_time)
@@ -61,7 +62,7 @@ class _ClusterNode:
 
 
 class _RoutedCommand:
-    """A command on its way."""
+    """A command of a batch, with the server that it goes to next."""
 
     __slots__ = ("asking", "command", "index", "node", "slot")
 
@@ -74,18 +75,18 @@ class _RoutedCommand:
 
 
 class ClusterBackend:
-    """The link to all primaries of a cluster, through one connection each."""
+    """The backend for all primaries of a cluster, through one connection each."""
 
     def __init__(
         self, seeds: Sequence[HostPort], open_server: Callable[[HostPort], StandaloneBackend], *, timeout: float
     ) -> None:
-        """`seeds`: where to ask first for the servers. `timeout` in seconds, for connecting and for the map."""
+        """`seeds`: the servers to ask first for the map. `timeout` in seconds, for connecting and for the map."""
         self._seeds = seeds
         self._open_server = open_server
         self._timeout = timeout
         self._nodes: dict[HostPort, _ClusterNode] = {}
         self._slot_owners: SlotMap = []
-        self._slots_stale = True  # whether the map is known to be wrong somewhere
+        self._slots_stale = True  # whether some part of the map is known to be wrong
         self._last_error = "no server of the cluster answers"
         self._repair_task: asyncio.Task[None] | None = None
         self._repair_attempted = asyncio.Event()
@@ -105,11 +106,12 @@ class ClusterBackend:
         deadline = Deadline(timeout)
         await self._ensure_servers(timeout)
         replies: list[Any] = [None] * len(commands)
-        sendings = [_RoutedCommand(place, command, command_slot(command)) for place, command in enumerate(commands)]
-        at_once = [one for one in sendings if not isinstance(one.command, AfterPrevious | EncodedAfterPrevious)]
-        await self._send_with_redirects(at_once, replies, deadline)
-        afterwards = [one for one in sendings if isinstance(one.command, AfterPrevious | EncodedAfterPrevious)]
-        await self._send_with_redirects(afterwards, replies, deadline)
+        routed = [_RoutedCommand(index, command, command_slot(command)) for index, command in enumerate(commands)]
+        # Servers do not wait for one another, so `after_previous` holds only if these go out after the other replies.
+        immediate = [each for each in routed if not isinstance(each.command, AfterPrevious | EncodedAfterPrevious)]
+        await self._send_with_redirects(immediate, replies, deadline)
+        deferred = [each for each in routed if isinstance(each.command, AfterPrevious | EncodedAfterPrevious)]
+        await self._send_with_redirects(deferred, replies, deadline)
         if self._slots_stale or not self._all_up():
             self._start_repair()
         if not self._any_up():
@@ -120,12 +122,12 @@ class ClusterBackend:
         return replies
 
     async def servers(self) -> list[StandaloneBackend]:
-        # Somebody asks because a connection was lost; there may have been a failover.
+        # The listener asks because a connection was lost, so there may have been a failover.
         self._slots_stale = True
         await self._wait_for_repair(self._timeout)
         if not self._any_up():
             raise RedisBackendError(self._last_error)
-        # A server that does not answer belongs to them: as long as it cannot be heard, not every change is told.
+        # Servers that are down are included: while one of them cannot be tracked, changes may be missed.
         return [node.backend for node in self._nodes.values()]
 
     async def aclose(self) -> None:
@@ -148,62 +150,63 @@ class ClusterBackend:
         return None if host is None else self._nodes[host]
 
     async def _send_with_redirects(self, pending: list[_RoutedCommand], replies: list[Any], deadline: Deadline) -> None:
-        """Sends each to where it belongs, and from there on to where it is sent."""
-        for sending in pending:
-            sending.node = self._node_for_slot(sending.slot)
+        """Sends each command to the owner of its slot, then follows redirections."""
+        for routed in pending:
+            routed.node = self._node_for_slot(routed.slot)
         for _ in range(1 + _MAX_REDIRECTS):
             if not pending:
                 break
             await self._send_round(pending, replies, deadline)
-            if not any(isinstance(replies[sending.index], RedisBackendError) for sending in pending):
+            if not any(isinstance(replies[routed.index], RedisBackendError) for routed in pending):
                 deadline.extend()
-            pending = [sending for sending in pending if self._follow_redirect(sending, replies[sending.index])]
+            pending = [routed for routed in pending if self._follow_redirect(routed, replies[routed.index])]
 
     async def _send_round(self, pending: Iterable[_RoutedCommand], replies: list[Any], deadline: Deadline) -> None:
-        """Sends each to its node, those of a node together, and puts the replies in their places."""
+        """Sends one batch to each node, all at once, and stores the replies by the commands' indexes."""
         by_node: dict[_ClusterNode, list[_RoutedCommand]] = {}
-        for sending in pending:
-            if sending.node is None or not sending.node.up:
-                replies[sending.index] = RedisBackendError("the server that holds the key does not answer")
+        for routed in pending:
+            if routed.node is None or not routed.node.up:
+                replies[routed.index] = RedisBackendError("the server that holds the key does not answer")
                 self._slots_stale = True
             elif deadline.remaining() <= 0:
-                replies[sending.index] = RedisBackendError("no time was left to ask the server that holds the key")
+                replies[routed.index] = RedisBackendError("no time was left to ask the server that holds the key")
             else:
-                by_node.setdefault(sending.node, []).append(sending)
-        parts = [self._send_to_node(node, part, replies, deadline) for node, part in by_node.items()]
-        if len(parts) == 1:
-            await parts[0]
-        elif parts:
-            await asyncio.gather(*parts)
+                by_node.setdefault(routed.node, []).append(routed)
+        sends = [self._send_to_node(node, commands, replies, deadline) for node, commands in by_node.items()]
+        if len(sends) == 1:
+            await sends[0]
+        elif sends:
+            await asyncio.gather(*sends)
 
     @staticmethod
     async def _send_to_node(
         node: _ClusterNode, pending: Sequence[_RoutedCommand], replies: list[Any], deadline: Deadline
     ) -> None:
         commands: list[Command | EncodedCommand] = []
-        places: list[int] = []
-        for sending in pending:
-            if sending.asking:
+        positions: list[int] = []  # of each pending command among `commands`, since ASKING has a reply of its own
+        for routed in pending:
+            if routed.asking:
                 commands.append(("ASKING",))
-            places.append(len(commands))
-            commands.append(sending.command)
+            positions.append(len(commands))
+            commands.append(routed.command)
         node.used = True
-        answers = await node.execute(commands, deadline.remaining(), deadline.extra_time())
-        for sending, place in zip(pending, places, strict=True):
-            replies[sending.index] = answers[place]
+        node_replies = await node.execute(commands, deadline.remaining(), deadline.extra_time())
+        for routed, position in zip(pending, positions, strict=True):
+            replies[routed.index] = node_replies[position]
 
     def _follow_redirect(self, command: _RoutedCommand, reply: Any) -> bool:
-        """Whether the reply sends a command elsewhere; it then knows where to go."""
+        """Whether the reply is a redirection; if so, the command has its new node."""
         if isinstance(reply, redis.exceptions.ClusterDownError):
             self._slots_stale = True
-        if not isinstance(reply, redis.exceptions.AskError):  # which MovedError is, too
+        if not isinstance(reply, redis.exceptions.AskError):  # MovedError is a subclass
             return False
         assert command.node is not None
-        # A server that does not know its own name means the host that was asked.
+        # A redirection without a host means the host that sent it, with the new port.
         host = (reply.host or command.node.host[0], reply.port)
         command.node = self._nodes.get(host) or self._add_node(host)
-        if not command.node.busy:  # else it is being connected to
-            command.node.up = True  # somebody has just said that it is there
+        if not command.node.busy:  # busy: the repair task is connecting to it
+            command.node.up = True  # the cluster has just named it, so the command is sent and not failed at once
+        # ASK is for this one command and does not change the map; MOVED does, and other slots may have moved as well.
         command.asking = not isinstance(reply, redis.exceptions.MovedError)
         if not command.asking:
             self._slot_owners[reply.slot_id] = host
@@ -214,7 +217,7 @@ class ClusterBackend:
         node = self._nodes[host] = _ClusterNode(host, self._open_server(host))
         return node
 
-    # -- the servers, and who holds what ------------------------------------------------------------------------------
+    # -- the servers and the slot map ---------------------------------------------------------------------------------
 
     async def _ensure_servers(self, timeout: float) -> None:
         if self._any_up() and self._slot_owners:
@@ -224,7 +227,7 @@ class ClusterBackend:
             raise RedisBackendError(self._last_error)
 
     async def _wait_for_repair(self, timeout: float) -> None:
-        """Waits until the servers have been looked for once more, or for the time given."""
+        """Waits until the repair task has made one more attempt, or until the timeout."""
         self._start_repair()
         self._repair_attempted.clear()
         with contextlib.suppress(TimeoutError):
@@ -235,9 +238,9 @@ class ClusterBackend:
             self._repair_task = asyncio.get_running_loop().create_task(self._repair())
 
     async def _repair(self) -> None:
-        pause = _MIN_RETRY_DELAY
-        if self._all_up():  # a redirection has been obeyed, and more are to come where one was
-            await asyncio.sleep(pause)
+        delay = _MIN_RETRY_DELAY
+        if self._all_up():  # only a redirection started the repair; more slots may be moving, so wait a moment
+            await asyncio.sleep(delay)
         while True:
             try:
                 if self._slots_stale:
@@ -246,41 +249,43 @@ class ClusterBackend:
             except RedisBackendError as error:
                 self._last_error = str(error)
             except Exception:
-                # A defect here, or a server that answers like none, must not end the looking.
+                # The last line of defence: neither a defect nor a reply that makes no sense may end the repair.
                 log.exception("the servers of the cluster cannot be found")
             self._repair_attempted.set()
             if not self._slots_stale and self._all_up():
                 return
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MAX_RETRY_DELAY)
-            self._slots_stale = True  # what does not answer may have been replaced
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _MAX_RETRY_DELAY)
+            self._slots_stale = True  # a replica may have taken over from the server that does not answer
 
     async def _refresh_slots(self) -> None:
-        """Asks one server after the other for the map. Raises LinkError where nobody gives one."""
+        """Asks one server after the other for the map. Raises RedisBackendError if none replies with one."""
         known = sorted(self._nodes.values(), key=lambda node: not node.up)
         hosts = list(dict.fromkeys([*(node.host for node in known if node.up), *self._seeds, *self._nodes]))
-        fault = RedisBackendError("no server of the cluster answers")
+        last_error = RedisBackendError("no server of the cluster answers")
         for host in hosts:
-            asked = self._open_server(host)  # a connection of its own, since a batch may be on its way
+            server = self._open_server(host)  # a connection of its own: the node's may have a batch in flight
             try:
-                (reply,) = await asked.execute([("CLUSTER", "SLOTS")], self._timeout / len(hosts))
+                (reply,) = await server.execute([("CLUSTER", "SLOTS")], self._timeout / len(hosts))
             except RedisBackendError as error:
-                fault = error
+                last_error = error
                 continue
             finally:
-                await asked.aclose()
+                await server.aclose()
             if isinstance(reply, Exception):
-                fault = RedisBackendError(str(reply))
+                last_error = RedisBackendError(str(reply))
                 continue
             self._slots_stale = False
             await self._apply_slots(parse_slots(reply, host[0]))
             return
-        raise fault
+        raise last_error
 
     async def _apply_slots(self, slot_owners: SlotMap) -> None:
         named = {owner for owner in slot_owners if owner is not None}
         gone = [node for node in self._nodes.values()
                 if node.host not in named and not node.busy and not (node.up and node.used)]  # fmt: skip
+        # A node that the map does not name stays while it is busy, or while it is up and was used since the last map:
+        # it may be the target of a redirection that this map does not show yet.
         for host in named - self._nodes.keys():
             self._add_node(host)
         for node in gone:
@@ -290,6 +295,7 @@ class ClusterBackend:
         self._slot_owners = slot_owners
         if None in slot_owners:
             self._slots_stale = True
+        # Last, and with no reference left in the map: this awaits, and a batch may be routed meanwhile.
         for node in gone:
             await node.backend.aclose()
 

@@ -1,4 +1,4 @@
-"""Commands to Redis, and how they go over the wire."""
+"""Commands to Redis, and their encoding on the wire."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,43 +11,43 @@ Command = tuple[Arg, ...]
 
 
 EncodedCommand = bytes
-"""A command as it goes over the wire: for what is sent often and is nearly always the same; see `form`."""
+"""A command as bytes on the wire, for commands that are sent often; see `command_template`."""
 
 
 class AfterPrevious(Command):
-    """See `later`."""
+    """See `after_previous`."""
 
     __slots__ = ()
 
 
 class EncodedAfterPrevious(bytes):
-    """See `later`."""
+    """See `after_previous`."""
 
     __slots__ = ()
 
 
 def after_previous(command: Command | EncodedCommand) -> Command | EncodedCommand:
-    """The same command, to be done when all those given before it have been, whichever servers these belong to.
+    """Marks a command to be executed after all commands before it in the batch, on whichever servers those are.
 
-    It may then come after others of the same key.
+    In a cluster it may also run after later commands of the same key.
     """
     return EncodedAfterPrevious(command) if isinstance(command, bytes) else AfterPrevious(command)
 
 
 encode_command: Final[Callable[[Command], bytes]] = hiredis.pack_command  # type: ignore[assignment]
-"""How a command goes over the wire."""
+"""A command as bytes on the wire."""
 
 
 def command_template(*args: Arg | None) -> bytes:
-    """A command over the wire, to be filled with %: with the length, and then the bytes, of each word that is None.
+    """An encoded command to be completed with `%`: each argument that is None takes its length, then its bytes.
 
-    Filling it takes a third of what packing takes.
+    That costs a third of encoding the whole command.
     """
     return b"*%d\r\n" % len(args) + template_part(*args)
 
 
 def template_part(*args: Arg | None) -> bytes:
-    """Some words of such a command; what begins with `*%d` and goes on with parts is filled with their number first."""
+    """Some arguments of such a template. A template `*%d` plus parts takes the number of all arguments first."""
     return b"".join([b"$%d\r\n%b\r\n" if word is None else _word(word).replace(b"%", b"%%") for word in args])
 
 

@@ -1,4 +1,4 @@
-"""Redis, however people run it: from the address in the configuration to a link, or to redis-py's client."""
+"""Opens Redis by its URL, in any deployment: as a backend for the pipeline, or as a redis-py client."""
 
 from typing import Any, Final
 
@@ -17,15 +17,15 @@ from router.net.redis.standalone import StandaloneBackend
 from router.net.redis.url import HostPort, RedisUrl, parse_redis_url
 
 CONNECT_TIMEOUT: Final = 2.0
-"""Seconds for a connection, TLS handshake included, where nothing waits for it that is hot."""
+"""Seconds for a connection, TLS handshake included, outside of the path of a request."""
 
 RedisPyClient = aioredis.Redis | RedisCluster
 
 
 def open_client(url: str, *, timeout: float) -> RedisPyClient:
-    """A redis-py client, for what is not hot. `timeout` in seconds, for connecting and for each answer.
+    """A redis-py client, for code outside of the path of a request. `timeout` in seconds, to connect and per reply.
 
-    Raises AddressError.
+    Raises RedisUrlError.
     """
     address = parse_redis_url(url)
     if address.kind != "cluster":
@@ -40,16 +40,16 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
 
 
 def open_backend(url: str, *, timeout: float, unused_key: str) -> RedisBackend:
-    """The link to the Redis at an address. Raises AddressError.
+    """The backend for a URL. Raises RedisUrlError.
 
-    `timeout` in seconds, for connecting. `unused_key`: a key that never exists, by which a single server is asked
-    whether it takes writes.
+    `timeout` in seconds, for connecting. `unused_key`: a key that never exists; deleting it checks whether a single
+    server accepts writes.
     """
     address = parse_redis_url(url)
     if address.kind == "cluster":
         return ClusterBackend(
             address.hosts,
-            # A replica says where the primary is, and so does a primary that has become one.
+            # No unused_key: a replica, and a primary that has become one, redirects to the primary.
             lambda host: StandaloneBackend(_server_pool(address, host, timeout)),
             timeout=timeout,
         )
@@ -78,40 +78,40 @@ def _server_pool(address: RedisUrl, host: HostPort, timeout: float) -> "aioredis
 
 
 class _PrimaryConnection(Connection):
-    """redis-py's, which would stay with a server that has become a read-only replica."""
+    """redis-py's connection, which would stay connected to a server that has become a read-only replica."""
 
     async def read_response(self, *arguments: Any, **options: Any) -> Any:
         try:
             return await super().read_response(*arguments, **options)
         except ReadOnlyError:
-            await self.disconnect()  # so that it connects anew, to whichever server is behind the name then
+            await self.disconnect()  # the next command reconnects, to the server that the name resolves to then
             raise
 
 
 class _TLSPrimaryConnection(SSLConnection, _PrimaryConnection):
-    """The same with TLS."""
+    """The same connection with TLS."""
 
 
 def _sentinel_pool(address: RedisUrl, timeout: float) -> SentinelPool:
     tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
-    # Half of the time for the Sentinels, the other for the master.
-    asking = _connection_options(address, timeout / 2) | {
+    # Half of the time is for the Sentinels, the other half for the master.
+    sentinel_options = _connection_options(address, timeout / 2) | {
         "username": address.sentinel_username,
         "password": address.sentinel_password,
     }
-    sentinels = ParallelSentinel(address.hosts, sentinel_kwargs={**asking, **tls})
+    sentinels = ParallelSentinel(address.hosts, sentinel_kwargs={**sentinel_options, **tls})
     options = {**_connection_options(address, timeout), **tls, "db": address.db}
     return SentinelPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
 
 
 def _connection_options(address: RedisUrl, timeout: float) -> dict[str, Any]:
-    """What redis-py is told for every connection, by its names."""
+    """redis-py's options for every connection."""
     return {
         "username": address.username,
         "password": address.password,
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
-        # redis-py tries again for seconds unless it is told not to.
+        # By default redis-py retries for seconds. A cache must fail at once.
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,
         "client_name": CLIENT_NAME,

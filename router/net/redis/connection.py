@@ -1,11 +1,12 @@
 """One connection to one Redis server.
 
-Theory of operation. A batch of commands is written at once, and hiredis reads the replies as their bytes come in; the
-last of them completes the batch, and whoever wants it is told at once: a turn of the loop saved is a wait saved for
-all who are behind it. So a batch costs a write and a read, and no future, no task and no timer of its own: one timer a
-connection looks, about once a timeout, whether a batch is late.
+Theory of operation. A batch of commands is one write, and hiredis parses the replies as their bytes arrive. The last
+reply completes the batch and calls its callback in the same loop iteration: each iteration saved shortens the wait of
+every batch that follows. So a batch costs a write and a read, and no future, task or timer of its own. One timer per
+connection checks, about once per timeout, whether the batch is late.
 
-A timeout bounds silence: a batch whose replies are large may take as long as their bytes keep coming, up to a cap.
+A timeout bounds Redis' silence: a batch with large replies may take longer while their bytes keep arriving, up to a
+cap.
 """
 
 import asyncio
@@ -20,16 +21,16 @@ from router.net.redis.commands import Command, EncodedCommand, encode_command
 from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, parse_error_reply
 from router.net.redis.handshake import Handshake
 
-_INCOMPLETE: Final = object()
-_FEED_SIZE: Final = (
-    16 << 10
-)  # bytes that hiredis is given at once: after each reply it moves all that it has yet to read
-_LOOP_TICK: Final = 0.001  # seconds; a timer of that length fires after the sockets have been read
+_INCOMPLETE: Final = object()  # what hiredis returns while a reply is incomplete; None is a valid reply
+# Bytes fed to hiredis at once. After each reply it moves everything that is not parsed yet, so large pieces cost more.
+_FEED_SIZE: Final = 16 << 10
+_LOOP_TICK: Final = 0.001  # seconds; a timer of this length fires after the sockets have been read
+# Seconds, seconds and a number of probes: redis-py's values.
 _KEEPALIVE_OPTIONS: Final = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
-}  # seconds, seconds, times; as redis-py has it
+}
 
 ServerAddress = tuple[str, int] | str
 """A host and its port, or the path of a Unix socket."""
@@ -40,7 +41,7 @@ def _ignore(_: object) -> None:
 
 
 class CommandBatch:
-    """What was asked at once, and its replies once they are there; see router.net.redis.backend.Answer."""
+    """The replies to one batch; the ReplyFuture of router.net.redis.backend."""
 
     __slots__ = ("_callback", "_error", "_replies")
 
@@ -50,7 +51,7 @@ class CommandBatch:
         self._callback: Callable[[CommandBatch], object] | None = None
 
     def add_done_callback(self, callback: Callable[["CommandBatch"], object], /) -> None:
-        """There can be one. What is over tells it at once."""
+        """There can be only one callback. If the batch is complete, it is called at once."""
         self._callback = callback
         if self._replies is not None or self._error is not None:
             callback(self)
@@ -65,11 +66,11 @@ class CommandBatch:
         if self._replies is None and self._error is None:
             over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-            def tell(_: CommandBatch) -> None:
-                if not over.done():  # else who waited has left
+            def wake(_: CommandBatch) -> None:
+                if not over.done():  # done: the task that awaited it was cancelled
                     over.set_result(None)
 
-            self._callback = tell
+            self._callback = wake
             yield from over
         return self.result()
 
@@ -82,13 +83,14 @@ class CommandBatch:
 class RedisConnection(asyncio.Protocol):
     """Batches of commands out, replies in; one batch at a time.
 
-    - A batch has a reply to each of its commands; what Redis refused is a ResponseError in its place.
-    - It fails with LinkError when Redis has been silent for its timeout, when its time is over, when the connection is
-      lost, and when the server says that it does not serve; whichever it is, the connection is of no use from then on.
-    - Replies that arrived while this process did something else are in time.
-    - `ready`: whether the next batch can be sent. One that its asker has given up stands in the way of the next until
-      its replies are there.
-    - What Redis says unasked is told as it comes, and that the connection is lost at once, whether or not it was used.
+    - A batch has a reply to each of its commands. The reply to a command that Redis refused is a ResponseError.
+    - A batch fails with RedisBackendError when Redis has been silent for its timeout, when its maximum time is over,
+      when the connection is lost, and when the server replies that it does not serve. In each case the connection is
+      closed.
+    - Replies that arrived while this process was busy with something else are in time.
+    - `ready`: whether the next batch can be sent. A batch that its caller has abandoned blocks the next one until its
+      replies have arrived.
+    - Pushes are reported as they arrive, and a lost connection at once, whether or not it was in use.
     """
 
     def __init__(
@@ -98,9 +100,9 @@ class RedisConnection(asyncio.Protocol):
         on_push: Callable[[list[Any]], object] = _ignore,
         on_lost: Callable[[RedisBackendError], object] = _ignore,
     ) -> None:
-        """`refused` is told of each command that Redis refuses, `pushed` of what it says unasked: its kind comes first.
+        """`on_error_reply` is called with each ResponseError, `on_push` with each push, whose first item is its kind.
 
-        `lost` is told, once, that and why the connection is of no use any more. None of them may raise.
+        `on_lost` is called once, with the reason, when the connection is closed. None of them may raise.
         """
         self.ready = False
         self._on_error_reply = on_error_reply
@@ -123,12 +125,13 @@ class RedisConnection(asyncio.Protocol):
     async def connect(
         self, address: ServerAddress, handshake: Handshake, timeout: float, checks: Sequence[Command] = ()
     ) -> Sequence[Any]:
-        """Makes it ready; once. The replies to `questions`, which cost no round trip. `timeout` in seconds.
+        """Connects and performs the handshake; to be called once. `timeout` in seconds.
 
-        Raises LinkError.
+        Returns the replies to `checks`, which go out with the handshake and cost no further round trip. Raises
+        RedisBackendError.
         """
         loop = self._loop
-        until = loop.time() + timeout
+        deadline = loop.time() + timeout
         try:
             async with asyncio.timeout(timeout):
                 if isinstance(address, str):
@@ -136,67 +139,68 @@ class RedisConnection(asyncio.Protocol):
                 else:
                     transport, _ = await loop.create_connection(lambda: self, *address, ssl=handshake.tls)
                     _enable_keepalive(transport.get_extra_info("socket"))
-            greeting = handshake.commands()
-            replies = await self.execute([*greeting, *checks], until - loop.time())
-            for reply in replies[: len(greeting)]:
+            handshake_commands = handshake.commands()
+            replies = await self.execute([*handshake_commands, *checks], deadline - loop.time())
+            for reply in replies[: len(handshake_commands)]:
                 _raise_if_error(reply)
         except REDIS_ERRORS as error:
             self.abort()
-            failure = RedisBackendError.from_exception(error)
-            failure.__cause__ = error
-            raise failure  # noqa: B904 - mypyc passes over `from`
+            wrapped = RedisBackendError.from_exception(error)
+            wrapped.__cause__ = error
+            raise wrapped  # noqa: B904 - mypyc ignores `from`
         except BaseException:
             self.abort()
             raise
-        return replies[len(greeting) :]
+        return replies[len(handshake_commands) :]
 
     def execute(
         self, commands: Sequence[Command | EncodedCommand], timeout: float, extra_time: float = 0.0
     ) -> CommandBatch:
-        """The replies to some commands, at least one. Only for a connection that is `ready`.
+        """Sends a batch of at least one command. The connection must be `ready`.
 
-        `timeout`: seconds that Redis may be silent; `more`: seconds that its replies may take beyond that while their
-        bytes keep coming.
+        `timeout`: seconds that Redis may be silent; `extra_time`: seconds beyond it that the replies may take while
+        their bytes keep arriving.
         """
         packed = b"".join([command if isinstance(command, bytes) else encode_command(command) for command in commands])
         self.ready = False
         self._expected_replies = len(commands)
         batch = self._batch = CommandBatch()
         self._transport.write(packed)
-        self._deadline = until = self._loop.time() + timeout
-        self._timeout, self._max_deadline, self._expired_once = timeout, until + extra_time, False
+        self._deadline = deadline = self._loop.time() + timeout
+        self._timeout, self._max_deadline, self._expired_once = timeout, deadline + extra_time, False
+        # A timer that fires earlier stays: it finds the new deadline and starts again. A timer per batch costs more.
         if self._timer is None:
-            self._timer = self._loop.call_at(until, self._check_deadline)
-        elif until < self._timer.when():
+            self._timer = self._loop.call_at(deadline, self._check_deadline)
+        elif deadline < self._timer.when():
             self._timer.cancel()
-            self._timer = self._loop.call_at(until, self._check_deadline)
+            self._timer = self._loop.call_at(deadline, self._check_deadline)
         return batch
 
     def retire(self) -> None:
-        """Takes no batch after the one that is under way."""
+        """Accepts no batch after the one in flight."""
         self.ready = False
         self._retired = True
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Closes the connection at once."""
         self._fail(redis.exceptions.ConnectionError())
 
-    # -- what the transport tells -----------------------------------------------------------------------------------
+    # -- the transport's callbacks ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if self._retired:  # whoever wanted it has left meanwhile
+        if self._retired:  # `connect` was cancelled or timed out meanwhile
             self.abort()
         self.ready = not self._retired
 
     def data_received(self, data: bytes) -> None:
-        reader, replies, pushed, size = self._reader, self._replies, self._on_push, len(data)
+        reader, replies, on_push, size = self._reader, self._replies, self._on_push, len(data)
         try:
-            for at in range(0, size, _FEED_SIZE):
-                reader.feed(data, at, min(_FEED_SIZE, size - at))
+            for offset in range(0, size, _FEED_SIZE):
+                reader.feed(data, offset, min(_FEED_SIZE, size - offset))
                 while (reply := reader.gets()) is not _INCOMPLETE:
                     if type(reply) is hiredis.PushNotification:
-                        pushed(reply)
+                        on_push(reply)
                     else:
                         replies.append(reply)
         except hiredis.HiredisError as error:
@@ -206,7 +210,7 @@ class RedisConnection(asyncio.Protocol):
             self._fail(self._fatal_error)
         elif replies and len(replies) >= self._expected_replies:
             self._complete_batch(replies)
-        elif self._deadline < self._max_deadline:  # a part of the replies has come, so Redis is not silent
+        elif self._deadline < self._max_deadline:  # some bytes of the replies have arrived, so Redis is not silent
             self._deadline = min(self._loop.time() + self._timeout, self._max_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -216,7 +220,7 @@ class RedisConnection(asyncio.Protocol):
 
     def _complete_batch(self, replies: list[Any]) -> None:
         batch = self._batch
-        if batch is None or len(replies) > self._expected_replies:  # it answers what nobody has asked
+        if batch is None or len(replies) > self._expected_replies:  # a reply to no command: the stream is out of step
             self._fail(redis.exceptions.InvalidResponse())
             return
         self._batch, self._replies, self._expected_replies = None, [], 0
@@ -241,7 +245,8 @@ class RedisConnection(asyncio.Protocol):
         elif self._expired_once:
             self._fail(TimeoutError())
         else:
-            # uvloop runs timers before it reads sockets. If something held up the loop, the replies may be there.
+            # uvloop runs timers before it reads sockets. If the loop was blocked, the replies may be in the socket
+            # already, so the batch gets one more loop iteration before it fails.
             self._expired_once = True
             self._timer = self._loop.call_later(_LOOP_TICK, self._check_deadline)
 
@@ -253,17 +258,17 @@ class RedisConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         batch, self._batch = self._batch, None
-        lost, self._on_lost = self._on_lost, _ignore
+        on_lost, self._on_lost = self._on_lost, _ignore  # aborting the transport leads here again; report it only once
         if batch is not None:
             batch.complete(None, RedisBackendError.from_exception(error))
-        lost(RedisBackendError.from_exception(error))
+        on_lost(RedisBackendError.from_exception(error))
 
 
 def _enable_keepalive(sock: socket.socket) -> None:
-    """So that what stands in between does not forget a connection that is quiet."""
+    """Keeps firewalls and NAT from dropping an idle connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE_OPTIONS.items():
-        if hasattr(socket, name):  # not every system has them
+        if hasattr(socket, name):  # not every platform has them
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

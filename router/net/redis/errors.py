@@ -1,4 +1,4 @@
-"""Errors of Redis: its error replies, as redis-py's exceptions, and LinkError, which all that uses Redis raises."""
+"""Redis' error replies as redis-py's exceptions, and RedisBackendError, into which all failures are translated."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ _EXCEPTION_BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
 def parse_error_reply(text: str) -> RedisError:
     """The exception for the text of an error reply.
 
-    A ResponseError is about the command; any other says that the server does not serve at all.
+    A ResponseError concerns one command; any other exception means that the server does not serve at all.
     """
     code, _, rest = text.partition(" ")
     kind = _EXCEPTION_BY_CODE.get(code)
@@ -42,16 +42,16 @@ def parse_error_reply(text: str) -> RedisError:
 
 
 REDIS_ERRORS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
-"""What is raised when Redis does not do what it was asked, by redis-py and by what lies below it."""
+"""The exceptions of redis-py and of the layers below it when a command fails."""
 
 
 class RedisBackendError(Exception):
-    """Redis cannot be asked; the message names the kind of fault, and never an address or a password."""
+    """Redis is not available. The message names the kind of error, and never an address or a password."""
 
     @classmethod
     def from_exception(cls, error: Exception) -> "RedisBackendError":
-        # redis-py repeats the address, which may hold a password; what Redis itself said holds none.
+        # The messages of redis-py's other exceptions may repeat the URL, and with it a password; Redis' replies do not.
         if isinstance(error, redis.exceptions.ResponseError):
             return cls(str(error))
-        lacking = local_cause(error)
-        return cls(type(error).__name__ if lacking is None else f"the router cannot connect: {lacking}")
+        local = local_cause(error)
+        return cls(type(error).__name__ if local is None else f"the router cannot connect: {local}")

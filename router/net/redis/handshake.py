@@ -1,4 +1,4 @@
-"""What a Redis server wants of those who connect."""
+"""The first commands on a new connection to Redis: authentication, protocol and database."""
 
 import ssl
 from typing import Final
@@ -11,7 +11,7 @@ CLIENT_NAME: Final = "roundhouse"
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """What a server wants of those who connect."""
+    """What a connection needs to log in to a server."""
 
     username: str | None
     password: str | None
@@ -22,7 +22,7 @@ class Handshake(msgspec.Struct, frozen=True):
         return "<Login>"  # a traceback must show no password
 
     def commands(self) -> list[Command]:
-        """What is said first on a new connection."""
-        known = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
-        hello: Command = ("HELLO", 3, *known, "SETNAME", CLIENT_NAME)
+        """The commands that a new connection sends first."""
+        auth = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
+        hello: Command = ("HELLO", 3, *auth, "SETNAME", CLIENT_NAME)
         return [hello, ("SELECT", self.db)] if self.db else [hello]

@@ -1,11 +1,11 @@
-"""Being told by Redis, at once, of what others change there.
+"""Receives Redis' pushes: the keys that any client changes, and the messages of a channel.
 
-Theory of operation. Connections of their own, one to every server that holds keys, ask Redis to track prefixes in
-broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-caching/): whoever changes a key that
-begins with one of them, Redis says which. It gathers what changes while it does what it has read, so that a batch of
-writes is one word. The same connections take the messages of a channel. A beat, which asks for Redis' time (see
-router.net.redis.clock), shows that the other side still lives: if Redis has not answered it in time, or if the
-servers have changed, all connections are given up, and whoever relied on being told learns that he was not.
+Theory of operation. Separate connections, one to every server that holds keys, enable tracking of key prefixes in
+broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-caching/): Redis pushes the name of each
+key with such a prefix that any client changes. It collects the changes of the commands that it reads at once, so a
+batch of writes causes one push. The first connection also subscribes to the channel. A ping, which is TIME (see
+router.net.redis.clock), shows that the server is still alive. If a ping is not answered in time, or if the servers have
+changed, all connections are closed, and `on_disconnected` reports that changes may have been missed.
 """
 
 import asyncio
@@ -27,23 +27,23 @@ _PING_COMMAND: Final = encode_command(("PING",))
 
 
 class ListenerCallbacks(Protocol):
-    """Who is told."""
+    """What the listener calls."""
 
     def on_connected(self) -> None:
-        """From now on, every change will be told."""
+        """From now on, every change is reported."""
 
     def on_disconnected(self) -> None:
-        """From now on, or for a moment that is past, changes are not told."""
+        """Changes may have been missed, and are not reported until `on_connected`."""
 
     def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
-        """Somebody has changed these keys; None means all there are."""
+        """These keys have changed or expired; None means all keys (FLUSHALL, FLUSHDB)."""
 
     def on_message(self, payload: bytes) -> None:
-        """Somebody has published this on the channel."""
+        """A message was published on the channel."""
 
 
 class Listener:
-    """Listens for as long as `run` runs, and begins anew when a connection is lost."""
+    """Listens while `run` is running, and reconnects when a connection is lost."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Listener:
         clock: RedisClock | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        """`retry`: seconds between two attempts to connect. `clock` and `liveness` are kept right."""
+        """`retry_interval`: seconds between two attempts to connect. Pings update `clock` and `liveness`."""
         self._backend = backend
         self._prefixes = prefixes
         self._channel = channel
@@ -64,88 +64,90 @@ class Listener:
         self._retry_interval = retry_interval
         self._clock = clock or RedisClock()
         self._liveness = liveness or Liveness()
-        self._stopped: asyncio.Future[None]  # fails with what ends the listening that is under way
+        self._stopped: asyncio.Future[None]  # fails with what ends the current connections
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        told = ""
+        """Runs until it is cancelled."""
+        logged = ""
         while True:
             try:
                 await self._listen()
             except RedisBackendError as error:
                 log.debug("the listening connections to Redis are gone: %s", error)
             except Exception as defect:
-                # The last line of defence: a defect here must not end the listening for ever, nor fill the log.
-                if repr(defect) != told:
+                # The last line of defence: a defect must not stop the listener for good. It is logged once, not at
+                # each attempt.
+                if repr(defect) != logged:
                     log.exception("listening to Redis failed")
-                told = repr(defect)
+                logged = repr(defect)
             finally:
                 self._callbacks.on_disconnected()
             await asyncio.sleep(self._retry_interval)
 
     async def _listen(self) -> None:
-        """Raises LinkError once one of the connections is lost, and what was raised by whoever was told."""
+        """Raises RedisBackendError when a connection is lost, and any exception that a callback raised."""
         servers = await self._backend.servers()
         if not servers:
             raise RedisBackendError("there is no server")
         topology = self._backend.topology
         loop = asyncio.get_running_loop()
-        until = loop.time() + _CONNECT_TIMEOUT
-        over = self._stopped = loop.create_future()
+        deadline = loop.time() + _CONNECT_TIMEOUT
+        stopped = self._stopped = loop.create_future()
         connections = [
             RedisConnection(on_error_reply=_log_error_reply, on_push=self._on_push, on_lost=self._stop) for _ in servers
         ]
         self._clock.set_server_count(len(servers))
         self._liveness.set_server_count(len(servers))
         try:
+            # One server is enough for the channel: a cluster's servers forward published messages to one another.
             for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
-                await self._start_tracking(server, connection, until, subscribe=number == 0)
-                self._ping(connection, number, until - loop.time())
+                await self._start_tracking(server, connection, deadline, subscribe=number == 0)
+                self._ping(connection, number, deadline - loop.time())
             self._callbacks.on_connected()
-            while not over.done():
-                await asyncio.wait([over], timeout=PING_INTERVAL)
+            while not stopped.done():
+                await asyncio.wait([stopped], timeout=PING_INTERVAL)
                 if self._backend.topology != topology:
                     raise RedisBackendError("the servers have changed")
                 for number, connection in enumerate(connections):
-                    if connection.ready:  # else it has yet to answer the last beat
+                    if connection.ready:  # not ready: the last ping is still unanswered, and has its own timeout
                         self._ping(connection, number, PING_TIMEOUT - PING_INTERVAL)
-            over.result()
+            stopped.result()
         finally:
             self._stop(RedisBackendError("nobody listens any more"))
-            over.exception()  # nobody need look
+            stopped.exception()  # marks it as retrieved, so that asyncio does not log it
             for connection in connections:
                 connection.abort()
             self._clock.set_server_count(0)
             self._liveness.set_server_count(0)
 
     def _ping(self, connection: RedisConnection, server: int, timeout: float) -> None:
-        sent = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
 
-        def answered(batch: CommandBatch) -> None:
+        def on_reply(batch: CommandBatch) -> None:
             try:
                 (reply,) = batch.result()
             except RedisBackendError:
-                return  # which `lost` tells as well
-            self._clock.update(reply, sent, server)
-            self._liveness.on_ping_reply(sent, server)
+                return  # the connection is lost, and `on_lost` reports it
+            self._clock.update(reply, sent_at, server)
+            self._liveness.on_ping_reply(sent_at, server)
 
-        connection.execute([TIME_COMMAND], timeout).add_done_callback(answered)
+        connection.execute([TIME_COMMAND], timeout).add_done_callback(on_reply)
 
     async def _start_tracking(
-        self, server: Server, connection: RedisConnection, until: float, *, subscribe: bool
+        self, server: Server, connection: RedisConnection, deadline: float, *, subscribe: bool
     ) -> None:
         clock = asyncio.get_running_loop().time
-        await server.connect(connection, until - clock())
+        await server.connect(connection, deadline - clock())
         prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]
         commands = [encode_command(("CLIENT", "TRACKING", "ON", "BCAST", *prefixes))]
         if subscribe:
-            # It is answered by a push, so what comes behind it has the reply.
+            # SUBSCRIBE is answered by a push, not by a reply. So PING goes out with it, and its reply stands for both.
             commands.append(encode_command(("SUBSCRIBE", self._channel)) + _PING_COMMAND)
-        for reply in await connection.execute(commands, until - clock()):
+        for reply in await connection.execute(commands, deadline - clock()):
             if isinstance(reply, Exception):
                 raise RedisBackendError.from_exception(reply)
 
-    # -- what the connections tell ----------------------------------------------------------------------------------
+    # -- the connections' callbacks ---------------------------------------------------------------------------------
 
     def _on_push(self, push: list[Any]) -> None:
         try:
@@ -153,8 +155,8 @@ class Listener:
                 self._callbacks.on_keys_changed(push[1])
             elif push[0] == b"message":
                 self._callbacks.on_message(push[2])
-        except Exception as defect:  # noqa: BLE001 - `run` tells of it
-            # A change that was not taken in is one that was not told.
+        except Exception as defect:  # noqa: BLE001 - `run` logs it
+            # A change that was not processed counts as missed, so the listener starts again.
             self._stop(defect)
 
     def _stop(self, error: Exception) -> None:

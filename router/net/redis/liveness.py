@@ -1,10 +1,10 @@
-"""Whether Redis has shown of late that it tells this process of changes.
+"""Whether pushes of changes arrive without delay, as far as recent pings show.
 
-Theory of operation. Pushes and the replies of the beat come over the same connections, in order. So once a beat is
-answered, every change from before the beat was sent has been told. That holds for SILENCE, by the monotonic clock. A
-process that was stopped for longer (SIGSTOP, a virtual machine that is moved, a blocked event loop) handles what its
-clients sent meanwhile before it reads its pushes, and before any timer says that the beat is late; so what relies on
-being told asks here first.
+Theory of operation. Pushes and the replies to pings come over the same connections, in order. So once a ping is
+answered, every change made before the ping was sent has been received. That is relied on for PING_TIMEOUT, by the
+monotonic clock. A process that was stopped for longer (SIGSTOP, a virtual machine that is migrated, a blocked event
+loop) may handle its clients' requests before it reads its pushes, and before any timer shows that the ping is late. So
+code that relies on pushes calls `alive` first.
 """
 
 import time
@@ -13,14 +13,14 @@ from math import inf
 from typing import Final
 
 PING_INTERVAL: Final = 0.3
-"""Seconds between two signs of life that Redis is asked for."""
+"""Seconds between two pings."""
 
 PING_TIMEOUT: Final = 0.8
-"""Seconds without any sign after which a connection is taken to be lost: with what it takes to notice, under one."""
+"""Seconds after which an unanswered ping counts as a lost connection; it is then noticed in under a second."""
 
 
 class Liveness:
-    """When the servers that are listened to last answered a beat."""
+    """When each server that the listener is connected to last answered a ping."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -28,16 +28,17 @@ class Liveness:
         self._alive_until = -inf
 
     def set_server_count(self, count: int) -> None:
-        """From now on, so many servers are listened to, each known by its number; 0 where none is."""
+        """Starts anew with this many servers, numbered from 0; 0 while the listener is not connected."""
         self._last_pings = [-inf] * count
         self._alive_until = -inf
 
     def on_ping_reply(self, sent_at: float, server: int) -> None:
-        """A server has answered the beat that was sent at this instant of the monotonic clock."""
-        if server < len(self._last_pings):
+        """A server has answered the ping that was sent at this instant of the monotonic clock."""
+        if server < len(self._last_pings):  # a reply may come after the listener has stopped
+            # The time of sending: only changes made before it are known to have been received.
             self._last_pings[server] = sent_at
             self._alive_until = min(self._last_pings) + PING_TIMEOUT
 
     def alive(self) -> bool:
-        """Whether all servers have answered of late."""
+        """Whether every server has answered a ping that was sent within PING_TIMEOUT."""
         return self._monotonic() < self._alive_until

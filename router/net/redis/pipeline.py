@@ -1,12 +1,12 @@
-"""The one line of a process to Redis.
+"""The pipeline through which a process sends all its commands to Redis.
 
-Theory of operation. All commands go through one queue, and one batch of them is on its way at a time: while Redis
-answers one, the next gathers. So a command costs a fraction of a round trip's work under load, the number of
-connections does not grow with the number of requests, and Redis sees the commands in the order in which they were
-given.
+Theory of operation. All commands go through one queue, and one batch is in flight at a time. While Redis answers a
+batch, the next one gathers. So under load a command costs a fraction of a round trip's work, the number of connections
+does not grow with the number of requests, and Redis sees the commands in the order in which they were given. The
+measurements are in docs/decisions/0001-one-batch-in-flight.md.
 
-Redis is a help and not a need. The first batch that fails or takes too long puts the line out of service: from then on
-whoever asks is told so at once, without waiting, until a probe in the background has had an answer again.
+Redis is optional. The first batch that fails or times out marks the pipeline as down. From then on every call fails at
+once, without waiting, until a probe in the background has had a reply.
 """
 
 import asyncio
@@ -25,24 +25,27 @@ from router.net.tasks import cancel_and_wait
 log = logging.getLogger("roundhouse.redis")
 
 Replies = list[Any]
-"""One for each command; what Redis refused is an exception in its place."""
+"""One reply for each command, in order. The reply to a command that Redis refused is an exception."""
 
-_MAX_BATCH_BYTES: Final = 1 << 20  # bytes sent before those who wait behind them get their turn
-_MIN_THROUGHPUT: Final = 10 << 20  # bytes a second; a batch may take so much longer than the timeout as it is large
+# Bytes. A batch ends with the item that reaches this size, so that large writes do not delay what is queued behind
+# them for too long.
+_MAX_BATCH_BYTES: Final = 1 << 20
+# Bytes a second. The timeout bounds Redis' silence; a large batch gets the time to send it at this rate in addition.
+_MIN_THROUGHPUT: Final = 10 << 20
 _CONNECT_TIMEOUT: Final = 2.0  # seconds that the probe gives a connection, TLS handshake included
 
 
 class RedisDownError(Exception):
-    """Redis cannot be asked at present."""
+    """Redis is not available at present."""
 
 
 class RedisPipeline:
     """Commands in, replies out.
 
-    - Commands reach Redis in the order in which they were given; those given together, together.
-    - When Redis is gone, frozen or failing, asking costs at most `timeout` once, and nothing from then on until Redis
-      answers again; it raises RedisDownError.
-    - Nothing is tried twice, and no queue grows without a bound.
+    - Commands reach Redis in the order in which they were given. Commands of one call stay together.
+    - When Redis is gone, frozen or failing, a command waits for at most `timeout`, once. From then on every call raises
+      RedisDownError without waiting, until Redis answers again.
+    - Nothing is retried, and no queue grows without a bound.
     """
 
     def __init__(
@@ -54,10 +57,10 @@ class RedisPipeline:
         probe_key: str,
         clock: RedisClock | None = None,
     ) -> None:
-        """`timeout`, `retry` in seconds: for a batch's answer, and between two looks for a Redis that is away.
+        """`timeout` for the replies to a batch and `retry_interval` between two probes, both in seconds.
 
-        `probe_key`: a key of ours; a cluster routes the command that looks for Redis by it. `clock` is set whenever
-        Redis is found.
+        `probe_key`: a key of the router's; a cluster routes the probe's command by it. `clock` is set by each probe
+        that succeeds.
         """
         self._backend = backend
         self._timeout = timeout
@@ -66,7 +69,7 @@ class RedisPipeline:
         self._probe_command: Command = ("EXISTS", probe_key)
         self._queued: list[_QueueItem] = []
         self._in_flight: list[_QueueItem] = []
-        self._idle = asyncio.Event()  # else a batch is on its way, or will be in the next turn of the loop
+        self._idle = asyncio.Event()  # not set: a batch is in flight, or is sent in the next loop iteration
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop
         self._probe_task: asyncio.Task[None] | None = None
@@ -74,38 +77,37 @@ class RedisPipeline:
 
     @property
     def up(self) -> bool:
-        """Whether Redis answered when it was last asked."""
+        """Whether Redis answered the last command."""
         return self._up.is_set()
 
     @property
     def counts_receivers(self) -> bool:
-        """Whether the reply to PUBLISH counts all who listen; see Link."""
+        """Whether the reply to PUBLISH counts all subscribers; see RedisBackend."""
         return self._backend.counts_receivers
 
     async def start(self) -> None:
-        """Begins to look for Redis; waits for it a moment, so that the first request need not."""
+        """Starts the probe and waits up to two seconds for Redis, so that the first request finds it up."""
         self._loop = asyncio.get_running_loop()
         self._mark_down(None)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._up.wait(), _CONNECT_TIMEOUT)
 
     async def wait_until_up(self) -> None:
-        """Returns once Redis answers."""
         await self._up.wait()
 
     async def aclose(self) -> None:
-        """Sends what waits to be sent, and closes the connections."""
+        """Sends what is queued, then closes the connections."""
         while not self._idle.is_set():
             await self._idle.wait()
-            await asyncio.sleep(0)  # who has just been answered may have one more thing to say
+            await asyncio.sleep(0)  # a task that has just got its replies may send one more command
         await cancel_and_wait(self._probe_task)
-        self._up.clear()  # what comes now must not connect anew
+        self._up.clear()  # before the backend closes: a command that comes now must not open a new connection
         await self._backend.aclose()
 
     def execute(self, *commands: Command | EncodedCommand, size: int = 0) -> "asyncio.Future[Replies]":
-        """Sends commands of one key each; their replies. `size`: how many bytes they have, where that is many.
+        """Sends commands of one key each and returns their replies. `size`: their bytes, for large ones.
 
-        Raises RedisDownError, also through what it returns.
+        Raises RedisDownError; the future it returns may fail with it, too.
         """
         if not self._up.is_set():
             raise RedisDownError
@@ -114,7 +116,7 @@ class RedisPipeline:
         return replies
 
     def execute_eager(self, command: Command | EncodedCommand) -> PendingReplies:
-        """The same for one command, for who waits for its reply and need not have a task."""
+        """As `execute`, for one command whose reply can be awaited without a task; see PendingReplies."""
         if not self._up.is_set():
             raise RedisDownError
         reply = PendingReplies(self._loop)
@@ -122,9 +124,9 @@ class RedisPipeline:
         return reply
 
     def send(self, *commands: Command | EncodedCommand, size: int = 0, on_reply: "OnReply | None" = None) -> None:
-        """The same for commands that nobody waits for. Raises RedisDownError.
+        """As `execute`, for commands whose replies nobody awaits. Raises RedisDownError.
 
-        `told` is called with the replies in the moment in which they come, or with None where Redis went away first.
+        `on_reply` is called with the replies as soon as they arrive, or with None if Redis goes down first.
         """
         if not self._up.is_set():
             raise RedisDownError
@@ -134,35 +136,35 @@ class RedisPipeline:
         self._queued.append(item)
         if self._idle.is_set():
             self._idle.clear()
-            self._loop.call_soon(self._send_batch)  # whoever else has his turn now may ask as well
+            self._loop.call_soon(self._send_batch)  # not at once: the other callbacks of this iteration join the batch
 
     # -- a batch ----------------------------------------------------------------------------------------------------
 
     def _take_batch(self) -> "tuple[list[_QueueItem], int]":
         size = count = 0
-        for _, bytes_, _ in self._queued:
-            size += bytes_
+        for _, item_size, _ in self._queued:
+            size += item_size
             count += 1
             if size >= _MAX_BATCH_BYTES:
                 break
-        taken, self._queued = self._queued[:count], self._queued[count:]
-        return taken, size
+        batch, self._queued = self._queued[:count], self._queued[count:]
+        return batch, size
 
     def _send_batch(self) -> None:
         self._in_flight, size = self._take_batch()
-        commands = [command for asked in self._in_flight for command in asked[0]]
+        commands = [command for item in self._in_flight for command in item[0]]
         try:
-            answer = self._backend.execute(commands, self._timeout + size / _MIN_THROUGHPUT)
+            reply_future = self._backend.execute(commands, self._timeout + size / _MIN_THROUGHPUT)
         except Exception:
-            # A defect here must not leave requests waiting for ever.
+            # The last line of defence: after a defect here, requests would wait for ever.
             log.exception("the line to Redis failed")
             self._fail_all()
         else:
-            answer.add_done_callback(self._on_replies)
+            reply_future.add_done_callback(self._on_replies)
 
-    def _on_replies(self, answer: ReplyFuture) -> None:
+    def _on_replies(self, reply_future: ReplyFuture) -> None:
         try:
-            replies = answer.result()
+            replies = reply_future.result()
         except RedisBackendError as error:
             self._mark_down(error)
             self._fail_all()
@@ -171,29 +173,30 @@ class RedisPipeline:
             self._fail_all()
             return
         except Exception:
+            # As in `_send_batch`: a defect must not leave requests waiting for ever.
             log.exception("the line to Redis failed")
             self._fail_all()
             return
-        answered, self._in_flight = self._in_flight, []
+        completed, self._in_flight = self._in_flight, []
         if self._queued:
-            self._send_batch()  # first, so that Redis is at work while those who are told go on
+            self._send_batch()  # before the replies are handed out: Redis works while the callers process them
         else:
             self._idle.set()
-        at = 0
-        for asked, _, waiting in answered:
-            if not waiting.done():  # else who asked has left
-                waiting.set_result(replies[at : at + len(asked)])
-            at += len(asked)
+        start = 0
+        for commands, _, future in completed:
+            if not future.done():  # done: the caller has cancelled it
+                future.set_result(replies[start : start + len(commands)])
+            start += len(commands)
 
     def _fail_all(self) -> None:
         failed, self._in_flight, self._queued = self._in_flight + self._queued, [], []
         self._idle.set()
-        for _, _, waiting in failed:
-            if not waiting.done():
-                waiting.set_exception(RedisDownError())
-                waiting.exception()  # nobody need look
+        for _, _, future in failed:
+            if not future.done():
+                future.set_exception(RedisDownError())
+                future.exception()  # marks it as retrieved, so that asyncio does not log it if nobody awaits it
 
-    # -- out of service and back ------------------------------------------------------------------------------------
+    # -- down and up again ------------------------------------------------------------------------------------------
 
     def _mark_down(self, error: Exception | None) -> None:
         if self._probe_task is None:
@@ -203,7 +206,7 @@ class RedisPipeline:
             self._probe_task = self._loop.create_task(self._probe_until_up(was_up=error is not None))
 
     async def _probe_until_up(self, *, was_up: bool) -> None:
-        silent = not was_up  # nothing has been said of it being away, so nothing need be said of it being back
+        silent = not was_up  # at the start nothing is logged yet, so a first probe that succeeds logs nothing either
         while True:
             try:
                 await self._probe_once()
@@ -213,7 +216,7 @@ class RedisPipeline:
                     log.warning("Redis cannot be reached (%s); trying again every %g s", error, self._retry_interval)
                 silent = False
             except Exception:
-                # A defect here, or an option in the address that redis-py does not know, must not end the looking.
+                # The last line of defence: neither a defect nor an option that redis-py rejects may end the probe.
                 if silent:
                     log.exception("Redis cannot be asked")
                 silent = False
@@ -224,20 +227,20 @@ class RedisPipeline:
             log.info("Redis answers again")
 
     async def _probe_once(self) -> None:
-        sent = self._clock.monotonic()
+        sent_at = self._clock.monotonic()
         reply, time = await self._backend.execute(
             [self._probe_command, TIME_COMMAND], max(self._timeout, _CONNECT_TIMEOUT)
         )
-        if isinstance(reply, Exception):  # it loads its data, or wants a password
+        if isinstance(reply, Exception):  # it is loading its data, or requires a password
             raise RedisBackendError(str(reply))
-        self._clock.update(time, sent)
+        self._clock.update(time, sent_at)
 
 
 OnReply = Callable[[Replies | None], object]
 
 
 class _ReplyCallback:
-    """One who is told, and takes replies as a future does."""
+    """Adapts a callback to the methods of a future that the pipeline uses."""
 
     __slots__ = ("_callback",)
 
@@ -251,7 +254,7 @@ class _ReplyCallback:
         try:
             self._callback(replies)
         except Exception:
-            # A defect there must not keep their replies from the others.
+            # The callback is foreign code: its defect must not keep the other callers' replies from them.
             log.exception("what Redis has replied was not understood")
 
     def set_exception(self, _: Exception) -> None:

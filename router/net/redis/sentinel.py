@@ -1,10 +1,11 @@
-"""The link to the master that Sentinels know, whichever server that is now.
+"""The backend for the current master of a service that Sentinels monitor.
 
-Theory of operation. A new connection asks all Sentinels at once who the master is, and believes the one that has seen
-the latest failover (the greatest epoch) as soon as more than half have answered: one that is frozen or cut off neither
-delays nor deceives. The server must then say of itself that it is a master. A failover ends the connections to the old
-master, either because it is dead or because Sentinel ends them when it makes a replica of it; so the next command
-after a failure finds the new one (https://redis.io/docs/latest/develop/reference/sentinel-clients/).
+Theory of operation. A new connection asks all Sentinels for the master at once. As soon as more than half have answered
+it uses the answer with the greatest epoch, that is, with the latest failover. So a Sentinel that is frozen or
+partitioned neither delays the connection nor misleads it. The server must then confirm with ROLE that it is a master. A
+failover ends the connections to the old master, either because it is dead or because Sentinel closes them when it makes
+it a replica. So the next command after a failure finds the new master
+(https://redis.io/docs/latest/develop/reference/sentinel-clients/).
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from router.net.redis.standalone import StandaloneBackend
 
 
 class SentinelBackend(StandaloneBackend):
-    """The link to one master, through one connection."""
+    """The backend for one master, through one connection."""
 
     @property
     def topology(self) -> object:
@@ -39,33 +40,33 @@ class SentinelBackend(StandaloneBackend):
 
 
 class SentinelPool(SentinelConnectionPool):
-    """redis-py's, which leaves the connections to the Sentinels open."""
+    """redis-py's pool, which would leave the connections to the Sentinels open."""
 
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
-        if inuse_connections:  # else it only lets go of a master that is no master any more
+        if inuse_connections:  # False: redis-py only drops idle connections to a former master
             await self.sentinel_manager.aclose()
 
 
 class ParallelSentinel(Sentinel):
-    """redis-py's, which asks one Sentinel after the other and waits for each that is frozen."""
+    """redis-py's Sentinel client, which would ask one Sentinel after the other and wait for each that is frozen."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
         self._queries: set[asyncio.Task[dict[str, Any] | None]] = set()
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        asked = [asyncio.create_task(_query_state(sentinel, service_name)) for sentinel in self.sentinels]
-        # Those that are slow end by themselves, since every Sentinel has a bounded time to answer.
-        self._queries.update(asked)
-        for task in asked:
+        queries = [asyncio.create_task(_query_state(sentinel, service_name)) for sentinel in self.sentinels]
+        # Slow queries are not awaited: each ends by its own timeout. The set keeps the tasks from garbage collection.
+        self._queries.update(queries)
+        for task in queries:
             task.add_done_callback(self._queries.discard)
         states: list[dict[str, Any]] = []
-        for answer in asyncio.as_completed(asked):
-            state = await answer
+        for query in asyncio.as_completed(queries):
+            state = await query
             if state is not None:
                 states.append(state)
-            if len(states) * 2 > len(asked):
+            if len(states) * 2 > len(queries):
                 break
         if not states:
             raise MasterNotFoundError("no Sentinel knows the master")
@@ -81,7 +82,7 @@ class ParallelSentinel(Sentinel):
 
 
 async def _query_state(sentinel: Any, service: str) -> dict[str, Any] | None:
-    """What a Sentinel knows of a master; None where it does not answer or does not know it."""
+    """A Sentinel's state of the master; None if it does not answer or does not know the service."""
     try:
         masters = await sentinel.sentinel_masters()
     except REDIS_ERRORS:

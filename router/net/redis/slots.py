@@ -1,6 +1,6 @@
-"""Which server of a cluster a command belongs to.
+"""The slot of a command in a cluster, and the map from slots to primaries.
 
-A key's slot is one of 16384, and each slot has one primary at a time (the cluster specification,
+A key belongs to one of 16384 slots, and each slot has one primary at a time (the cluster specification,
 https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 """
 
@@ -30,36 +30,36 @@ _KEYLESS_COMMANDS: Final = (
 )
 
 SlotMap = list[HostPort | None]
-"""The primary of each slot; None where there is none."""
+"""The primary of each slot; None for a slot without one."""
 
 
 def command_slot(command: Command | EncodedCommand) -> int | None:
-    """The slot of a command's key; None for one without a key, which any server can do."""
+    """The slot of a command's key; None for a command without a key, which any server can execute."""
     words = _decode_command(command) if isinstance(command, bytes) else command
     name = _to_upper(words[0])
     if name in _KEYLESS_COMMANDS:
         return None
-    if name in _SCRIPT_COMMANDS:
-        at = 3 if int(words[2]) else 0
-    elif name in _STREAM_READ_COMMANDS:
-        at = 1 + [_to_upper(word) for word in words].index("STREAMS")
+    if name in _SCRIPT_COMMANDS:  # name, script, number of keys, first key
+        position = 3 if int(words[2]) else 0
+    elif name in _STREAM_READ_COMMANDS:  # ... STREAMS, first key
+        position = 1 + [_to_upper(word) for word in words].index("STREAMS")
     else:
-        at = 2 if name in _KEY_SECOND_COMMANDS else 1
-    if not 0 < at < len(words):
+        position = 2 if name in _KEY_SECOND_COMMANDS else 1
+    if not 0 < position < len(words):
         return None
-    key = words[at]
+    key = words[position]
     return key_slot(key if isinstance(key, bytes) else str(key).encode())
 
 
 def _decode_command(command: EncodedCommand) -> Sequence[bytes]:
-    reader = hiredis.Reader()  # a command goes over the wire as a list of its words, as a reply may
+    reader = hiredis.Reader()  # a parser of replies: a command on the wire is an array of strings, as a reply may be
     reader.feed(command)
     words: Sequence[bytes] = reader.gets()
     return words
 
 
 def parse_slots(reply: Sequence[Any], asked_host: str) -> SlotMap:
-    """The map in a reply to CLUSTER SLOTS; a server that does not say its name is called as it was `asked`."""
+    """Parses the reply to CLUSTER SLOTS. A server without a host name in it has that of `asked_host`."""
     owners: SlotMap = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, stop, primary, *_ in reply:
         name, port = primary[0], primary[1]

@@ -1,12 +1,12 @@
-"""Where Redis is: the addresses that `cache.url` takes, read and checked.
+"""The URLs that `cache.url` accepts, parsed and validated.
 
     redis://[user:password@]host[:port][/db]                               one server; rediss:// with TLS
     unix://[user:password@]/path/to/redis.sock[?db=0]                      one server on this machine
-    redis+sentinel://[user:password@]host[:port][,host[:port]…]/service    the master that Sentinels know by that name
+    redis+sentinel://[user:password@]host[:port][,host[:port]…]/service    the master of a service of Sentinels
     redis+cluster://[user:password@]host[:port][,host[:port]…]             a cluster, found through any of its servers
 
-`rediss+sentinel://` and `rediss+cluster://` are the same with TLS. Options follow a `?`, as redis-py calls them. No
-message of this module repeats any part of an address, since every part may turn out to be half of a password.
+`rediss+sentinel://` and `rediss+cluster://` are the same with TLS. Options follow a `?` and have redis-py's names. No
+error message of this module repeats any part of a URL: in a malformed URL every part may belong to a password.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ _BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": 
 
 RedisKind = Literal["server", "socket", "sentinel", "cluster"]
 HostPort = tuple[str, int]
-"""A name or number, and a port."""
+"""A host name or IP address, and a port."""
 
 
 class RedisUrlError(ValueError):
-    """An address of Redis that cannot be used; the message is one line and shows nothing of the address."""
+    """A URL that cannot be used. The message is one line and repeats no part of the URL."""
 
 
 class RedisUrl(msgspec.Struct, frozen=True, kw_only=True):
-    """An address of Redis.
+    """A parsed URL.
 
-    - `hosts`: the server; the Sentinels; some servers of the cluster; empty for a Unix socket.
-    - `path`: the Unix socket. `service`: what the Sentinels call the master.
-    - `username`, `password`: of the servers that hold the keys; `sentinel_username`, `sentinel_password`: of the
-      Sentinels, which have users of their own.
-    - `tls`: whether all connections are encrypted; `tls_options`: how, by redis-py's names.
+    - `hosts`: the server, the Sentinels, or some servers of the cluster; empty for a Unix socket.
+    - `path`: the Unix socket. `service`: the Sentinels' name for the master.
+    - `username`, `password`: for the servers that hold the keys. `sentinel_username`, `sentinel_password`: for the
+      Sentinels, which have separate users.
+    - `tls`: whether all connections are encrypted. `tls_options`: redis-py's options for that.
     """
 
     kind: RedisKind
@@ -63,14 +63,14 @@ class RedisUrl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_redis_url(url: str) -> RedisUrl:
-    """Reads an address. Raises AddressError."""
+    """Raises RedisUrlError."""
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         raise RedisUrlError(f"expected embedded, {', '.join(f'{known}://' for known in SCHEMES)}")
     if not url.isprintable() or any(character in url for character in " #"):
         raise RedisUrlError("white space and # must be written as %20 and %23")
-    place, _, query = rest.partition("?")
-    location, _, path = place.partition("/")
+    target, _, query = rest.partition("?")
+    location, _, path = target.partition("/")
     if "@" in path or "@" in query:
         raise RedisUrlError("in a user, password or option, / and ? and @ must be written as %2F, %3F and %40")
     credentials, _, hosts = location.rpartition("@")
@@ -94,7 +94,7 @@ def parse_redis_url(url: str) -> RedisUrl:
 
 
 def find_url_problems(url: str) -> list[str]:
-    """What is wrong with an address, for the configuration's reader."""
+    """The error messages for a URL in the configuration; empty if it is valid."""
     if url.startswith("memory:"):
         return ["memory:// is not supported: replicas would share nothing; embedded needs no Redis of yours either"]
     try:
@@ -124,7 +124,7 @@ def _hosts(text: str, kind: RedisKind) -> tuple[HostPort, ...]:
         if text:
             raise RedisUrlError("unix:// is followed by the whole path of a socket, as in unix:///run/redis.sock")
         return ()
-    hosts = tuple(_host(one, _SENTINEL_PORT if kind == "sentinel" else _PORT) for one in text.split(","))
+    hosts = tuple(_host(host, _SENTINEL_PORT if kind == "sentinel" else _PORT) for host in text.split(","))
     if kind == "server" and len(hosts) > 1:
         raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
     return hosts
@@ -132,15 +132,15 @@ def _hosts(text: str, kind: RedisKind) -> tuple[HostPort, ...]:
 
 def _host(text: str, default: int) -> HostPort:
     if text.startswith("["):
-        name, closed, rest = text[1:].partition("]")
-        if not closed or (rest and not rest.startswith(":")):
+        name, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
             raise RedisUrlError("an IPv6 address stands in brackets, with the port behind them")
-        colon, port = rest[:1], rest[1:]
+        separator, port = rest[:1], rest[1:]
     else:
-        name, colon, port = text.partition(":")
+        name, separator, port = text.partition(":")
     if not name:
         raise RedisUrlError("there is no host")
-    if not colon:
+    if not separator:
         return unquote(name), default
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise RedisUrlError("a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX")
@@ -174,7 +174,7 @@ def _options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
     known = ("db", *(_SENTINEL_OPTIONS if kind == "sentinel" else ()), *(_TLS_OPTIONS if tls else ()))
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
-    # What is not known is not repeated: it may be the end of a password with a ? in it.
+    # An unknown option is not repeated in the message: it may be the end of a password that contains a `?`.
     if len(options) < len(pairs) or any(name not in known or not value for name, value in pairs):
         without_tls = "" if tls else "; those of TLS need a scheme with rediss"
         raise RedisUrlError(f"the options here are {', '.join(known)}, each once and with a value{without_tls}")
@@ -182,12 +182,12 @@ def _options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
 
 
 def _tls_options(options: Mapping[str, str]) -> dict[str, str | bool]:
-    chosen: dict[str, str | bool] = {name: options[name] for name in _TLS_OPTIONS if name in options}
+    tls_options: dict[str, str | bool] = {name: options[name] for name in _TLS_OPTIONS if name in options}
     if options.get("ssl_cert_reqs", "none") not in ("none", "optional", "required"):
         raise RedisUrlError("ssl_cert_reqs is none, optional or required")
     if "ssl_check_hostname" in options:
-        wanted = _BOOLEANS.get(options["ssl_check_hostname"].lower())
-        if wanted is None:
+        check_hostname = _BOOLEANS.get(options["ssl_check_hostname"].lower())
+        if check_hostname is None:
             raise RedisUrlError("ssl_check_hostname is true or false")
-        chosen["ssl_check_hostname"] = wanted
-    return chosen
+        tls_options["ssl_check_hostname"] = check_hostname
+    return tls_options
