@@ -1,13 +1,14 @@
-"""The breakers of all engines, as router processes share them through Redis.
+"""The engines' circuit breakers, shared by router processes through Redis.
 
-Theory of operation. Each process counts for itself, and is asked without waiting. When a breaker opens or closes, its
-process writes that to a key; the others are told by Redis that the key has changed (router.net.redis.listener), and
-read it. What was read last counts. A key that is not there says nothing, so it may lapse and be lost: whoever has heard
-of it holds on to it, and it ends by the clock. While Redis is away, each process has its own breakers.
+Theory of operation. Each process counts failures by itself, and its breakers are read without waiting. When a breaker
+opens or closes, the process writes its state to a key. The other processes get Redis' push that the key has changed
+(router.net.redis.listener), read it, and merge it into their own state. A missing key means nothing, so it may expire
+or be lost: a process that has read the state keeps it, and the state ends by the clock. While Redis is down, each
+process has its own breakers.
 
-A process counts by its monotonic clock, which nobody can set; what it writes to Redis is in Redis' time.
+A process counts by its monotonic clock, which cannot be set; the times that it writes are in Redis' time.
 
-The one request of a half-open breaker is sent by whoever has the claim on it, of all processes.
+Of all processes, only the one that has the probe's claim sends the one request of a half-open breaker.
 """
 
 import asyncio
@@ -28,22 +29,22 @@ from router.shared.scripts import DELETE_IF_SAME
 log = logging.getLogger("roundhouse.breakers")
 
 MIN_PROBE_LEASE: Final = 2.0
-"""Seconds that a probe should have at least to find something out."""
+"""Seconds that a probe should have at least before its claim expires."""
 
-_KEY_RETENTION: Final = 60.0  # seconds for which a key stays after there is nothing in it that still holds
-_CLAIM_RETRY_DELAY: Final = 0.5  # seconds for which another process' claim is believed without asking
-_PRESSURE_RETRY_AFTER: Final = 2.0  # seconds: what a breaker that is open for pressure may take to close, as a guess
+_KEY_RETENTION: Final = 60.0  # seconds for which a key stays after the last time in it has passed
+_CLAIM_RETRY_DELAY: Final = 0.5  # seconds after another process had the claim until it is requested again
+_PRESSURE_RETRY_AFTER: Final = 2.0  # seconds; a guess of how long a breaker stays open for pressure
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(EngineBreaker).decode
 
 
 class Breakers:
-    """Of each engine that is known, a breaker.
+    """A breaker for each configured engine.
 
-    - A breaker that opens or closes in one process does so in all, within moments, as long as Redis answers.
-    - Of a half-open breaker, `claim_probe` is true to one process at a time, until it calls `release_probe`.
-    - Nothing here fails or waits for longer than Redis' timeout because Redis does.
+    - A breaker that opens or closes in one process soon does so in all processes, as long as Redis answers.
+    - For a half-open breaker, `claim_probe` returns True in one process at a time, until it calls `release_probe`.
+    - When Redis fails or is slow, no method fails, and none waits for longer than Redis' timeout.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Breakers:
         probe_lease: float,
         clock: RedisClock,
     ) -> None:
-        """`known`: the engines that there are; `lease`: seconds after which a claim is taken to be lost."""
+        """`engine_names`: the configured engines. `probe_lease`: seconds after which a probe's claim expires."""
         self._pipeline = pipeline
         self._policy = policy
         self._engine_names = engine_names
@@ -64,40 +65,40 @@ class Breakers:
         self._clock = clock.monotonic
         self._process_id = secrets.token_hex(6)
         self._breakers: dict[str, EngineBreaker] = {}
-        self._claim_retry_at: dict[str, float] = {}  # until when the claim on an engine's probe is not asked for
+        self._claim_retry_at: dict[str, float] = {}  # by engine: until when its probe's claim is not requested
 
     def inherit(self, previous: "Breakers") -> None:
-        """Takes over what the breakers of another configuration know of the engines that are still there."""
+        """Takes over the former configuration's state of the engines that are still configured."""
         known = previous._breakers.items()  # noqa: SLF001 - one of its own kind
         self._breakers = {name: breaker for name, breaker in known if name in self._engine_names()}
 
-    # -- what is known ----------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------------
 
     def state(self, engine: str) -> BreakerState:
         breaker = self._breakers.get(engine)
         return breaker.state(self._clock()) if breaker is not None else BreakerState.CLOSED
 
     def under_pressure(self, engine: str) -> bool:
-        """Whether its KV cache is full, or was and has not emptied enough since."""
+        """Whether the engine's KV cache is above `open_above`, or was and is not below `close_below` yet."""
         breaker = self._breakers.get(engine)
         return breaker is not None and breaker.under_pressure(self._clock())
 
     def retry_after(self, engine: str) -> float:
-        """Seconds until it may take work again, as far as that is known."""
+        """Seconds until the engine may get requests again, as far as that is known."""
         breaker, now = self._breakers.get(engine), self._clock()
         if breaker is None or breaker.state(now) is BreakerState.CLOSED:
             return 0.0
-        cooling = max(0.0, breaker.until - now) if breaker.until is not None else 0.0
-        return max(cooling, _PRESSURE_RETRY_AFTER) if breaker.under_pressure(now) else cooling
+        cooldown = max(0.0, breaker.until - now) if breaker.until is not None else 0.0
+        return max(cooldown, _PRESSURE_RETRY_AFTER) if breaker.under_pressure(now) else cooldown
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def on_failure(self, engine: str, *, probe: bool = False) -> None:
         self._update(engine, self._get(engine).on_failure(self._clock(), self._policy, probe=probe))
 
     def on_success(self, engine: str, *, probe: bool = False) -> None:
         breaker = self._breakers.get(engine)
-        if breaker is not None:  # to one that nothing is known of, it is no news
+        if breaker is not None:  # without a breaker there are no failures to reset
             self._update(engine, breaker.on_success(probe=probe))
 
     def on_recovered(self, engine: str) -> None:
@@ -129,59 +130,61 @@ class Breakers:
         return breaker.state(now).value + (", for pressure" if breaker.under_pressure(now) else "")
 
     def _publish(self, engine: str, breaker: EngineBreaker) -> None:
-        holds = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
-        life = int(1000 * (max(0.0, holds) + _KEY_RETENTION))
+        remaining = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
+        ttl_ms = int(1000 * (max(0.0, remaining) + _KEY_RETENTION))
         try:
             self._pipeline.send(
-                ("SET", breaker_key(engine), _encode(breaker.on_clock(self._redis_clock.to_redis_time)), "PX", life)
+                ("SET", breaker_key(engine), _encode(breaker.on_clock(self._redis_clock.to_redis_time)), "PX", ttl_ms)
             )
         except RedisDownError:
             log.debug("the others will find out for themselves while Redis is away")
 
-    # -- the one request of a half-open breaker ---------------------------------------------------------------------
+    # -- the probe: the one request of a half-open breaker ----------------------------------------------------------
 
     async def claim_probe(self, engine: str) -> bool:
-        """Whether this process may send it, now."""
+        """Whether this process may send the probe now. If so, it must call `release_probe` when the probe ends."""
         now = self._clock()
         if self._claim_retry_at.get(engine, 0.0) > now:
             return False
+        # Before the await: the other requests of this process must not request the claim a second time.
         self._claim_retry_at[engine] = now + self._probe_lease
         try:
-            # Who had the claim before may have found something out, which is written by the time that it is free.
-            taken, found = await self._pipeline.execute(
+            # A former holder writes what its probe showed before it releases the claim. So the state is read after the
+            # claim is taken.
+            taken, state = await self._pipeline.execute(
                 ("SET", probe_key(engine), self._process_id, "NX", "PX", int(1000 * self._probe_lease)),
                 after_previous(("GET", breaker_key(engine))),
             )
         except RedisDownError:
-            return True
+            return True  # without Redis each process sends a probe of its own
         except asyncio.CancelledError:
             self.release_probe(engine)
             raise
-        self._merge(engine, found)
+        self._merge(engine, state)
         if taken is None:
             self._claim_retry_at[engine] = now + _CLAIM_RETRY_DELAY
             return False
-        if self.state(engine) is BreakerState.OPEN:
+        if self.state(engine) is BreakerState.OPEN:  # the former holder's probe has failed
             self.release_probe(engine)
             return False
         return True
 
     def release_probe(self, engine: str) -> None:
-        """What the probe has shown has been told by now."""
+        """To be called after the probe's result was reported, so that its state is written before the release."""
         self._claim_retry_at.pop(engine, None)
         try:
             self._pipeline.send(after_previous(("EVAL", DELETE_IF_SAME, 1, probe_key(engine), self._process_id)))
         except RedisDownError:
             log.debug("the claim lapses by itself while Redis is away")
 
-    # -- what is heard ----------------------------------------------------------------------------------------------
+    # -- Redis' pushes ----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Something may have changed of which nobody told."""
+        """Reads all breakers; to be called when changes may have been missed."""
         self._fetch(list(self._engine_names()))
 
     def on_key_changed(self, key: str) -> None:
-        """A breaker's key has changed, or that of a claim."""
+        """Reads the breaker whose key has changed; keys of other kinds are ignored."""
         engine = breaker_engine(key)
         if engine in self._engine_names():
             self._fetch([engine])
@@ -198,19 +201,19 @@ class Breakers:
             log.debug("the breakers will be read when Redis is back")
 
     def _on_fetched(self, engines: list[str], replies: Replies | None) -> None:
-        for engine, found in zip(engines, replies or (), strict=False):
-            self._merge(engine, found)
+        for engine, reply in zip(engines, replies or (), strict=False):
+            self._merge(engine, reply)
 
     def _merge(self, engine: str, reply: object) -> None:
         if not isinstance(reply, bytes):
             return
         try:
-            told = _decode(reply)
+            state = _decode(reply)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             log.warning("engine %s: what Redis has of its breaker is not understood, and passed over", engine)
             return
         self._set(
-            engine, self._get(engine).merge(told.on_clock(self._redis_clock.to_monotonic), self._clock(), self._policy)
+            engine, self._get(engine).merge(state.on_clock(self._redis_clock.to_monotonic), self._clock(), self._policy)
         )
 
 

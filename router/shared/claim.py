@@ -1,4 +1,4 @@
-"""A process' word that it generates an entry, as it stands in Redis beside the entry."""
+"""The claim: the string in Redis that says which process generates an entry."""
 
 from typing import Final
 
@@ -7,13 +7,14 @@ import msgspec
 from router.shared.purges import BEGINNING, PurgePosition
 
 LEASE_DURATION: Final = 2.0
-"""Seconds for which a claim stands without being renewed, and for which a leader that gives no sign is waited for."""
+"""Seconds after which a claim expires unless it is renewed, and after which a silent leader counts as lost."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A process' word that it generates an entry.
+    """A claim's value.
 
-    `flight` is the generation's id, `digest` the request's; `since` is how far the purges were known when it began.
+    `flight_id` names the in-flight request, `digest` is that of the request; `purge_position` is the last record of the
+    purge log that the process knew when the generation began.
     """
 
     process_id: str
@@ -26,21 +27,21 @@ class Claim(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, value: object) -> "Claim | None":
-        """None for what is no claim, or one of another version."""
-        words = value.decode("ascii", "replace").split(":") if isinstance(value, bytes) else []
-        if len(words) != 4:
+        """None for a value that is not a claim, or a claim of another version."""
+        parts = value.decode("ascii", "replace").split(":") if isinstance(value, bytes) else []
+        if len(parts) != 4:
             return None
-        milliseconds, _, number = words[3].partition("-")
+        milliseconds, _, number = parts[3].partition("-")
         if not (milliseconds.isdecimal() and number.isdecimal()):
             return None
-        return cls(words[0], words[1], words[2], (int(milliseconds), int(number)))
+        return cls(parts[0], parts[1], parts[2], (int(milliseconds), int(number)))
 
 
 def encode_claim(process_id: str, flight_id: str, digest: str, purge_position: PurgePosition) -> str:
-    """A claim as it stands in Redis."""
+    """The value of a claim in Redis."""
     return f"{process_id}:{flight_id}:{digest}:{purge_position[0]}-{purge_position[1]}"
 
 
 def process_channel(process_id: str) -> str:
-    """On which channel a process is told that one of its flights is wanted."""
+    """The channel on which a process receives the ids of its in-flight requests that other processes follow."""
     return f"rh:1:process:{process_id}"

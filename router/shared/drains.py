@@ -1,15 +1,14 @@
-"""Which engines are drained, in every router at once.
+"""Which engines are drained, shared by all routers.
 
-    rh:1:drain:engines     a hash: an engine's name, and `drained` or `resumed` with the time of that
+    rh:1:drain:engines     a hash: an engine's name -> `drained` or `resumed`, and the time of the change
 
-A drained engine gets no new work; what it works on goes on to its end. While Redis is away, the last known state holds,
-and what is changed at a router holds there; Redis is told once it is back.
+A drained engine gets no new requests; its running requests finish. While Redis is down, the last known state holds. A
+change made at a router meanwhile holds there, and is sent to Redis once it is up.
 
-Theory of operation. That an engine is not in the hash means that Redis does not know, not that it was resumed: Redis
-may have been emptied, or have evicted the key. So to resume an engine is written down as well. Of two things that are
-said of one engine the later counts. Each router tells Redis what it knows and Redis does not, whenever it reads the
-hash. Times are those of Redis' clock, in milliseconds; each change is later than the one that it replaces, whatever the
-clock says.
+Theory of operation. An engine that is missing in the hash is in an unknown state, not resumed: Redis may have been
+emptied, or may have evicted the key. So `resumed` is stored explicitly. Of two states of an engine the later one
+counts. Whenever a router reads the hash, it writes the states that it knows and Redis lacks. Times are those of Redis'
+clock, in milliseconds. Each change gets a later time than the state that it replaces, even if the clock was set back.
 """
 
 import logging
@@ -26,7 +25,7 @@ log = logging.getLogger("roundhouse.engines")
 _DRAINED: Final = "drained"
 _RESUMED: Final = "resumed"
 
-# ARGV: an engine, the state that it is to have, and the time of what the caller knows of it.
+# ARGV: an engine, its new state, and the time of the state that the caller knows.
 _CHANGE_SCRIPT: Final = """
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local state, at = string.match(there, '^(%a+) (%d+)$')
@@ -36,7 +35,7 @@ now = math.max(now[1] * 1000 + math.floor(now[2] / 1000), (tonumber(at) or 0) + 
 return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. string.format('%.0f', now))
 """
 
-# ARGV: an engine, and its state and time as the caller knows them.
+# ARGV: an engine, and the state and time that the caller knows. A state in Redis that is as late or later stays.
 _RESTORE_SCRIPT: Final = """
 local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 local _, at = string.match(there, '^(%a+) (%d+)$')
@@ -46,35 +45,35 @@ return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3])
 
 
 class DrainState(NamedTuple):
-    """Whether an engine is drained, and since when that is known, in milliseconds of Redis' clock."""
+    """Whether an engine is drained, and the time of that change in milliseconds of Redis' clock."""
 
     drained: bool
     changed_at: int
 
 
 def drain_command(engine: str, known_at: int = 0) -> Command:
-    """Tells Redis that an engine is drained. `known`: the time of the state that the caller knows, which is earlier."""
+    """Marks an engine as drained. `known_at`: the time of the state that the caller knows; the new time is later."""
     return ("EVAL", _CHANGE_SCRIPT, 1, DRAINS_KEY, engine, _DRAINED, known_at)
 
 
 def resume_command(engine: str, known_at: int = 0) -> Command:
-    """Tells Redis that an engine is drained no longer."""
+    """Marks an engine as resumed; see `drain_command`."""
     return ("EVAL", _CHANGE_SCRIPT, 1, DRAINS_KEY, engine, _RESUMED, known_at)
 
 
 def read_drains_command() -> Command:
-    """Asks Redis for the states of all engines; see `read_states`."""
+    """Reads the states of all engines; see `decode_drains`."""
     return ("HGETALL", DRAINS_KEY)
 
 
 def decode_drains(reply: Any) -> dict[str, DrainState]:
-    """The reply to `read_command`; what is not understood is left out."""
+    """Decodes the reply to `read_drains_command`. Invalid states are skipped."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     states = {}
     for name, value in pairs:
-        state, _, at = value.partition(b" ")
-        if state in (b"drained", b"resumed") and at.isdigit() and len(at) < 16:
-            states[name.decode("utf-8", "replace")] = DrainState(state == b"drained", int(at))
+        state, _, changed_at = value.partition(b" ")
+        if state in (b"drained", b"resumed") and changed_at.isdigit() and len(changed_at) < 16:
+            states[name.decode("utf-8", "replace")] = DrainState(state == b"drained", int(changed_at))
         else:
             log.warning("what Redis says of a drained engine is not understood, and passed over")
     return states
@@ -83,16 +82,17 @@ def decode_drains(reply: Any) -> dict[str, DrainState]:
 class Drains:
     """The drained engines, as this process knows them.
 
-    - `names`: of them; kept while Redis is away, and where it was emptied. An engine that nobody has may be among them.
-    - `told` is called with them whenever they are other than before.
-    - What is drained or resumed here holds here at once. `drain` and `resume` say whether Redis knows too; where it
-      does not, it is told before it is next asked: that is `untold`, by name, and grows with engines alone.
+    - `names`: the drained engines. They are kept while Redis is down and when it was emptied, and may include engines
+      that are not configured.
+    - `on_change` is called with `names` whenever they change.
+    - `drain` and `resume` take effect in this process at once, and return whether Redis has the change. If it has not,
+      the change is in `unpublished`, by the engine's name, and is sent before the next read.
     """
 
     def __init__(
         self, pipeline: RedisPipeline, on_change: Callable[[frozenset[str]], None], previous: "Drains | None" = None
     ) -> None:
-        """`old`: in whose place these are to go on, as if nothing had happened."""
+        """`previous`: the object of the former configuration, whose state is taken over."""
         self._pipeline = pipeline
         self._on_change = on_change
         self._states: dict[str, DrainState] = dict(previous._states) if previous is not None else {}  # noqa: SLF001 - its own kind
@@ -106,27 +106,28 @@ class Drains:
         return await self._set_drained(engine, drained=False)
 
     async def try_refresh(self) -> None:
-        """They may have changed, or Redis is back: reads them again."""
+        """As `refresh`, but keeps the known states while Redis is down."""
         try:
             await self.refresh()
         except RedisDownError:
             log.debug("the drained engines cannot be read while Redis is away; they stay as they are")
 
     async def refresh(self) -> None:
-        """Reads them again, after Redis was told what it does not know. Raises RedisDownError."""
-        untold = dict(self.unpublished)
-        *told, found = await self._pipeline.execute(
-            *[self._pending_command(name) for name in untold], read_drains_command()
+        """Sends the unpublished changes, then reads all states. Raises RedisDownError."""
+        unpublished = dict(self.unpublished)
+        *results, drains = await self._pipeline.execute(
+            *[self._pending_command(name) for name in unpublished], read_drains_command()
         )
-        for name, reply in zip(untold, told, strict=True):
-            if not isinstance(reply, Exception) and self.unpublished.get(name) is untold[name]:
+        # A change that was reversed during the round trip stays unpublished.
+        for name, reply in zip(unpublished, results, strict=True):
+            if not isinstance(reply, Exception) and self.unpublished.get(name) is unpublished[name]:
                 del self.unpublished[name]
-        if isinstance(found, RedisBackendError):  # of a cluster, the server that holds the key is away
+        if isinstance(drains, RedisBackendError):  # the server of a cluster that holds the key is down
             raise RedisDownError
-        if isinstance(found, Exception):  # a wrong type at our key, or no right to read it
-            log.warning("the drained engines cannot be read: %s", found)
+        if isinstance(drains, Exception):  # a value of another type at our key, or no permission to read it
+            log.warning("the drained engines cannot be read: %s", drains)
             return
-        states = decode_drains(found)
+        states = decode_drains(drains)
         self._restore({name: known for name, known in self._states.items() if _is_newer(known, states.get(name))})
         for name, state in states.items():
             if _is_newer(state, self._states.get(name)):
@@ -134,11 +135,11 @@ class Drains:
         self._update_names()
 
     def _pending_command(self, engine: str) -> Command:
-        known = self._states.get(engine, _UNKNOWN).changed_at
-        return drain_command(engine, known) if self.unpublished[engine] else resume_command(engine, known)
+        known_at = self._states.get(engine, _UNKNOWN).changed_at
+        return drain_command(engine, known_at) if self.unpublished[engine] else resume_command(engine, known_at)
 
     def _restore(self, missing: dict[str, DrainState]) -> None:
-        """Tells Redis what it has lost."""
+        """Writes the states that Redis has lost."""
         if not missing:
             return
         log.warning("Redis has lost which engines are drained; it is told again")
@@ -156,11 +157,11 @@ class Drains:
 
     def _update_names(self) -> None:
         drained = {name: state.drained for name, state in self._states.items()}
-        drained.update(self.unpublished)  # what Redis is still to be told is newer than what it says
-        known = frozenset([name for name, is_drained in drained.items() if is_drained])
-        if known != self.names:
-            self.names = known
-            self._on_change(known)
+        drained.update(self.unpublished)  # a change that Redis does not have yet is newer than Redis' state
+        names = frozenset([name for name, is_drained in drained.items() if is_drained])
+        if names != self.names:
+            self.names = names
+            self._on_change(names)
 
 
 _UNKNOWN: Final = DrainState(drained=False, changed_at=0)

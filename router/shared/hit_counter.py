@@ -1,9 +1,10 @@
-"""How often entries are hit: counted in the process, and added up in Redis now and then.
+"""Counts hits per entry in the process, and adds them up in Redis periodically.
 
-    rh:1:hits:{tenant}     a sorted set: an entry's key, and its hits
+    rh:1:hits:{tenant}     a sorted set: an entry's key, scored by its hits
 
-Counting must cost next to nothing, since it is done for every hit; so it is a map, and what does not fit goes uncounted
-until the map is emptied. What is in Redis has a bound too: the most popular of each tenant remain.
+Counting must cost almost nothing, since it is done at every hit. So the counts are in a dict with a bound, and an entry
+that does not fit is not counted until the dict is emptied. The counts in Redis are bounded, too: for each tenant, only
+those of its most popular entries are kept.
 """
 
 from typing import Final
@@ -12,21 +13,22 @@ from router.core.cache.redis_keys import KEY_PREFIX, hits_key
 from router.net.redis.commands import Command
 
 MAX_COUNTED_ENTRIES: Final = 10_000
-"""Entries that are counted between two emptyings; more of them go uncounted."""
+"""Entries that are counted between two calls of `take_commands`; hits of further entries are not counted."""
 
 MAX_ENTRIES_PER_TENANT: Final = 1000
-"""Entries of a tenant that stay counted in Redis."""
+"""Entries of a tenant whose counts Redis keeps."""
 
 COUNTS_TTL: Final = 30 * 86400
-"""Seconds after the last hit of a tenant's entries at which their counts are dropped."""
+"""Seconds after the last hit of any entry of a tenant until its counts expire."""
 
 
 class HitCounter:
-    """Hits since they were last taken.
+    """Hits since the last call of `take_commands`.
 
-    - `note` never raises and never waits.
-    - `take` gives the commands that add up what was noted, and begins anew; those of a tenant are about one key.
-    - What was taken and got lost on its way is not counted: hits are told to people, not billed.
+    - `record_hit` never raises and never waits.
+    - `take_commands` returns the commands that add the counts in Redis, and starts from zero. The commands of a tenant
+      have one key.
+    - Counts whose commands are lost are not added again: hits are for information, not for billing.
     """
 
     __slots__ = ("_hits", "_max_entries")
@@ -36,7 +38,6 @@ class HitCounter:
         self._max_entries = max_entries
 
     def record_hit(self, key: str) -> None:
-        """An entry was hit."""
         hits = self._hits
         if key in hits:
             hits[key] += 1
@@ -44,7 +45,7 @@ class HitCounter:
             hits[key] = 1
 
     def take_commands(self) -> list[Command]:
-        """The commands for Redis, in the order in which they are to be sent."""
+        """The commands for Redis, in the order in which they must be sent."""
         hits, self._hits = self._hits, {}
         commands: list[Command] = []
         tenants: dict[str, None] = {}
@@ -53,6 +54,7 @@ class HitCounter:
             tenants[counts] = None
             commands.append(("ZINCRBY", counts, count, key))
         for counts in tenants:
+            # After all increments: everything except the most popular entries is removed.
             commands.append(("ZREMRANGEBYRANK", counts, 0, -MAX_ENTRIES_PER_TENANT - 1))
             commands.append(("EXPIRE", counts, COUNTS_TTL))
         return commands

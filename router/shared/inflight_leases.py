@@ -1,15 +1,16 @@
-"""Generations in flight, as router processes share them through Redis.
+"""Leases on generations, and their streams: how router processes share in-flight requests through Redis.
 
-Theory of operation. A claim is a string beside the entry-to-be: it says which process generates it, under which id,
-and how far that process knew the purges when the generation began. It lapses unless it is renewed, so a process that is
-killed is missed within seconds. A process that finds the claim of another one publishes on its channel that the flight
-is wanted; only then does the leader write what the flight has said, from its first frame on, to a stream
-(router.shared.stream_writer), and a first record at once as the acknowledgement. So a flight that nobody else asks for
-costs a claim and nothing more. How a follower reads the stream, and when it takes the leader to be lost, is in
-router.shared.stream_reader. A follower that has had nothing yet takes over the claim of a lost leader, and leads.
+Theory of operation. A claim is a string in Redis beside the key of the future entry. It names the process that
+generates the entry, the id of its in-flight request, and the purge position that the process knew when the generation
+began. A claim expires unless it is renewed, so a killed process is detected within seconds. A process that finds
+another process' claim publishes the id on that leader's channel. Only then does the leader begin a stream
+(router.shared.stream_writer): it writes a first record at once, as the acknowledgement, with all frames so far, and
+then the frames that follow. So a generation without a remote follower costs one claim and nothing more. How a follower
+reads the stream, and when it considers the leader lost, is in router.shared.stream_reader. A follower that has received
+nothing yet takes over the claim of a lost leader, and leads.
 
-An id is a random prefix of the process' flights and a number. No other process, restart or reload can have it, so no
-stream and no claim is ever taken for another generation's.
+The id of an in-flight request is a random prefix per process and reload, and a number. No other process, restart or
+reload can have the same id, so no stream or claim is mistaken for another generation's.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from router.shared.stream_writer import Producer, RedisStreamWriter, StreamRecor
 
 log = logging.getLogger("roundhouse.flights")
 
-_RENEW_INTERVAL: Final = LEASE_DURATION / 3
+_RENEW_INTERVAL: Final = LEASE_DURATION / 3  # so that a claim survives one renewal that fails
 
 _CLAIM: Final = command_template("SET", None, None, "NX", "PX", int(LEASE_DURATION * 1000))
 _READ_CREATED: Final = command_template("HGET", None, "created")
@@ -44,15 +45,15 @@ _RENEW: Final = command_template(
     None,
     int(LEASE_DURATION * 1000),
 )
-_RENEW_BATCH_SIZE: Final = 100  # claims that are renewed in one batch, so that look-ups need not wait behind thousands
+_RENEW_BATCH_SIZE: Final = 100  # claims renewed in one batch, so that no lookup waits behind thousands of them
 
 
 _ClaimArgs = tuple[int, bytes, int, bytes]
-"""Of a claim that is ours its name and its text, each after its length: what _CLAIM and _RELEASE are filled with."""
+"""A claim's key and its value, each after its length: the arguments of _CLAIM and _RELEASE."""
 
 
 class PendingClaim(NamedTuple):
-    """A question for a claim, whose answer is to come."""
+    """A claim that has been requested, and the replies to come."""
 
     flight_id: str
     digest: str
@@ -65,13 +66,14 @@ class PendingClaim(NamedTuple):
 class InFlightLeases:
     """The claims and streams of one process.
 
-    - Of all processes that `claim` an entry, one has it, until it releases it, dies, or the entry is purged.
-    - Of all processes that `take_over` a claim whose leader is lost, one has it.
-    - A flight is written to its stream only if somebody follows it. One that can no longer be written is not claimed.
+    - Of all processes that claim an entry, one gets it, until it releases the claim, dies, or the entry is purged.
+    - Of all processes that `take_over` a claim whose leader is lost, one gets it.
+    - An in-flight request is written to its stream only if it has a remote follower. If its stream can no longer be
+      written, its claim is released.
     """
 
     def __init__(self, pipeline: RedisPipeline, *, on_remote_subscriber: Callable[[str], None]) -> None:
-        """`wanted` is told, every second, which flight of this process another one follows."""
+        """`on_remote_subscriber` is called with the id of an in-flight request, once a second per remote follower."""
         self.process_id = secrets.token_hex(6)
         self._pipeline = pipeline
         self._on_remote_subscriber = on_remote_subscriber
@@ -81,45 +83,46 @@ class InFlightLeases:
 
     @property
     def channel(self) -> str:
-        """On which others say what they want of this process."""
+        """The channel on which followers publish the ids of in-flight requests of this process."""
         return process_channel(self.process_id)
 
     # -- leading ----------------------------------------------------------------------------------------------------
 
     def begin_claim(self, key: str, digest: str, flight_id: str, purge_position: PurgePosition) -> "PendingClaim":
-        """Asks for the claim of an entry for a flight, at once; `claim` then says who has it. Raises RedisDownError.
+        """Sends the command that claims an entry; `finish_claim` awaits the outcome. Raises RedisDownError.
 
-        It is taken for ours until that is known, so it can be released before, where nobody waits for it any more.
+        Until the outcome is known, the claim counts as ours, so that `release` works when the caller leaves before.
         """
-        words, look = self._claim_args(key, digest, flight_id, purge_position)
-        claim = _CLAIM % words
-        asked = PendingClaim(flight_id, digest, words, claim, look, self._pipeline.execute(claim, look))
-        self._claims[flight_id] = words
-        return asked
+        claim_args, lookup = self._claim_args(key, digest, flight_id, purge_position)
+        claim = _CLAIM % claim_args
+        pending = PendingClaim(flight_id, digest, claim_args, claim, lookup, self._pipeline.execute(claim, lookup))
+        self._claims[flight_id] = claim_args
+        return pending
 
     async def finish_claim(
         self, pending: "PendingClaim", replaced_entry_created: float | None = None
     ) -> Claim | Literal["stored"] | None:
-        """None: it is ours; else who has it, or that the entry has been stored meanwhile.
+        """None if this process has the claim; else the claim of another one, or "stored" if the entry exists by now.
 
-        `seen`: when the entry was created that was there before and is to be replaced. Raises RedisDownError.
+        `replaced_entry_created`: the creation time of the entry that the generation is to replace, which does not count
+        as "stored". Raises RedisDownError.
         """
         taken, created = await pending.replies
-        found = None
-        if taken is None:  # which is rare; it may be free again by now
-            again = self._pipeline.execute(
+        holder = None
+        if taken is None:  # rare: SET NX has failed, and the claim may be free again by the time that GET runs
+            retry = self._pipeline.execute(
                 pending.claim_command, ("GET", pending.claim_args[1]), pending.lookup_command
             )
-            self._claims[pending.flight_id] = (
-                pending.claim_args
-            )  # it may have been given up, or found not to be ours, meanwhile
-            taken, found, created = await again
+            # `release` or `_renew` may have removed it meanwhile; this second claim must be released again, too.
+            self._claims[pending.flight_id] = pending.claim_args
+            taken, holder, created = await retry
         if isinstance(taken, Exception):
             raise RedisDownError
         if taken is None:
             self._claims.pop(pending.flight_id, None)
-            # What is at the place of a claim and is none, is nobody's; whoever comes then generates for himself.
-            return Claim.decode(found) or Claim(self.process_id, pending.flight_id, pending.digest)
+            # A value that is not a valid claim has no leader. The caller gets a claim of its own id instead: nobody
+            # writes that stream, so the caller considers the leader lost, and in the end generates without a lease.
+            return Claim.decode(holder) or Claim(self.process_id, pending.flight_id, pending.digest)
         if _is_other_entry(created, replaced_entry_created):
             self.release(pending.flight_id)
             return "stored"
@@ -133,19 +136,22 @@ class InFlightLeases:
         purge_position: PurgePosition,
         replaced_entry_created: float | None = None,
     ) -> Claim | Literal["stored"] | None:
-        """Claims what a process has claimed that is lost, or what nobody claims any more; what it returns, see `claim`.
+        """Replaces the claim of a lost leader, or claims an entry whose claim has expired.
 
-        Raises RedisDownError.
+        Returns the same as `finish_claim`. Raises RedisDownError.
         """
-        (length, at, size, text), look = self._claim_args(key, lost.digest, flight_id, purge_position)
-        old = lost.encode().encode()
-        self._claims[flight_id] = (length, at, size, text)
-        found, created = await self._pipeline.execute(_TAKE_OVER % (length, at, len(old), old, size, text), look)
-        if isinstance(found, Exception):
+        (name_size, name, size, value), lookup = self._claim_args(key, lost.digest, flight_id, purge_position)
+        lost_value = lost.encode().encode()
+        # Before the reply: if the caller is cancelled meanwhile, `release` must give up what Redis may have granted.
+        self._claims[flight_id] = (name_size, name, size, value)
+        reply, created = await self._pipeline.execute(
+            _TAKE_OVER % (name_size, name, len(lost_value), lost_value, size, value), lookup
+        )
+        if isinstance(reply, Exception):
             raise RedisDownError
-        if found != 1:
+        if reply != 1:
             self._claims.pop(flight_id, None)
-            return Claim.decode(found) or Claim(self.process_id, flight_id, lost.digest, purge_position)
+            return Claim.decode(reply) or Claim(self.process_id, flight_id, lost.digest, purge_position)
         if _is_other_entry(created, replaced_entry_created):
             self.release(flight_id)
             return "stored"
@@ -154,105 +160,109 @@ class InFlightLeases:
     def _claim_args(
         self, key: str, digest: str, flight_id: str, purge_position: PurgePosition
     ) -> "tuple[_ClaimArgs, Command | EncodedCommand]":
-        """What claims an entry, and the command that looks whether it is there meanwhile."""
-        entry, at, text = (
+        """The arguments of the claim, and the command that checks whether the entry exists by now."""
+        entry, claim_name, value = (
             key.encode(),
             claim_key(key).encode(),
             encode_claim(self.process_id, flight_id, digest, purge_position).encode(),
         )
-        return (len(at), at, len(text), text), after_previous(_READ_CREATED % (len(entry), entry))
+        return (len(claim_name), claim_name, len(value), value), after_previous(_READ_CREATED % (len(entry), entry))
 
     def release(self, flight_id: str) -> None:
-        """Gives up the claim of a flight, if it has one, or has asked for one."""
-        held = self._claims.pop(flight_id, None)
-        if held is not None:
-            self._send_release(held)
+        """Releases the claim of an in-flight request, if it has or has requested one."""
+        claim_args = self._claims.pop(flight_id, None)
+        if claim_args is not None:
+            self._send_release(claim_args)
 
     def _send_release(self, claim_args: "_ClaimArgs") -> None:
         try:
-            # Whoever finds it gone must find the entry, and all of the stream.
+            # After everything before it: a process that finds no claim must find the entry and the complete stream.
             self._pipeline.send(after_previous(_RELEASE % claim_args))
         except RedisDownError:
             log.debug("claims lapse by themselves while Redis is away")
 
     async def run(self) -> None:
-        """Renews the claims, and shows that the flights live that are followed, until it is cancelled."""
+        """Renews the claims and writes the heartbeats of the streams, until it is cancelled."""
         while True:
             await asyncio.sleep(_RENEW_INTERVAL)
-            for broadcast in list(self._writers.values()):
-                broadcast.heartbeat()
-            held = list(self._claims.items())
-            for at in range(0, len(held), _RENEW_BATCH_SIZE):
-                await self._renew(held[at : at + _RENEW_BATCH_SIZE])
+            for writer in list(self._writers.values()):
+                writer.heartbeat()
+            claims = list(self._claims.items())
+            for start in range(0, len(claims), _RENEW_BATCH_SIZE):
+                await self._renew(claims[start : start + _RENEW_BATCH_SIZE])
 
     async def _renew(self, claims: "list[tuple[str, _ClaimArgs]]") -> None:
         try:
-            replies = await self._pipeline.execute(*[_RENEW % words for _, words in claims])
+            replies = await self._pipeline.execute(*[_RENEW % claim_args for _, claim_args in claims])
         except RedisDownError:
             return
-        for (flight, _), reply in zip(claims, replies, strict=True):
-            if reply == 0:  # it was purged, or lapsed while Redis was away: others may begin the same
-                self._claims.pop(flight, None)
+        for (flight_id, _), reply in zip(claims, replies, strict=True):
+            # 0: the claim was purged, or expired while Redis was down, and another process may have the key. Any other
+            # reply, such as an error, leaves the claim: the renewal is tried again.
+            if reply == 0:
+                self._claims.pop(flight_id, None)
 
     def publish(self, key: str, flight_id: str, producer: Producer, frames: bytes) -> None:
-        """What a flight says, to those who follow it: all it has said so far, and then what comes."""
+        """Appends frames to the stream. The first call must have all frames of the in-flight request so far."""
         self._writer(key, flight_id).publish(producer, frames)
 
     def finish(self, key: str, flight_id: str, producer: Producer, outcome: bytes) -> None:
-        """How the flight ended, after all that it has said."""
-        broadcast = self._writer(key, flight_id)
-        broadcast.publish(producer, b"", outcome)
-        if broadcast.failed:
+        """Appends the encoded outcome, the last record of the stream."""
+        writer = self._writer(key, flight_id)
+        writer.publish(producer, b"", outcome)
+        if writer.failed:
             self._writers.pop(flight_id, None)
 
     def _writer(self, key: str, flight_id: str) -> RedisStreamWriter:
-        broadcast = self._writers.get(flight_id)
-        if broadcast is None:
-            broadcast = RedisStreamWriter(
-                self._pipeline, flight_key(key, flight_id), lambda over: self._on_writer_done(flight_id, over)
+        writer = self._writers.get(flight_id)
+        if writer is None:
+            writer = RedisStreamWriter(
+                self._pipeline, flight_key(key, flight_id), lambda done: self._on_writer_done(flight_id, done)
             )
-            self._writers[flight_id] = broadcast
-        return broadcast
+            self._writers[flight_id] = writer
+        return writer
 
     def _on_writer_done(self, flight_id: str, writer: RedisStreamWriter) -> None:
         if writer.failed:
-            self.release(flight_id)  # a claim that cannot be followed would keep others from an answer
-        if writer.finished:  # else it stays, so that what the flight says next does not begin another stream
+            self.release(flight_id)  # other processes would wait for a stream that nobody writes
+        if writer.finished:  # not finished: the failed writer stays, so that the next frames start no second stream
             self._writers.pop(flight_id, None)
 
     def stop(self) -> None:
-        """Writes no more to any stream."""
-        for broadcast in self._writers.values():
-            broadcast.stop()
+        """Stops writing to all streams."""
+        for writer in self._writers.values():
+            writer.stop()
         self._writers.clear()
 
     async def follow(self, key: str, claim: Claim) -> AsyncGenerator[StreamRecord, None]:
-        """What a flight says, from its first frame to its end; see router.shared.stream_reader. Raises LostError."""
+        """The records of another process' in-flight request, up to its outcome; see router.shared.stream_reader.
+
+        Raises LeaderLostError.
+        """
         stream = flight_key(key, claim.flight_id)
-        changed = self._stream_events[stream] = asyncio.Event()
+        stream_changed = self._stream_events[stream] = asyncio.Event()
         try:
-            async with contextlib.aclosing(follow(self._pipeline, key, claim, changed)) as records:
+            async with contextlib.aclosing(follow(self._pipeline, key, claim, stream_changed)) as records:
                 async for record in records:
                     yield record
         finally:
-            if self._stream_events.get(stream) is changed:
+            if self._stream_events.get(stream) is stream_changed:
                 del self._stream_events[stream]
 
-    # -- what is heard ----------------------------------------------------------------------------------------------
+    # -- Redis' pushes ----------------------------------------------------------------------------------------------
 
     def on_stream_changed(self, stream: str) -> None:
-        """A flight's stream has changed."""
         event = self._stream_events.get(stream)
         if event is not None:
             event.set()
 
     def on_message(self, payload: bytes) -> None:
-        """Somebody has said something on this process' channel."""
+        """A message has arrived on this process' channel: the id of an in-flight request."""
         self._on_remote_subscriber(payload.decode("ascii", "replace"))
 
 
 def _is_other_entry(created: object, replaced_entry_created: float | None) -> bool:
-    """Whether an entry's field tells of another entry than the one that was seen; what is at its place may be none."""
+    """Whether `created`, an entry's field, shows another entry than the one to be replaced. It may be of any type."""
     try:
         return isinstance(created, bytes) and float(created) != replaced_entry_created
     except ValueError:

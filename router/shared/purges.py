@@ -1,17 +1,18 @@
-"""What has been purged, as every router process comes to know it.
+"""The purge log: how every router process learns of purges.
 
-Theory of operation. Whoever purges first adds the purge's scope to a stream in Redis, the log, and then deletes what is
-stored. An answer that was begun before a purge may be stored after it. So every generation notes the last record that
-its process knew when it began, and its answer is not stored once the log has a later purge that covers it. An entry
-carries a mark, the last record that its writer had checked. Whoever writes reads the log again after the write, and
-deletes the entry if a later purge covers it. The reply to that may be lost, and the writer may die before it comes; so
-whoever reads an entry checks its mark against the purges that it knows.
+Theory of operation. A purge first adds a record with its filter to a stream in Redis, the log, and then deletes the
+entries. A response whose generation began before the purge may be stored after it. So every generation notes the last
+record that its process knew when it began (its purge position), and its response is not stored if the log has a later
+purge that covers it. An entry carries the position that its writer had checked. The writer reads the log again after
+the write, and deletes the entry if a later purge covers it. The reply to that read may be lost, and the writer may die
+before it arrives. So a reader, too, checks an entry's position against the purges that it knows.
 
-All that rests on a log whose ids only grow. Redis loses a log when it is emptied, and the end of one in a failover;
-with a clock that is behind, new records then get ids below those that were lost. So each read of the log begins at the
-last record that is known. Where that is gone, records have been lost, and with them purges that nobody can know of:
-from then on everything that was begun or stored before counts as purged. A log is never empty: a router that finds none
-begins one. Therefore an entry whose mark is below the first record, or above the last, belongs to a log that is gone.
+This relies on record ids that only grow. Redis loses the log when it is emptied, and the end of the log in a failover.
+If the server's clock is behind, new records then get ids below the lost ones. So each read of the log begins at the
+last known record. If that record is gone, records were lost, and perhaps purges that no process knows of any more. From
+then on everything whose generation began, or that was stored, before counts as purged. A log is never empty: a router
+that finds none begins one. Therefore an entry whose position is below the first record, or above the last, belongs to a
+log that is gone.
 """
 
 import asyncio
@@ -34,27 +35,27 @@ from router.net.redis.pipeline import RedisDownError, RedisPipeline
 log = logging.getLogger("roundhouse.purges")
 
 MAX_PURGES: Final = 10_000
-"""Purges that the log and each process remember."""
+"""Records that the log and each process keep."""
 
 _ALL_ENTRIES: Final = EntryFilter(all=True)
-_BEYOND_LAST: Final[PurgePosition] = (1 << 64, 0)  # beyond all ids
-_PAGE: Final = 1000
+_BEYOND_LAST: Final[PurgePosition] = (1 << 64, 0)  # Redis' ids have 64 bits, so every position is below this one
+_PAGE: Final = 1000  # records in one reply
 
 PurgeLogRecord = tuple[PurgePosition, Any]
 
 
 def log_start_command() -> Command:
-    """Adds the record that a log begins with. It is no purge."""
+    """Adds the first record of a log, which is not a purge."""
     return ("XADD", PURGE_LOG_KEY, "*", "log", "begins", *nonce_field())
 
 
 def nonce_field() -> tuple[str, str]:
-    """A field that no other record has, so that a record of another log is told apart although it has the same id."""
+    """A field with a random value, which distinguishes records of different logs that have the same id."""
     return "nonce", secrets.token_hex(6)
 
 
 class PurgeFetch(NamedTuple):
-    """A question for the purges after `since`, as `command`; `epoch`: of which log, as this process counts them."""
+    """A read of the log from `since` on. `epoch`: how often this process had lost the log when it was made."""
 
     command: EncodedCommand
     since: PurgePosition
@@ -64,17 +65,17 @@ class PurgeFetch(NamedTuple):
 class Purges:
     """The purges that this process knows of.
 
-    - `last`: the last of them; what begins now was begun after it.
-    - `learned`: whether the log was read. While it is not, everything counts as purged.
-    - `told`: whether each change of the log becomes known by itself; whoever reads an entry meanwhile catches up first.
-    - `purged` is called with each purge that becomes known, once; with one of everything where records were lost.
+    - `last_position`: the position of the last record. What begins now begins after it.
+    - `loaded`: whether the log has been read. Until then, everything counts as purged.
+    - `listening`: whether Redis pushes each change of the log. While it does not, a reader calls `catch_up` first.
+    - `on_purge` is called once with each new purge, and with a filter for all entries when records were lost.
     """
 
     def __init__(
         self, pipeline: RedisPipeline, on_purge: Callable[[EntryFilter], None] = lambda _: None, *,
         alive: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`alive`: whether Redis has shown of late that it tells of changes; see Liveness."""
+        """`alive`: whether pushes arrive without delay; see Liveness."""
         self._alive = alive
         self._pipeline = pipeline
         self._on_purge = on_purge
@@ -91,23 +92,25 @@ class Purges:
 
     @property
     def up_to_date(self) -> bool:
-        """Whether all purges are known, but for those of the last moments."""
+        """Whether all purges are known, except those whose push may still be on its way."""
         return self.listening and self.loaded and self._alive()
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Reads the log from its first record on; begins one where there is none. Raises RedisDownError."""
+        """Reads the whole log, and begins one if there is none. Raises RedisDownError."""
         async with self._load_lock:
             if self.loaded:
                 return
             records = await self._read_log()
-            if records is None:  # a wrong type at our key, or no right to read it
+            if records is None:  # a value of another type at our key, or no permission to read it
+                # Without a readable log nothing counts as purged, and the cache works without it.
                 self._first_position, self.loaded = BEGINNING, True
                 return
             if self._needs_loss_record(records):
                 await self._append_loss_record(records)
                 records = await self._read_log() or []
+            # Positions may not go back: entries and generations carry positions of the log as it was before.
             last = records[-1][0] if records else BEGINNING
             if last < self.last_position:
                 log.debug("the log of purges cannot be continued; nothing is stored until it can")
@@ -117,32 +120,32 @@ class Purges:
     def _rebuild_index(self, records: list[PurgeLogRecord]) -> None:
         self._index = PurgeIndex(MAX_PURGES)
         self._first_position = records[0][0] if records else BEGINNING
-        for mark, fields in records:
-            self.last_position, self._last_fields = mark, fields
-            scope = decode_entry_filter(fields)
-            if scope is not None:
-                self._index.add(mark, scope)
+        for position, fields in records:
+            self.last_position, self._last_fields = position, fields
+            entry_filter = decode_entry_filter(fields)
+            if entry_filter is not None:
+                self._index.add(position, entry_filter)
         self.loaded = True
 
     async def _read_log(self) -> list[PurgeLogRecord] | None:
         records: list[PurgeLogRecord] = []
         after: str = "-"
         while True:
-            (found,) = await self._pipeline.execute(("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE))
-            _raise_if_down(found)
-            if isinstance(found, Exception):
-                log.warning("the purges cannot be read: %s", found)
+            (page,) = await self._pipeline.execute(("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE))
+            _raise_if_down(page)
+            if isinstance(page, Exception):
+                log.warning("the purges cannot be read: %s", page)
                 return None
-            records += [(parse_position(id_), fields) for id_, fields in found]
-            if len(found) < _PAGE:
+            records += [(parse_position(id_), fields) for id_, fields in page]
+            if len(page) < _PAGE:
                 return records
-            after = "(" + found[-1][0].decode()
+            after = "(" + page[-1][0].decode()
 
     def _needs_loss_record(self, records: list[PurgeLogRecord]) -> bool:
-        """Whether the log needs a record that is beyond all that were known, and says that some were lost.
+        """Whether this process must add a record, beyond all known ids, that says that records were lost.
 
-        Not where the last record that was known is older than all that there are. It may have been trimmed away; and
-        what was stored before is below the first record, wherever it is read.
+        That is not needed if the last known record is older than the first one of the log. It may have been trimmed,
+        and entries stored before it are below the first record, which every reader checks.
         """
         if not records:
             return True
@@ -150,16 +153,17 @@ class Purges:
         if known == BEGINNING or records[0][0] > known or (known, self._last_fields) in records:
             return False
         return not any(
-            mark > known and _is_loss_record(fields) for mark, fields in records
-        )  # else another process has done it
+            position > known and _is_loss_record(fields) for position, fields in records
+        )  # another process has added the record already
 
     async def _append_loss_record(self, records: list[PurgeLogRecord]) -> None:
         known = self.last_position
         if known == BEGINNING:
             command = log_start_command()
         else:
-            back = not records or records[-1][0] <= known
-            id_ = f"{known[0]}-{known[1] + 1}" if back else "*"
+            # Redis would give ids below the known ones as long as its clock is behind, so the id is chosen here.
+            behind = not records or records[-1][0] <= known
+            id_ = f"{known[0]}-{known[1] + 1}" if behind else "*"
             command = (
                 "XADD",
                 PURGE_LOG_KEY,
@@ -172,11 +176,10 @@ class Purges:
             )
         (reply,) = await self._pipeline.execute(command)
         _raise_if_down(reply)
-        if isinstance(reply, Exception):  # another process was quicker, or Redis takes no writes
+        if isinstance(reply, Exception):  # another process was faster, or Redis accepts no writes
             log.debug("the log of purges was not continued: %s", reply)
 
     def _on_records_lost(self) -> None:
-        """Records of the log have been lost, and perhaps purges with them."""
         log.warning("the log of purges has lost records; everything that was begun or stored before counts as purged")
         self.loaded = False
         self._first_position = _BEYOND_LAST
@@ -184,21 +187,21 @@ class Purges:
         self._on_purge(_ALL_ENTRIES)
         self._reload_task = asyncio.get_running_loop().create_task(self.try_catch_up())
 
-    # -- what becomes known -------------------------------------------------------------------------------------------
+    # -- new records --------------------------------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Learns of the purges since the last. Raises RedisDownError."""
+        """Reads the records after the last known one. Raises RedisDownError."""
         while self.loaded:
-            news = self.next_fetch()
-            (found,) = await self._pipeline.execute(news.command)
-            _raise_if_down(found)
-            if self.apply(news, found):
+            fetch = self.next_fetch()
+            (reply,) = await self._pipeline.execute(fetch.command)
+            _raise_if_down(reply)
+            if self.apply(fetch, reply):
                 break
         if not self.loaded:
             await self.load()
 
     async def try_catch_up(self) -> bool:
-        """The log has changed: catches up with it. Whether that could be done."""
+        """As `catch_up`, but returns False while Redis is down."""
         try:
             await self.catch_up()
         except RedisDownError:
@@ -207,62 +210,63 @@ class Purges:
         return True
 
     def next_fetch(self) -> PurgeFetch:
-        """Asks for the purges since the last, from that one on."""
-        news = self._next_fetch
-        if news.since != self.last_position or news.epoch != self._epoch:
-            command = encode_command(("XRANGE", PURGE_LOG_KEY, "%d-%d" % self.last_position, "+", "COUNT", _PAGE))  # noqa: UP031 - shorter so
-            news = self._next_fetch = PurgeFetch(command, self.last_position, self._epoch)
-        return news
+        """The read for new records. It begins at the last known record, to check that it is still there."""
+        fetch = self._next_fetch
+        if fetch.since != self.last_position or fetch.epoch != self._epoch:
+            command = encode_command(("XRANGE", PURGE_LOG_KEY, "%d-%d" % self.last_position, "+", "COUNT", _PAGE))  # noqa: UP031 - shorter than an f-string
+            fetch = self._next_fetch = PurgeFetch(command, self.last_position, self._epoch)
+        return fetch
 
     def apply(self, fetch: PurgeFetch, reply: Any) -> bool:
-        """Takes over the reply to `news`; whether that was all, so that no more need be asked."""
-        if isinstance(reply, Exception):  # a wrong type at our key
+        """Processes the reply to a fetch. False if the log has more records, and another fetch is needed."""
+        if isinstance(reply, Exception):  # a value of another type at our key
             log.warning("the purges cannot be read: %s", reply)
             return True
-        if fetch.epoch != self._epoch or not self.loaded:  # the log is read anew, or has been since
+        if fetch.epoch != self._epoch or not self.loaded:  # the log was lost after the fetch; `load` reads all of it
             return True
         if not self._is_continuation(fetch, reply):
             self._on_records_lost()
             return True
         for id_, fields in reply:
-            mark = parse_position(id_)
-            if mark > self.last_position:
-                self._apply_record(mark, fields)
+            position = parse_position(id_)
+            if position > self.last_position:
+                self._apply_record(position, fields)
         return len(reply) < _PAGE
 
     def _is_continuation(self, fetch: PurgeFetch, reply: Any) -> bool:
-        """Whether the reply begins with the record that was the last when it was asked for."""
+        """Whether the reply begins with the record that was the last known one when the fetch was made."""
         if fetch.since == BEGINNING:
             return True
         if not reply or parse_position(reply[0][0]) != fetch.since:
             return False
-        # The first record of another log may by chance have the same id.
+        # The first record of another log may have the same id by chance; its nonce differs. The fields are known only
+        # of the last record, so this is skipped if later ones have been processed since.
         return bool(fetch.since != self.last_position or reply[0][1] == self._last_fields)
 
     def _apply_record(self, position: PurgePosition, fields: Any) -> None:
         self.last_position, self._last_fields = position, fields
-        scope = decode_entry_filter(fields)
-        if scope is not None:
-            self._index.add(position, scope)
-            self._on_purge(scope)
+        entry_filter = decode_entry_filter(fields)
+        if entry_filter is not None:
+            self._index.add(position, entry_filter)
+            self._on_purge(entry_filter)
 
-    # -- what is covered ----------------------------------------------------------------------------------------------
+    # -- checks -------------------------------------------------------------------------------------------------------
 
     def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
-        """Whether an entry that was begun, or checked last, at `since` has been purged since, or may have been."""
+        """Whether an entry with the position `since` was purged after it, or may have been."""
         if since < self._first_position:
             return True
         return since < self.last_position and self._index.covers(key, documents, since)
 
 
 def _raise_if_down(reply: Any) -> None:
-    """Of a cluster, the one server that has the log may be away."""
+    """Raises RedisDownError if the server of a cluster that holds the log is down."""
     if isinstance(reply, RedisBackendError):
         raise RedisDownError
 
 
 def parse_position(id_: bytes) -> PurgePosition:
-    """A record's id. Raises ValueError."""
+    """The position of a record's id. Raises ValueError."""
     milliseconds, _, number = id_.partition(b"-")
     return int(milliseconds), int(number)
 
@@ -276,12 +280,12 @@ def _is_loss_record(fields: Any) -> bool:
 
 
 def decode_entry_filter(fields: Any) -> EntryFilter | None:
-    """What a record has purged; None for one that is no purge, or not understood."""
-    pairs = _to_dict(fields)
-    if b"scope" not in pairs and b"log" in pairs:
+    """The filter of a purge; None for a record that is not a purge or cannot be decoded."""
+    field_values = _to_dict(fields)
+    if b"scope" not in field_values and b"log" in field_values:
         return None
     try:
-        return msgspec.json.decode(pairs[b"scope"], type=EntryFilter)
+        return msgspec.json.decode(field_values[b"scope"], type=EntryFilter)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         log.warning("a purge is not understood, and passed over: %s", error)
         return None

@@ -1,16 +1,17 @@
-"""What tenants use, counted in Redis for all routers.
+"""Tenants' rate limits, counted in Redis for all routers.
 
-    rh:1:limit:{tenant}    what it has used of late, as JSON
+    rh:1:limit:{tenant}    the tenant's recent usage, as JSON
 
-Theory of operation. One script does all in one step, by Redis' own clock (router.core.quota.rate_limit says what): so
-however many ask at once and wherever, no more come in than may. A request costs one command, and a second one that
-nobody waits for when it is over, where that has to be told.
+Theory of operation. One script checks and counts a request atomically, by Redis' own clock; the rules are in
+router.core.quota.rate_limit. So no more requests are admitted than the limits allow, however many arrive at once at
+however many routers. A request costs one command before it is admitted. Its end and its tokens, where the tenant has
+such limits, are sent when it ends, and their replies are not awaited.
 
-A process tells how many requests it has at work with a lease, and again before that lapses. Should Redis not have heard
-of the end of one, then the next count that is known for certain puts it right: when no question is under way, so that
-no request can have come in of which the process does not know yet.
+A process reports its number of running requests with a lease, and again before the lease expires. If Redis misses the
+end of a request, the next exact report corrects the number. A report is exact if no reservation is pending, since Redis
+may have admitted a request whose reply this process has not received yet.
 
-While Redis is away, each process counts for itself, with the whole of the limits.
+While Redis is down, each process counts its own requests, with the full limits.
 """
 
 import asyncio
@@ -40,12 +41,13 @@ from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Re
 log = logging.getLogger("roundhouse.limits")
 
 RUNNING_LEASE_MS: Final = 3000
-"""Milliseconds for which a process' count of its requests holds without being told again."""
+"""Milliseconds after which a process' number of running requests expires unless it is reported again."""
 
-_REPORT_INTERVAL: Final = RUNNING_LEASE_MS / 3000
+_REPORT_INTERVAL: Final = RUNNING_LEASE_MS / 3000  # seconds: a third of the lease, so that one report may fail
 _LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens", "concurrent requests")
 
-# Ledger.step, line for line. What stands at the key and is not ours is replaced. Numbers in JSON would lose digits.
+# TenantUsage.apply, line for line. A value at the key that is not ours is replaced. The token level is stored as a
+# string, since cjson would lose digits of a number.
 UPDATE_SCRIPT: Final = f"""
 local process, ask, done = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local working, spent = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -120,10 +122,11 @@ return {{refused, wait, math.max(0, (requests or 0) - used), reset, math.max(0, 
 class TenantLimits:
     """The limits of all tenants that have some.
 
-    - Of the requests that ask, everywhere at once, no more come in than may.
+    - No more requests are admitted than the limits allow, over all processes.
     - A tenant without limits costs nothing.
-    - A process that is gone has given back its places after LEASE, even if Redis' clock is set back meanwhile.
-    - Without Redis, all goes on, with the same limits in each process.
+    - The running requests of a dead process are released after RUNNING_LEASE_MS, even if Redis' clock is set back
+      meanwhile.
+    - Without Redis, requests are admitted with the same limits in each process.
     """
 
     def __init__(self, pipeline: RedisPipeline, quotas: Mapping[str, Quota]) -> None:
@@ -133,21 +136,20 @@ class TenantLimits:
         }
 
     def has_limits(self, tenant: str) -> bool:
-        """Whether this tenant has limits."""
         return tenant in self._tenants
 
     async def reserve(self, tenant: str) -> "Reservation":
-        """Whether a request of this tenant, which has limits, may come in."""
+        """Asks for the admission of a request. The tenant must have limits."""
         return await self._tenants[tenant].reserve()
 
     def subtract_tokens(self, tenant: str, tokens: int) -> None:
-        """A tenant has used so many tokens."""
-        found = self._tenants.get(tenant)
-        if found is not None:
-            found.subtract_tokens(tokens)
+        """Takes the tokens of a request that has ended from the tenant's bucket."""
+        counter = self._tenants.get(tenant)
+        if counter is not None:
+            counter.subtract_tokens(tokens)
 
     async def run(self) -> None:
-        """Tells again and again what is at work here, until it is cancelled."""
+        """Reports the running requests of all tenants periodically, until it is cancelled."""
         while True:
             await asyncio.sleep(_REPORT_INTERVAL)
             for tenant in self._tenants.values():
@@ -155,7 +157,7 @@ class TenantLimits:
 
 
 class Reservation:
-    """The answer to a request that wanted to come in; `close` says that it is over, whatever the answer was."""
+    """Whether a request is admitted. `release` is to be called when it ends, admitted or not."""
 
     __slots__ = ("_tenant", "quota", "status")
 
@@ -165,7 +167,7 @@ class Reservation:
         self._tenant: _TenantCounter | None = tenant if status.exceeded is None else None
 
     def raise_if_exceeded(self) -> None:
-        """Raises ApiError where it may not come in."""
+        """Raises ApiError if the request is not admitted."""
         if self.status.exceeded is not None:
             raise rate_limit_error(self.quota, self.status)
 
@@ -176,7 +178,7 @@ class Reservation:
 
 
 class _TenantCounter:
-    """One tenant with limits, as this process sees it."""
+    """This process' part in the limits of one tenant."""
 
     def __init__(self, pipeline: RedisPipeline, name: str, quota: Quota, process_id: str) -> None:
         self.quota = quota
@@ -186,65 +188,69 @@ class _TenantCounter:
         self._local_usage = TenantUsage()
         self._running_requests = 0
         self._pending_reservations = 0
-        self._reported = True  # whether Redis knows `_working`
+        self._reported = True  # whether Redis has the current `_running_requests`
 
     async def reserve(self) -> Reservation:
-        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         try:
-            self._send(UsageUpdate(process=self._process_id, acquire=True), partial(self._on_reserve_reply, answer))
+            self._send(UsageUpdate(process=self._process_id, acquire=True), partial(self._on_reserve_reply, future))
         except RedisDownError:
             return self._reserve_locally()
         self._pending_reservations += 1
         try:
-            return await answer
+            return await future
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled():
-                answer.result().release()
+            # Cancelled after the reply, before this task resumed: the reservation is released here. If the reply is yet
+            # to come, the future is cancelled, and `_on_reserve_reply` releases the reservation.
+            if future.done() and not future.cancelled():
+                future.result().release()
             raise
 
     def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", replies: Replies | None) -> None:
         self._pending_reservations -= 1
-        allowance = self._decode_reply(replies)
-        if allowance is None:
-            self._reported = False
-            permit = self._reserve_locally()
+        status = self._decode_reply(replies)
+        if status is None:
+            self._reported = False  # Redis may or may not have counted this request, so it needs an exact report
+            reservation = self._reserve_locally()
         else:
-            self._running_requests += allowance.exceeded is None
-            permit = Reservation(self, allowance)
-        if future.done():  # who asked has left
-            permit.release()
+            self._running_requests += status.exceeded is None
+            reservation = Reservation(self, status)
+        if future.done():  # the caller was cancelled before the reply
+            reservation.release()
         else:
-            future.set_result(permit)
+            future.set_result(reservation)
         if not self._reported:
             self.report()
 
     def _reserve_locally(self) -> Reservation:
-        allowance = self._update_locally(
+        status = self._update_locally(
             UsageUpdate(process=self._process_id, acquire=True, running=self._running_requests)
         )
-        self._running_requests += allowance.exceeded is None
-        return Reservation(self, allowance)
+        self._running_requests += status.exceeded is None
+        return Reservation(self, status)
 
     def subtract_tokens(self, tokens: int) -> None:
         if self.quota.tokens_per_minute is None or tokens <= 0:
             return
-        step = UsageUpdate(process=self._process_id, tokens_used=tokens)
+        update = UsageUpdate(process=self._process_id, tokens_used=tokens)
         try:
-            self._send(step)
+            self._send(update)
         except RedisDownError:
-            self._update_locally(step)
+            self._update_locally(update)
 
     def release(self) -> None:
-        """One of the requests that came in here is over."""
+        """An admitted request has ended."""
         self._running_requests -= 1
         if self.quota.concurrent_requests is not None:
             self._send_report(UsageUpdate(process=self._process_id, released=1))
 
     def report(self) -> None:
-        """Tells Redis how many are at work here, if there is anything to tell."""
+        """Reports the number of running requests, and so renews its lease."""
         if self.quota.concurrent_requests is None or (self._reported and not self._running_requests):
             return
-        if self._pending_reservations:  # how many there are is not known, only that there are some
+        # With a pending reservation, the exact number is unknown: Redis may have admitted a request already. The update
+        # then only renews the lease.
+        if self._pending_reservations:
             self._send_report(UsageUpdate(process=self._process_id))
         elif self._send_report(UsageUpdate(process=self._process_id, running=self._running_requests)):
             self._reported = True
@@ -261,7 +267,7 @@ class _TenantCounter:
         if self._decode_reply(replies) is None:
             self._reported = False
 
-    # -- Redis, and what stands in for it ---------------------------------------------------------------------------
+    # -- Redis, and its local replacement ---------------------------------------------------------------------------
 
     def _send(self, update: UsageUpdate, on_reply: OnReply | None = None) -> None:
         self._pipeline.send(update_command(self._key, self.quota, update), on_reply=on_reply)
@@ -282,14 +288,14 @@ class _TenantCounter:
 
 
 def update_command(key: str, quota: Quota, update: UsageUpdate, now: int | None = None) -> Command:
-    """The command that takes a step; `now` in milliseconds, where it is not Redis' clock that counts."""
-    spent = (update.process, int(update.acquire), update.released, _or_none(update.running), update.tokens_used)
+    """The command that applies an update; `now` in milliseconds replaces Redis' clock, for tests."""
+    usage = (update.process, int(update.acquire), update.released, _or_none(update.running), update.tokens_used)
     return (
         "EVAL",
         UPDATE_SCRIPT,
         1,
         key,
-        *spent,
+        *usage,
         *map(_or_none, msgspec.structs.astuple(quota)),
         RUNNING_LEASE_MS,
         _or_none(now),
@@ -301,11 +307,11 @@ def _or_none(number: int | None) -> int | str:
 
 
 def decode_status(reply: Any) -> RateLimitStatus:
-    """What the script said."""
-    refused, wait, requests_left, requests_reset, tokens_left, tokens_reset = reply
+    """Decodes the reply of the script."""
+    exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset = reply
     return RateLimitStatus(
-        exceeded=_LIMIT_KINDS[refused],
-        retry_after_ms=wait,
+        exceeded=_LIMIT_KINDS[exceeded_kind],
+        retry_after_ms=retry_after,
         requests_remaining=requests_left,
         requests_reset_ms=requests_reset,
         tokens_remaining=tokens_left,

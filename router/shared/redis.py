@@ -1,4 +1,4 @@
-"""The router's way to Redis: net/redis, with the keys by which it asks whether a server is there and takes writes."""
+"""Opens net/redis with the router's own keys, which its checks need: is the server up, does it accept writes?"""
 
 from router.core.cache.redis_keys import ABSENT_KEY, PURGE_LOG_KEY
 from router.net.redis.backend import RedisBackend
@@ -8,10 +8,10 @@ from router.net.redis.pipeline import RedisPipeline
 
 
 def open_link(url: str, *, timeout: float) -> RedisBackend:
-    """The link to the Redis at an address. `timeout` in seconds, for connecting. Raises AddressError."""
+    """The backend for a URL. `timeout` in seconds, for connecting. Raises RedisUrlError."""
     return connect_link(url, timeout=timeout, unused_key=ABSENT_KEY)
 
 
 def open_line(link: RedisBackend, *, timeout: float, retry: float, clock: RedisClock | None = None) -> RedisPipeline:
-    """The pipeline over a link; see Line."""
+    """The pipeline over a backend. `timeout` and `retry` in seconds; see RedisPipeline."""
     return RedisPipeline(link, timeout=timeout, retry_interval=retry, probe_key=PURGE_LOG_KEY, clock=clock)

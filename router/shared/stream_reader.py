@@ -1,18 +1,19 @@
-"""Reading what another process generates, from its stream.
+"""Follows another process' in-flight request through its stream in Redis.
 
-Theory of operation. Redis pushes that the stream has changed (router.net.redis.listener); the follower then reads on
-from the last record that it has, and looks by itself now and then, since a push can be lost. Once a second it publishes
-on the leader's channel that the flight is wanted.
+Theory of operation. Redis pushes that the stream has changed (router.net.redis.listener). The follower then reads the
+records after the last one that it has; it also polls, since a push can be lost. Once a second it publishes the id of
+the in-flight request on the leader's channel.
 
 A leader is lost when
-- its claim is gone, and it has written nothing: it ended or died before it knew of the follower;
-- nobody listens on its channel, or it has not written its first record within a lease: it cannot be reached;
-- it has written nothing for a lease, although Redis answers, and its claim is gone too: a leader that lives writes at
-  least empty records, and where Redis takes none (it is out of memory, say) it still renews its claim, if it has one;
+- its claim is gone and it has written nothing: it ended or died before it knew of the follower;
+- nobody is subscribed to its channel, or it has not written its first record within LEASE_DURATION: it is unreachable;
+- it has written nothing for LEASE_DURATION although Redis answers, and its claim is gone too: a leader that is alive
+  writes at least empty records, and if Redis refuses them (when it is out of memory), it still renews its claim;
 - a record is missing.
 
-While Redis does not answer, nothing is known of the leader. A follower that has had something waits for Redis for a
-lease, and then gives the leader a lease to write what it could not; one that has had nothing can as well begin anew.
+While Redis does not answer, nothing is known about the leader. A follower that has received records waits for Redis for
+LEASE_DURATION, and then gives the leader another LEASE_DURATION to write what it could not. A follower that has
+received nothing fails at once, since it can start a generation of its own.
 """
 
 import asyncio
@@ -28,72 +29,77 @@ from router.shared.claim import LEASE_DURATION, Claim, process_channel
 from router.shared.stream_writer import StreamRecord, decode_record
 
 FOLLOW_INTERVAL: Final = 1.0
-"""Seconds between two messages to the leader that the flight is wanted."""
+"""Seconds between two messages to the leader that the in-flight request has a remote follower."""
 
-_POLL_INTERVAL: Final = 0.5  # seconds; in case that a push was lost
-_RETRY_DELAY: Final = 0.05  # seconds between two attempts to ask a Redis that does not answer
+_POLL_INTERVAL: Final = 0.5  # seconds between two reads without a push, since a push can be lost
+_RETRY_DELAY: Final = 0.05  # seconds between two reads while Redis does not answer
 
 
 class LeaderLostError(Exception):
-    """The process that generated is gone, or has nothing more to say of it."""
+    """The leader is gone, or will not write the rest of the stream."""
 
 
 async def follow(
     pipeline: RedisPipeline, key: str, claim: Claim, stream_changed: asyncio.Event
 ) -> AsyncGenerator[StreamRecord, None]:
-    """What a flight says, from its first record to its end; `changed` is set when its stream has changed.
+    """Yields the records of an in-flight request, from the first one to the one with its outcome.
 
-    Raises LostError, and RedisDownError while nothing has been read.
+    `stream_changed` is set by the push that the stream has changed. Raises LeaderLostError, and RedisDownError while no
+    record has been read.
     """
     stream, clock = flight_key(key, claim.flight_id), asyncio.get_running_loop().time
     last = 0
-    alive = clock()  # when the leader last gave a sign, or could have given one again
-    wanted: float | None = None
-    away: float | None = None  # since when Redis does not answer
+    alive_at = clock()  # when the leader last wrote, or when Redis came back, so that it could write again
+    published_at: float | None = None
+    down_since: float | None = None  # since when Redis does not answer
     while True:
-        stream_changed.clear()
+        stream_changed.clear()  # before the read: a push that arrives during it must cause another read
         try:
-            reached = None
-            if wanted is None or clock() - wanted >= FOLLOW_INTERVAL:
-                wanted = clock()
-                reached = pipeline.execute(("PUBLISH", process_channel(claim.process_id), claim.flight_id))
-            # The claim first: if it is gone by then, the stream has all that it ever will.
-            found, records = await pipeline.execute(
+            receivers = None
+            if published_at is None or clock() - published_at >= FOLLOW_INTERVAL:
+                published_at = clock()
+                receivers = pipeline.execute(("PUBLISH", process_channel(claim.process_id), claim.flight_id))
+            # The claim is read first: if it is gone by then, the stream is as complete as it will ever be.
+            holder, records = await pipeline.execute(
                 ("GET", claim_key(key)), after_previous(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
             )
         except RedisDownError as error:
-            found = records = error
-        if isinstance(found, Exception) or isinstance(records, Exception):  # of a cluster, one server may not answer
+            holder = records = error
+        if isinstance(holder, Exception) or isinstance(records, Exception):  # or one server of a cluster is down
             if not last:
                 raise RedisDownError
-            away, wanted = away or clock(), None  # the leader may not have got the message
-            if clock() - away > LEASE_DURATION:
+            down_since, published_at = down_since or clock(), None  # publish again: the last message may be lost
+            if clock() - down_since > LEASE_DURATION:
                 raise LeaderLostError
             await asyncio.sleep(_RETRY_DELAY)
             continue
-        if away is not None:
-            away, alive = None, clock()
+        if down_since is not None:
+            down_since, alive_at = None, clock()
         for id_, fields in records:
             number = int(id_.partition(b"-")[0])
             if number != last + 1:
-                raise LeaderLostError  # it has said more than a stream keeps
-            last, alive = number, clock()
+                raise LeaderLostError  # trimmed: the leader has written more than the stream keeps
+            last, alive_at = number, clock()
             record = decode_record(fields)
             yield record
             if record.outcome is not None:
                 return
         if records:
             continue
-        claimed = found == claim.encode().encode()
-        if not last and not (claimed and (reached is None or _may_have_receivers(pipeline, (await reached)[0]))):
+        held = holder == claim.encode().encode()
+        # No record yet: the leader must hold the claim and must have received the message.
+        if not last and not (held and (receivers is None or _may_have_receivers(pipeline, (await receivers)[0]))):
             raise LeaderLostError
-        if clock() - alive > LEASE_DURATION and not (last and claimed):
+        # Silent for too long. Its claim counts as a sign of life only once it has written, which shows that it knows of
+        # its follower.
+        if clock() - alive_at > LEASE_DURATION and not (last and held):
             raise LeaderLostError
         await _wait_for_event(stream_changed, _POLL_INTERVAL)
 
 
 def _may_have_receivers(pipeline: RedisPipeline, receivers: Any) -> bool:
-    """Whether a message may have reached somebody; an exception is how Redis refused it."""
+    """Whether a message may have reached a subscriber. `receivers` is the reply to PUBLISH, which may be an error."""
+    # An error other than a ResponseError, a server of a cluster that is down, says nothing about the leader.
     return not isinstance(receivers, ResponseError) and (receivers != 0 or not pipeline.counts_receivers)
 
 

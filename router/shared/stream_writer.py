@@ -1,10 +1,10 @@
-"""What a flight says, on its way to a stream in Redis, for those at other processes who follow it.
+"""Writes an in-flight request's frames to a stream in Redis, for its followers in other processes.
 
-Theory of operation. One XADD a record, numbered from 1 on without a gap, so a reader sees at once that it has missed
-one. A write that fails, or whose reply is lost, is sent again with the same number until Redis has it: Redis refuses a
-number that it has already, and nobody else writes to this stream, so that refusal means that the record is there. As
-long as the flight lives it writes a record every BEAT at least, an empty one where there is nothing to say. So readers
-know a leader that waits for its engine from a leader that is gone, whatever has become of its claim.
+Theory of operation. Each record is one XADD, numbered from 1 without gaps, so a reader detects a missing record at
+once. A write that fails, or whose reply is lost, is sent again with the same number until Redis has it. Redis refuses a
+number that it already has, and no other process writes to this stream, so that error means that the record is stored.
+While an in-flight request runs without new frames, it writes an empty record after each HEARTBEAT_INTERVAL. So readers
+can distinguish a leader that waits for its engine from a leader that is gone, even if its claim was purged.
 """
 
 import asyncio
@@ -19,32 +19,30 @@ from router.net.redis.commands import Arg, Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 
 MAX_UNSENT_BYTES: Final = 4 << 20
-"""Bytes that may wait to be written to one flight's stream; a flight that has more is no longer shared."""
+"""Bytes of one in-flight request that may be queued for its stream; with more, it is no longer shared."""
 
 HEARTBEAT_INTERVAL: Final = 0.7
-"""Seconds after which a flight that has had nothing to say writes an empty record."""
+"""Seconds without a record after which an in-flight request writes an empty one."""
 
-_BATCH_DELAY: Final = 0.025  # seconds for which frames are gathered before they are written
-_MAX_STREAM_BYTES: Final = 4 << 20  # bytes of a stream that stay for those who follow
-_STREAM_TTL_MS: Final = 30_000  # milliseconds for which a stream stays after its last record
-_RETRY_DELAY: Final = 0.05  # seconds after which a record that Redis may not have is written again
-_RETRY_TIMEOUT: Final = (
-    30.0  # seconds for which a record is written again; no reader waits for longer than a few seconds
-)
-_DUPLICATE_NUMBER_ERROR: Final = (
-    "equal or smaller than the target stream top item"  # how Redis refuses a number that it has
-)
+# Seconds. Frames are collected for this time and written as one record: a record per frame would cost Redis a command
+# for every token.
+_BATCH_DELAY: Final = 0.025
+_MAX_STREAM_BYTES: Final = 4 << 20  # bytes of records that a stream keeps for its followers
+_STREAM_TTL_MS: Final = 30_000  # milliseconds after its last record until a stream expires
+_RETRY_DELAY: Final = 0.05  # seconds until a record that Redis may not have is sent again
+_RETRY_TIMEOUT: Final = 30.0  # seconds for which a record is retried; no reader waits for more than a few seconds
+_DUPLICATE_NUMBER_ERROR: Final = "equal or smaller than the target stream top item"  # from Redis' reply to XADD
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """Who generates: the engine, and its model where that is not the one that was asked for."""
+    """What generates: the engine, and the fallback model if it is not the requested one."""
 
     engine: str | None = None
     fallback: str | None = None
 
 
 class StreamRecord(msgspec.Struct, frozen=True):
-    """What a flight's stream holds: `frames`, and at its end `end`, whatever that is to those who write and read it."""
+    """One record of a stream: frames, and in the last record the encoded outcome, which is opaque here."""
 
     producer: Producer
     frames: bytes
@@ -52,18 +50,19 @@ class StreamRecord(msgspec.Struct, frozen=True):
 
 
 def decode_record(fields: Any) -> StreamRecord:
-    """A record, of its fields in the stream."""
+    """Decodes the fields of an entry of the stream."""
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
     engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
     return StreamRecord(Producer(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
 
 
 class RedisStreamWriter:
-    """One flight on its way to its stream: what is said is gathered, and written some tens of milliseconds later.
+    """Collects the frames of one in-flight request and writes them to its stream some 25 ms later.
 
-    - Records reach Redis in order, each once, whichever replies are lost and however long Redis is away, up to a bound.
-    - Beyond the bounds (MAX_UNSENT, or half a minute without Redis) it has `failed`, and writes nothing more.
-    - `on_over` is called, once, when it has failed, or when Redis has its last record.
+    - Records reach Redis in order, each exactly once, whichever replies are lost and however long Redis is down, up to
+      a bound.
+    - Beyond the bounds (MAX_UNSENT_BYTES, or half a minute without Redis) it has `failed` and writes nothing more.
+    - `on_done` is called once, when it has failed, or when Redis has the last record.
     """
 
     def __init__(self, pipeline: RedisPipeline, stream: str, on_done: "Callable[[RedisStreamWriter], object]") -> None:
@@ -76,44 +75,44 @@ class RedisStreamWriter:
         self._unsent_bytes = 0
         self._outcome: bytes | None = None
         self._producer = Producer()
-        self._record_sizes: deque[int] = deque()  # the sizes of those that the stream keeps
+        self._record_sizes: deque[int] = deque()  # in bytes, of the records that the stream keeps
         self._stream_bytes = 0
         self._record_number = 0
-        self._pending_record: _RecordWrite | None = None  # on its way, or to be written again
+        self._pending_record: _RecordWrite | None = None  # sent and not confirmed, or waiting for its retry
         self._last_write_at = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False
 
     def publish(self, producer: Producer, frames: bytes, outcome: bytes | None = None) -> None:
-        """Takes what the flight says; with its end, nothing follows."""
+        """Queues frames. With the `outcome`, it is the last call that has an effect."""
         if self.failed or self._outcome is not None:
             return
-        waiting = self._unsent_bytes  # without the newest frames, so that one event of any size can be shared
+        queued = self._unsent_bytes  # without the newest frames, so that one event of any size can be shared
         self._producer = producer
         self._unsent.append(frames)
         self._unsent_bytes += len(frames)
         self._outcome = outcome
-        if waiting > MAX_UNSENT_BYTES:
+        if queued > MAX_UNSENT_BYTES:
             self._fail()
         elif self._sending or self._pending_record is not None:
-            pass  # it goes with the next record
+            pass  # one record at a time: these frames go with the next one, once Redis has this one
         elif outcome is not None:
-            self._send()
+            self._send()  # at once: no frame follows that is worth waiting for
         elif self._timer is None:
             self._timer = self._loop.call_later(_BATCH_DELAY, self._send)
 
     @property
     def finished(self) -> bool:
-        """Whether it has been given its end."""
+        """Whether it has been given the outcome."""
         return self._outcome is not None
 
     def heartbeat(self) -> None:
-        """Shows that the flight lives, where nothing else has shown it of late."""
+        """Writes an empty record if none was written for HEARTBEAT_INTERVAL."""
         if self._pending_record is None and self._loop.time() - self._last_write_at >= HEARTBEAT_INTERVAL:
             self.publish(self._producer, b"")
 
     def stop(self) -> None:
-        """Writes nothing more, whatever waits to be written."""
+        """Discards what is queued, and writes nothing more."""
         self.failed = True
         self._pending_record = None
         self._unsent.clear()
@@ -141,10 +140,11 @@ class RedisStreamWriter:
             self._sending = True
 
     def _next_record(self) -> "_RecordWrite":
-        """The record of all that waits to be written."""
+        """A record with everything that is queued."""
         frames, self._unsent_bytes = b"".join(self._unsent), 0
         self._unsent.clear()
         self._record_number += 1
+        # MINID trims the oldest records in the same command. A follower that still needs them sees the gap.
         first = f"{self._first_retained_number(len(frames))}-0"
         record: tuple[Arg, ...] = ("XADD", self._stream, "MINID", first, f"{self._record_number}-0")
         record += ("engine", self._producer.engine or "", "frames", frames)
@@ -154,6 +154,7 @@ class RedisStreamWriter:
             record += ("end", self._outcome)
         commands = (record, ("PEXPIRE", self._stream, _STREAM_TTL_MS))
         self._last_write_at = now = self._loop.time()
+        # The pipeline gives a large batch more time. A response of many MiB with the plain timeout would take it down.
         size = len(frames) + len(self._outcome or b"")
         return _RecordWrite(commands, size, now + _RETRY_TIMEOUT, is_last=self._outcome is not None)
 
@@ -173,7 +174,7 @@ class RedisStreamWriter:
     def _on_written(self, replies: Replies | None) -> None:
         self._sending = False
         record = self._pending_record
-        if record is None:  # given up meanwhile
+        if record is None:  # `stop` was called meanwhile
             return
         reply = replies[0] if replies is not None else None
         if reply is None or (isinstance(reply, Exception) and not _is_duplicate_number(reply)):
@@ -187,7 +188,7 @@ class RedisStreamWriter:
 
 
 class _RecordWrite(msgspec.Struct, frozen=True):
-    """A record as it is written, `until` when it is written again where Redis may not have it."""
+    """A record's commands. `retry_until`: the loop time after which it is not sent again."""
 
     commands: tuple[Command, Command]
     size: int
