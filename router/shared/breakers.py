@@ -120,7 +120,7 @@ class Breakers:
             self._publish(engine, breaker)
 
     def _set(self, engine: str, breaker: EngineBreaker) -> None:
-        if breaker == _INITIAL:
+        if breaker == _INITIAL:  # as good as none: only engines with failures or pressure take up memory
             self._breakers.pop(engine, None)
         else:
             self._breakers[engine] = breaker

@@ -50,7 +50,7 @@ class HitCounter:
         commands: list[Command] = []
         tenants: dict[str, None] = {}
         for key, count in hits.items():
-            counts = hits_key(key[len(KEY_PREFIX) :].partition(":")[0])
+            counts = hits_key(key[len(KEY_PREFIX) :].partition(":")[0])  # an entry's key begins with the tenant
             tenants[counts] = None
             commands.append(("ZINCRBY", counts, count, key))
         for counts in tenants:

@@ -34,6 +34,7 @@ log = logging.getLogger("roundhouse.flights")
 _RENEW_INTERVAL: Final = LEASE_DURATION / 3  # so that a claim survives one renewal that fails
 
 _CLAIM: Final = command_template("SET", None, None, "NX", "PX", int(LEASE_DURATION * 1000))
+# A claim is requested together with the entry's creation time: the entry may have been stored since it was looked up.
 _READ_CREATED: Final = command_template("HGET", None, "created")
 _TAKE_OVER: Final = command_template("EVAL", REPLACE_IF_SAME, 1, None, None, None, int(LEASE_DURATION * 1000))
 _RELEASE: Final = command_template("EVAL", DELETE_IF_SAME, 1, None, None)
@@ -246,7 +247,7 @@ class InFlightLeases:
                 async for record in records:
                     yield record
         finally:
-            if self._stream_events.get(stream) is stream_changed:
+            if self._stream_events.get(stream) is stream_changed:  # not if another `follow` has replaced it
                 del self._stream_events[stream]
 
     # -- Redis' pushes ----------------------------------------------------------------------------------------------

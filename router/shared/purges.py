@@ -254,7 +254,7 @@ class Purges:
 
     def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
         """Whether an entry with the position `since` was purged after it, or may have been."""
-        if since < self._first_position:
+        if since < self._first_position:  # records after `since` may have been trimmed, or belong to a log that is gone
             return True
         return since < self.last_position and self._index.covers(key, documents, since)
 

@@ -44,10 +44,13 @@ RUNNING_LEASE_MS: Final = 3000
 """Milliseconds after which a process' number of running requests expires unless it is reported again."""
 
 _REPORT_INTERVAL: Final = RUNNING_LEASE_MS / 3000  # seconds: a third of the lease, so that one report may fail
+# The index is the first number of the script's reply; 0 means that the request is admitted.
 _LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens", "concurrent requests")
 
 # TenantUsage.apply, line for line. A value at the key that is not ours is replaced. The token level is stored as a
-# string, since cjson would lose digits of a number.
+# string, since cjson would lose digits of a number. ARGV: the process, whether a request asks for admission, requests
+# of the process that have ended, its running requests ('' if unknown), used tokens, the three limits ('' for none), the
+# lease in ms, and the time in ms ('' for Redis' clock). The reply: see `decode_status`.
 UPDATE_SCRIPT: Final = f"""
 local process, ask, done = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 local working, spent = tonumber(ARGV[4]), tonumber(ARGV[5])

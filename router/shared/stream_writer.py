@@ -167,6 +167,7 @@ class RedisStreamWriter:
     def _first_retained_number(self, size: int) -> int:
         self._record_sizes.append(size)
         self._stream_bytes += size
+        # The newest record is kept, however large it is.
         while len(self._record_sizes) > 1 and self._stream_bytes > _MAX_STREAM_BYTES:
             self._stream_bytes -= self._record_sizes.popleft()
         return self._record_number - len(self._record_sizes) + 1

@@ -229,7 +229,7 @@ class ClusterBackend:
     async def _wait_for_repair(self, timeout: float) -> None:
         """Waits until the repair task has made one more attempt, or until the timeout."""
         self._start_repair()
-        self._repair_attempted.clear()
+        self._repair_attempted.clear()  # a new task has not run yet, so this clears earlier attempts only
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._repair_attempted.wait(), timeout)
 

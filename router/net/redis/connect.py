@@ -33,7 +33,7 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
     tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
     return RedisCluster(
         startup_nodes=[ClusterNode(name, port) for name, port in address.hosts],
-        require_full_coverage=False,
+        require_full_coverage=False,  # a slot without a server must not make the others unavailable
         **_connection_options(address, timeout),
         **tls,
     )

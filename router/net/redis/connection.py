@@ -148,7 +148,7 @@ class RedisConnection(asyncio.Protocol):
             wrapped = RedisBackendError.from_exception(error)
             wrapped.__cause__ = error
             raise wrapped  # noqa: B904 - mypyc ignores `from`
-        except BaseException:
+        except BaseException:  # a cancellation above all: the socket must not stay open
             self.abort()
             raise
         return replies[len(handshake_commands) :]

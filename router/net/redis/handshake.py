@@ -24,5 +24,6 @@ class Handshake(msgspec.Struct, frozen=True):
     def commands(self) -> list[Command]:
         """The commands that a new connection sends first."""
         auth = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
+        # HELLO 3 switches to RESP3, in which pushes come over the same connection as replies.
         hello: Command = ("HELLO", 3, *auth, "SETNAME", CLIENT_NAME)
         return [hello, ("SELECT", self.db)] if self.db else [hello]

@@ -14,7 +14,7 @@ from router.net.redis.commands import Command, EncodedCommand
 from router.net.redis.url import HostPort
 
 _SCRIPT_COMMANDS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
-_KEY_SECOND_COMMANDS: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")
+_KEY_SECOND_COMMANDS: Final = ("OBJECT", "XINFO", "XGROUP", "MEMORY")  # name, subcommand, key
 _STREAM_READ_COMMANDS: Final = ("XREAD", "XREADGROUP")
 _KEYLESS_COMMANDS: Final = (
     "PING",

@@ -63,7 +63,7 @@ class StandaloneBackend:
         self._connection = connection
         try:
             return await connection.execute(commands, deadline - loop.time(), extra_time)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # nobody reads the replies any more; the next batch opens a new connection
             self._drop_connection()
             raise
 

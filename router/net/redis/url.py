@@ -142,6 +142,7 @@ def _host(text: str, default: int) -> HostPort:
         raise RedisUrlError("there is no host")
     if not separator:
         return unquote(name), default
+    # Six digits are enough to see that a port is too large; int() refuses strings of thousands of digits.
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise RedisUrlError("a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX")
     return unquote(name), int(port)
