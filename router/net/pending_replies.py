@@ -27,7 +27,6 @@ class PendingReplies:
         self._callback: Callable[[], object] | None = None
 
     def then(self, callback: Callable[[], object]) -> None:
-        """Sets the callback that is called when the replies, or the error, are set."""
         self._callback = callback
 
     def done(self) -> bool:

@@ -38,7 +38,6 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def encode_claim(process_id: str, flight_id: str, digest: str, purge_position: PurgePosition) -> str:
-    """The value of a claim in Redis."""
     return f"{process_id}:{flight_id}:{digest}:{purge_position[0]}-{purge_position[1]}"
 
 

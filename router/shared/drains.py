@@ -57,17 +57,14 @@ def drain_command(engine: str, known_at: int = 0) -> Command:
 
 
 def resume_command(engine: str, known_at: int = 0) -> Command:
-    """Marks an engine as resumed; see `drain_command`."""
     return ("EVAL", _CHANGE_SCRIPT, 1, DRAINS_KEY, engine, _RESUMED, known_at)
 
 
 def read_drains_command() -> Command:
-    """Reads the states of all engines; see `decode_drains`."""
     return ("HGETALL", DRAINS_KEY)
 
 
 def decode_drains(reply: Any) -> dict[str, DrainState]:
-    """Decodes the reply to `read_drains_command`. Invalid states are skipped."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     states = {}
     for name, value in pairs:
@@ -106,7 +103,6 @@ class Drains:
         return await self._set_drained(engine, drained=False)
 
     async def try_refresh(self) -> None:
-        """As `refresh`, but keeps the known states while Redis is down."""
         try:
             await self.refresh()
         except RedisDownError:
@@ -139,7 +135,6 @@ class Drains:
         return drain_command(engine, known_at) if self.unpublished[engine] else resume_command(engine, known_at)
 
     def _restore(self, missing: dict[str, DrainState]) -> None:
-        """Writes the states that Redis has lost."""
         if not missing:
             return
         log.warning("Redis has lost which engines are drained; it is told again")

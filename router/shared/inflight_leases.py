@@ -230,7 +230,6 @@ class InFlightLeases:
             self._writers.pop(flight_id, None)
 
     def stop(self) -> None:
-        """Stops writing to all streams."""
         for writer in self._writers.values():
             writer.stop()
         self._writers.clear()

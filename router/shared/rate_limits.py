@@ -146,13 +146,11 @@ class TenantLimits:
         return await self._tenants[tenant].reserve()
 
     def subtract_tokens(self, tenant: str, tokens: int) -> None:
-        """Takes the tokens of a request that has ended from the tenant's bucket."""
         counter = self._tenants.get(tenant)
         if counter is not None:
             counter.subtract_tokens(tokens)
 
     async def run(self) -> None:
-        """Reports the running requests of all tenants periodically, until it is cancelled."""
         while True:
             await asyncio.sleep(_REPORT_INTERVAL)
             for tenant in self._tenants.values():
@@ -242,7 +240,6 @@ class _TenantCounter:
             self._update_locally(update)
 
     def release(self) -> None:
-        """An admitted request has ended."""
         self._running_requests -= 1
         if self.quota.concurrent_requests is not None:
             self._send_report(UsageUpdate(process=self._process_id, released=1))
@@ -310,7 +307,6 @@ def _or_none(number: int | None) -> int | str:
 
 
 def decode_status(reply: Any) -> RateLimitStatus:
-    """Decodes the reply of the script."""
     exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset = reply
     return RateLimitStatus(
         exceeded=_LIMIT_KINDS[exceeded_kind],

@@ -50,7 +50,6 @@ class StreamRecord(msgspec.Struct, frozen=True):
 
 
 def decode_record(fields: Any) -> StreamRecord:
-    """Decodes the fields of an entry of the stream."""
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
     engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
     return StreamRecord(Producer(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
@@ -140,7 +139,6 @@ class RedisStreamWriter:
             self._sending = True
 
     def _next_record(self) -> "_RecordWrite":
-        """A record with everything that is queued."""
         frames, self._unsent_bytes = b"".join(self._unsent), 0
         self._unsent.clear()
         self._record_number += 1

@@ -47,11 +47,9 @@ class RedisClock:
         return self.monotonic() + self._offset
 
     def to_redis_time(self, instant: float) -> float:
-        """An instant of this process' monotonic clock, as one of Redis'."""
         return instant + self._offset
 
     def to_monotonic(self, instant: float) -> float:
-        """An instant of Redis' clock, as one of this process' monotonic clock."""
         return instant - self._offset
 
     def set_server_count(self, count: int) -> None:

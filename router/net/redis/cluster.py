@@ -150,7 +150,6 @@ class ClusterBackend:
         return None if host is None else self._nodes[host]
 
     async def _send_with_redirects(self, pending: list[_RoutedCommand], replies: list[Any], deadline: Deadline) -> None:
-        """Sends each command to the owner of its slot, then follows redirections."""
         for routed in pending:
             routed.node = self._node_for_slot(routed.slot)
         for _ in range(1 + _MAX_REDIRECTS):
@@ -162,7 +161,6 @@ class ClusterBackend:
             pending = [routed for routed in pending if self._follow_redirect(routed, replies[routed.index])]
 
     async def _send_round(self, pending: Iterable[_RoutedCommand], replies: list[Any], deadline: Deadline) -> None:
-        """Sends one batch to each node, all at once, and stores the replies by the commands' indexes."""
         by_node: dict[_ClusterNode, list[_RoutedCommand]] = {}
         for routed in pending:
             if routed.node is None or not routed.node.up:

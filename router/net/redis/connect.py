@@ -105,7 +105,6 @@ def _sentinel_pool(address: RedisUrl, timeout: float) -> SentinelPool:
 
 
 def _connection_options(address: RedisUrl, timeout: float) -> dict[str, Any]:
-    """redis-py's options for every connection."""
     return {
         "username": address.username,
         "password": address.password,

@@ -182,7 +182,6 @@ class RedisConnection(asyncio.Protocol):
         self._retired = True
 
     def abort(self) -> None:
-        """Closes the connection at once."""
         self._fail(redis.exceptions.ConnectionError())
 
     # -- the transport's callbacks ----------------------------------------------------------------------------------

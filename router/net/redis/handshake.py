@@ -22,7 +22,6 @@ class Handshake(msgspec.Struct, frozen=True):
         return "<Login>"  # a traceback must show no password
 
     def commands(self) -> list[Command]:
-        """The commands that a new connection sends first."""
         auth = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()
         # HELLO 3 switches to RESP3, in which pushes come over the same connection as replies.
         hello: Command = ("HELLO", 3, *auth, "SETNAME", CLIENT_NAME)

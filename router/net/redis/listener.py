@@ -67,7 +67,6 @@ class Listener:
         self._stopped: asyncio.Future[None]  # fails with what ends the current connections
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
         logged = ""
         while True:
             try:

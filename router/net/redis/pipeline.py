@@ -77,7 +77,6 @@ class RedisPipeline:
 
     @property
     def up(self) -> bool:
-        """Whether Redis answered the last command."""
         return self._up.is_set()
 
     @property

@@ -136,6 +136,5 @@ def is_read_only_error(reply: object) -> bool:
 
 
 def _build_handshake(settings: Any) -> Handshake:
-    """The credentials, database and TLS context of a redis-py connection."""
     tls = settings.ssl_context.get() if hasattr(settings, "ssl_context") else None
     return Handshake(settings.username, settings.password, settings.db, tls)
