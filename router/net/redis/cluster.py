@@ -280,10 +280,10 @@ class ClusterBackend:
 
     async def _apply_slots(self, slot_owners: SlotMap) -> None:
         named = {owner for owner in slot_owners if owner is not None}
-        gone = [node for node in self._nodes.values()
-                if node.host not in named and not node.busy and not (node.up and node.used)]  # fmt: skip
         # A node that the map does not name stays while it is busy, or while it is up and was used since the last map:
         # it may be the target of a redirection that this map does not show yet.
+        gone = [node for node in self._nodes.values()
+                if node.host not in named and not node.busy and not (node.up and node.used)]  # fmt: skip
         for host in named - self._nodes.keys():
             self._add_node(host)
         for node in gone:
