@@ -1,7 +1,7 @@
-"""What an application can have of its client beyond what ASGI gives it: an extension, in the scope's `extensions`.
+"""What an application can do with its client beyond ASGI: an extension in the scope's `extensions`.
 
-`receive` tells that a client has left as well, but only to who waits for it, and that would be a task beside every
-request; and `send` has to be awaited, so that whoever passes a part of a stream on would have to be waked for it.
+ASGI's `receive` reports a disconnect only to a coroutine that awaits it, which takes a second task for each request.
+ASGI's `send` has to be awaited, so a task would have to be woken for each part of a stream.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -10,30 +10,30 @@ from typing import Any, Final, Protocol
 AsgiReceive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 CLIENT_EXTENSION: Final = "roundhouse.client"
-"""The extension's name; what is under it is a Client."""
+"""The extension's name; its value is a ClientConnection."""
 
 
 class ClientConnection(Protocol):
-    """Cancels the task that works for it when it leaves; `left` then tells why it was cancelled.
+    """Cancels the request's task when the client disconnects; `cancelled_by_disconnect` then gives the reason.
 
-    - Nothing is cancelled before `watch`, after `stop`, or once the answer is whole.
-    - A client that has left before `watch` leaves then.
+    - Nothing is cancelled before `cancel_on_disconnect`, after `ignore_disconnect`, or after the complete response.
+    - If the client has already disconnected, `cancel_on_disconnect` cancels at once.
     """
 
     cancelled_by_disconnect: bool
 
     def cancel_on_disconnect(self) -> None:
-        """From now on, the request's task is cancelled when the client leaves."""
+        """From now on, a disconnect cancels the request's task."""
 
     def ignore_disconnect(self) -> None:
-        """From now on, it is not."""
+        """From now on, a disconnect cancels nothing."""
 
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
-        """Begins an answer, in the place of ASGI's `http.response.start`; the body follows by `send`.
+        """Starts a response in place of ASGI's `http.response.start`; the body follows with `send`.
 
-        `lines` are the headers as they are sent, from router.net.server.cycle.header_lines, without those that frame
-        the body; `length`: bytes of the body, None where that is not known yet.
+        `header_bytes`: headers in wire format, as router.net.server.cycle.header_lines makes them, without
+        `connection` and the framing headers. `content_length`: bytes of the body; None if unknown.
         """
 
     def try_send(self, data: bytes) -> bool:
-        """Sends a part of an answer that has been begun; False where that has to wait, and nothing was sent."""
+        """Sends a part of a started response. False: nothing was sent, and `send` has to be awaited instead."""

@@ -1,15 +1,15 @@
-"""One connection of a client, in HTTP/1.1: whose turn it is, how long it may take, and how it ends.
+"""One HTTP/1.1 connection of a client: the order of its requests, its deadlines, and how it closes.
 
-Theory of operation. uvicorn listens, starts and stops; each connection is one of these. What comes is parsed into
-requests, which wait in a queue; once all that came has been parsed, the first of them is begun, with as much of its
-body as is there. It is begun within the same turn of the loop, and without a task (router.net.server.eager), so that an
-answer that waits for nothing is there before anything else happens. What a client sends ahead is begun in a turn of its
-own, since others want to be served meanwhile.
+Theory of operation. uvicorn listens, starts and stops; it creates one BoundedHttpProtocol for each connection. Received
+bytes are parsed into requests, which wait in a queue. After all received bytes are parsed, the first request starts,
+with as much of its body as has arrived. It starts in the same iteration of the event loop and without a task
+(router.net.server.eager), so a response that waits for nothing is sent before anything else runs. Each pipelined
+request starts in a loop iteration of its own, so that other connections are served in between.
 
-Reading never stops because of a request that waits for its turn, since a client that leaves is noticed only by reading;
-where more waits than may, nothing more is taken, and the connection closes after the answers to what was taken, as
-RFC 9112, section 9.3.2, lets a server do. An error response is never sent in the midst of another response; its body is
-rendered by whoever made the server.
+Reading continues while requests are queued, because only reading shows that the client has disconnected. When too many
+requests or bytes are queued, the connection reads nothing more and closes after the responses to the requests that it
+has accepted (RFC 9112, section 9.3.2, allows this). An error response is never sent in the middle of another response.
+Its body is rendered by `render_error`, a parameter.
 """
 
 import asyncio
@@ -32,14 +32,13 @@ from router.net.server.timeouts import ClientTimeouts
 from router.net.server.write_batcher import BufferedWriter, WriteBatcher
 
 MAX_PIPELINED_BYTES: Final = 256 * 1024
-"""Bytes that a connection may send ahead while another of its requests is being answered."""
-
+"""Bytes that a client may send ahead while another of its requests is being answered."""
 
 _CONNECTION_CLOSE: Final = b"connection: close\r\n"
 
 
 def asgi_address(name: Any) -> tuple[str, int | None] | None:
-    """An address as ASGI has it, from what a transport knows of a socket: asking the socket again costs far more."""
+    """A transport's address in ASGI's form. A transport caches it; asking the socket is a system call."""
     if isinstance(name, tuple):
         return name[0], name[1]
     return (name, None) if name and isinstance(name, str) else None
@@ -48,12 +47,12 @@ def asgi_address(name: Any) -> tuple[str, int | None] | None:
 class BoundedHttpProtocol(asyncio.Protocol):
     """One connection.
 
-    - A client beyond the limit of connections gets 503, and loses its connection.
-    - What must not be sent is refused, as Arriving has it, and a request that is not whole in time with 408. In each
-      case the connection closes.
-    - A client that leaves is noticed by the request that is being answered; the others are not begun.
-    - A client that does not take its answer in time loses the connection.
-    - What an application does before it first has to wait, it does without a task; see Runner.
+    - A client beyond the connection limit gets 503, and its connection closes.
+    - What RequestParser refuses gets its status; a request that does not arrive completely in time gets 408. Both close
+      the connection.
+    - When the client disconnects, the active request is notified; queued requests are not started.
+    - When the client does not read its response in time, the connection is aborted.
+    - An application runs without a task until its first wait; see EagerRunner.
     """
 
     transport: asyncio.Transport
@@ -73,8 +72,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         connection_limit: ConnectionLimit | None = None,
         render_error: RenderError,
     ) -> None:
-        """What comes before `bounds` is what uvicorn gives to every protocol; what comes after it is that of all
-        connections."""
+        """uvicorn passes the parameters before `timeouts`; those after it are shared by all connections."""
         self._loop = _loop or asyncio.get_running_loop()
         self._config = config
         self._app: Any = config.loaded_app
@@ -86,26 +84,27 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._render_error = render_error
         self._keep_alive_timeout = config.timeout_keep_alive
         self._check_interval = min(self._timeouts.receive, self._keep_alive_timeout)
+        # `send` returns this future where nothing has to be awaited: one for all calls.
         self._default_headers_source: Any = None
         self._default_header_lines = (b"", False)
         self.completed_future: asyncio.Future[None] = self._loop.create_future()
         self.completed_future.set_result(None)
         self._queue: RequestQueue = deque()
         self._runner = EagerRunner(self._loop)
-        self._active_cycle: Cycle | None = None  # whose answer is not whole
+        self._active_cycle: Cycle | None = None  # whose response is not complete
         self._read_closed = False
-        self._pipelined_bytes = 0  # bytes that came while something was being answered
+        self._pipelined_bytes = 0  # bytes received while another request was being answered
         self._writable = asyncio.Event()
         self._reading_paused = False
         self._seen_boundaries = 0
-        self._waiting_since = 0.0  # when it became the client's turn to send, or to go on
+        self._waiting_since = 0.0  # since when the connection waits for the client to send
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
-    # -- the connection ---------------------------------------------------------------------------------------------
+    # -- connection -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self._server_state.connections.add(self)  # type: ignore[arg-type]  # it behaves as uvicorn's own
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # has uvicorn's interface
         self.transport = transport
         self.writer = BufferedWriter(transport, self._write_batcher, self._loop)
         scope: dict[str, Any] = {
@@ -122,9 +121,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._connection_limit is not None
             and len(self._server_state.connections) > self._connection_limit.max_connections
         ):
-            self.respond_with_error(
-                self._connection_limit.reject()
-            )  # before it has asked: whoever is not read holds its descriptor
+            # Rejected before its request is read: a connection that sends nothing would keep its descriptor.
+            self.respond_with_error(self._connection_limit.reject())
             return
         self._check_deadlines()
 
@@ -136,6 +134,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._parser.close()
         if self._active_cycle is not None:
             self._active_cycle.on_disconnect()
+        # Ends every `drain` that still waits, and cancels the send timer.
         self.resume_writing()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
@@ -143,29 +142,30 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._read_closed:
             return
-        arriving, queue = self._parser, self._queue
-        if queue or (self._active_cycle is not None and self._active_cycle is not arriving.receiving_cycle):
+        parser, queue = self._parser, self._queue
+        # The body of the active request has its own limits; anything else is sent ahead.
+        if queue or (self._active_cycle is not None and self._active_cycle is not parser.receiving_cycle):
             self._pipelined_bytes += len(data)
         try:
-            arriving.feed(data)
+            parser.feed(data)
         except ProtocolError as error:
             self._reject(error)
         else:
-            if self._reading_paused and self._active_cycle is not arriving.receiving_cycle:
-                self.resume_reading()  # the body is whole; only reading shows that the client leaves
+            if self._reading_paused and self._active_cycle is not parser.receiving_cycle:
+                self.resume_reading()  # the body is complete, and only reading shows a disconnect
             if self._pipelined_bytes > MAX_PIPELINED_BYTES and queue:
                 self._close_after_responses()
-            elif self._seen_boundaries != arriving.message_boundaries:
-                self._seen_boundaries = arriving.message_boundaries
-                if arriving.in_message:
+            elif self._seen_boundaries != parser.message_boundaries:
+                self._seen_boundaries = parser.message_boundaries
+                if parser.in_message:
+                    # A new message has begun: its time to arrive starts now.
                     self._waiting_since = self._loop.time()
         if queue:
             self._start_limiter.start(self._start_next, self._loop)
 
-    # -- what is answered -------------------------------------------------------------------------------------------
+    # -- responses --------------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
-        """Begins with the next request, if its turn has come."""
         if self._active_cycle is not None or not self._queue:
             return
         self._active_cycle, scope = cycle, _ = self._queue.popleft()
@@ -180,12 +180,15 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._active_cycle = None
         if not cycle.keep_alive:
             self._close()
+            # A closing transport waits for the client without a limit: the send timer bounds that.
             if self.transport.get_write_buffer_size():
                 self.pause_writing()
             return
         if self._reading_paused:
             self.resume_reading()
         if self._queue:
+            # Not a direct call: this runs within a step of the application (see EagerRunner), and a client that
+            # pipelines must not keep other connections waiting.
             self._loop.call_soon(self._start_next)
         if not self._parser.in_message:
             self._waiting_since = self._loop.time()
@@ -196,28 +199,32 @@ class BoundedHttpProtocol(asyncio.Protocol):
             cycle.task = None
 
     def default_headers(self) -> tuple[bytes, bool]:
-        headers = self._server_state.default_headers  # uvicorn makes them anew once a second, for the date
+        # uvicorn replaces the list once a second, for the date; joining it for every response would cost more.
+        headers = self._server_state.default_headers
         if headers is not self._default_headers_source:
             lines = b"".join(b"%b: %b\r\n" % header for header in headers)
             self._default_headers_source, self._default_header_lines = headers, (lines, _CONNECTION_CLOSE in lines)
         return self._default_header_lines
 
     def shutdown(self) -> None:
-        """The server stops: what has been begun is answered, and the connection closes then."""
+        """The server stops: requests that have begun to arrive are answered, then the connection closes."""
         self._parser.closing = True
         if self._is_busy():
             self._close_after_responses()
+        # A request whose head is arriving is answered; `closing` makes it the last.
         elif not self._parser.in_head:
             self._close()
 
     def _is_busy(self) -> bool:
-        """Whether a request is being answered, or is to be."""
+        """Whether a request is being answered or queued."""
         return self._active_cycle is not None or bool(self._queue)
 
-    # -- what is refused --------------------------------------------------------------------------------------------
+    # -- rejection --------------------------------------------------------------------------------------------------
 
     def _reject(self, error: ProtocolError) -> None:
         cycle = self._parser.receiving_cycle
+        # Three cases: a queued request is dropped; the active one gets the error if its response has not started;
+        # otherwise the error is in bytes that belong to no request yet.
         if self._is_unstarted(cycle):
             self._queue.pop()
         elif cycle is not None:
@@ -228,12 +235,13 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self.respond_with_error(error)
             return
         if self._is_busy():
-            self._close_after_responses()  # what is wrong came after the request that is being answered
+            self._close_after_responses()  # the error came after the requests that are being answered
         else:
             self.respond_with_error(error)
 
     def respond_with_error(self, error: ProtocolError) -> None:
         body = self._render_error(error)
+        # The default headers hold `connection: close` while the server drains, and it must not stand there twice.
         lines = [
             STATUS_LINES[error.status],
             self.default_headers()[0].replace(_CONNECTION_CLOSE, b""),
@@ -246,10 +254,11 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._close()
 
     def _close_after_responses(self) -> None:
-        """Answers what has come whole, and closes the connection then."""
+        """Answers the requests that have arrived completely, and the active one; then closes the connection."""
         cycle = self._parser.receiving_cycle
         if self._is_unstarted(cycle):
             self._queue.pop()
+        # The active request may still be receiving its body.
         if cycle is None or cycle is not self._active_cycle:
             self._read_closed = True
         last = self._queue[-1][0] if self._queue else self._active_cycle
@@ -270,7 +279,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._queue.clear()
         self.close()
 
-    # -- flow -------------------------------------------------------------------------------------------------------
+    # -- flow control -----------------------------------------------------------------------------------------------
 
     def pause_reading(self, cycle: Cycle) -> None:
         if cycle is self._active_cycle and not self._reading_paused:
@@ -298,25 +307,28 @@ class BoundedHttpProtocol(asyncio.Protocol):
     async def drain(self) -> None:
         await self._writable.wait()
 
-    # -- seconds ----------------------------------------------------------------------------------------------------
+    # -- deadlines --------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> float:
-        """When the client must have gone on, if it is for him to go on."""
+        """The deadline of what the client has to send; infinite while the connection waits for the server."""
         if self._read_closed or (self._is_busy() and not self._parser.in_message):
             return inf
         is_idle = self._parser.message_boundaries and not self._parser.in_message
+        # The first request has the receive timeout from the start: a client that connects should send.
         return self._waiting_since + (self._keep_alive_timeout if is_idle else self._timeouts.receive)
 
     def _check_deadlines(self) -> None:
-        """Looks at the clock when something is due, and so often that nothing can become due earlier than that.
+        """Enforces the deadline, and sets the timer for the next check.
 
-        One timer that is late to learn costs less than one that is set and unset at every request.
+        The timer is not reset at each request: that would cost more than a check that finds nothing due. No deadline
+        can come sooner than `_check_interval` from now, so that is the longest time between two checks.
         """
         now, due = self._loop.time(), self._deadline()
         if now >= due:
             if self._parser.in_message:
                 self._reject(ProtocolError(408, "request_timeout"))
             elif self.transport.get_write_buffer_size():
+                # Idle, but the last response is not read: closing would wait for it.
                 self.transport.abort()
             else:
                 self._close()

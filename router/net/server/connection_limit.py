@@ -1,4 +1,4 @@
-"""How many clients may be connected to one process."""
+"""Limits how many clients may be connected to one process."""
 
 import logging
 import time
@@ -9,13 +9,13 @@ from router.net.server.errors import ProtocolError
 
 log = logging.getLogger("roundhouse.server")
 
-_LOG_INTERVAL: Final = 60.0  # seconds
+_LOG_INTERVAL: Final = 60.0  # seconds; clients that retry would otherwise fill the log
 
 
 class ConnectionLimit:
-    """Refuses connections beyond `most`: without a bound, clients would leave no descriptor for engines and Redis.
+    """Refuses connections beyond `max_connections`; without a limit, engines and Redis would get no file descriptors.
 
-    - `rejected` is called with the reason for each that is refused; the log says so once a minute at most.
+    - `on_rejected` gets the reason for each refused connection; the log has one line a minute at most.
     """
 
     __slots__ = ("_last_logged", "_on_rejected", "max_connections")
@@ -26,7 +26,7 @@ class ConnectionLimit:
         self._last_logged: float | None = None
 
     def reject(self) -> ProtocolError:
-        """Notes that a connection is refused; what its client is told."""
+        """Counts a refused connection; returns the error for its client."""
         now = time.monotonic()
         if self._last_logged is None or now - self._last_logged >= _LOG_INTERVAL:
             self._last_logged = now

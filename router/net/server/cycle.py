@@ -1,8 +1,8 @@
-"""One request and its answer, as an ASGI application has them.
+"""One request and its response, with ASGI's `receive` and `send`.
 
-Theory of operation. The head of an answer is kept back until the first part of its body is there, as ASGI has it, and
-leaves with it in one write; so an answer that is there as a whole is one write, and so is each part of a stream. What
-has room to be sent is sent at once, and nothing is awaited for it.
+Theory of operation. The head of a response is held until the first part of its body, as ASGI requires, and both leave
+in one write. So a complete response is one write, and each part of a stream is one write. `send` awaits nothing as long
+as the transport has room.
 """
 
 import asyncio
@@ -22,61 +22,63 @@ _REASON_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 STATUS_LINES: Final = [
     f"HTTP/1.1 {status} {_REASON_PHRASES.get(status, '')}\r\n".encode("ascii") for status in range(600)
 ]
-"""By status; an engine's may be one that nobody knows."""
+"""By status. An engine may send a status that has no standard phrase."""
 
 _CONTROL_BYTES: Final = bytes([*range(9), *range(10, 32), 127])
-"""What no value of a header may have in it (RFC 9110, section 5.5)."""
+"""Bytes that a header's value must not contain (RFC 9110, section 5.5); a tab may be in it."""
 
 _join_with_colon: Final = b": ".join
 _FRAMING_HEADERS: Final = (b"connection", b"content-length")
-_CHUNK_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(2048)]  # nearly all chunks have one of these sizes
-_BODYLESS_STATUSES: Final = (204, 304)
-_MAX_BUFFERED: Final = 64 * 1024  # bytes of a request's body beyond which no more is read until somebody takes them
+# Nearly all chunks have one of these sizes, so few sizes are formatted.
+_CHUNK_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(2048)]
+_BODYLESS_STATUSES: Final = (204, 304)  # RFC 9110, section 6.4.1
+_MAX_BUFFERED: Final = 64 * 1024  # bytes of a request's body that may wait to be received; above it, reading pauses
 
 
 class CycleConnection(Protocol):
-    """What a cycle needs of the connection that it is a part of. `sent` is done; to be awaited where nothing waits."""
+    """What a cycle needs of its connection. `completed_future` is done: `send` returns it where it awaits nothing."""
 
     transport: asyncio.Transport
     writer: BufferedWriter
     completed_future: "asyncio.Future[None]"
 
     def default_headers(self) -> tuple[bytes, bool]:
-        """The header lines that every answer has, and whether they say that the connection closes."""
+        """The header lines of every response, and whether `connection: close` is among them."""
 
     async def drain(self) -> None:
-        """Returns once there is room to write."""
+        """Returns once the transport has room."""
 
     def close(self) -> None:
-        """Closes once all is sent."""
+        """Closes the connection after everything is sent."""
 
     def pause_reading(self, cycle: "Cycle") -> None:
-        """More of the request is not wanted now."""
+        """The request's body is not read fast enough by the application."""
 
     def resume_reading(self) -> None:
-        """More of the request is wanted."""
+        """The application waits for more of the request's body."""
 
     def track_task(self, task: "asyncio.Task[None]") -> None:
-        """A task of the application's works on a request."""
+        """The application continues in this task; the server waits for it when it stops."""
 
     def on_response_complete(self, cycle: "Cycle") -> None:
-        """The answer is whole."""
+        """The last of the response is written."""
 
     def on_cycle_done(self, cycle: "Cycle") -> None:
-        """The application has come to its end."""
+        """The application has returned or raised."""
 
     def respond_with_error(self, error: ProtocolError) -> None:
-        """Answers in the application's place, and closes."""
+        """Sends an error response instead of the application's, and closes."""
 
 
 class Cycle:
-    """`receive` and `send` of one request, and the extension router.net.server.client_connection.Client.
+    """`receive` and `send` of one request, and its router.net.server.client_connection.ClientConnection.
 
-    - Names of headers must be in lower case, as ASGI has them. A value with a control character in it is an error, and
-      so is a body of another length than its content-length.
-    - Without a content-length, the body is sent in chunks; to HTTP/1.0, which has none (RFC 9112, section 6.1), its end
-      is the connection's.
-    - An application that ends without an answer, or by raising, is logged, and answered for: 500.
+    - Header names must be in lower case, as ASGI requires. A value with a control character is an error, and so is a
+      body whose length differs from its content-length.
+    - Without a content-length, the body is chunked. HTTP/1.0 has no chunks (RFC 9112, section 6.1); there, the end of
+      the connection ends the body.
+    - An application that ends without a complete response, or raises, is logged; if nothing was sent, the client gets
+      500.
     """
 
     __slots__ = (
@@ -111,7 +113,7 @@ class Cycle:
         expects_continue: bool,
     ) -> None:
         self.keep_alive = keep_alive
-        self.response_complete = self.response_started = False  # the answer: begun is what has been written of
+        self.response_complete = self.response_started = False  # started: its first bytes are written
         self.disconnected = self.cancelled_by_disconnect = False
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
@@ -121,17 +123,17 @@ class Cycle:
         self._expects_continue = expects_continue
         self._more_body = True
         self._body_parts: list[bytes] = []
-        self._buffered_bytes = 0  # bytes of the request's body that nobody has taken
+        self._buffered_bytes = 0  # bytes of the request's body that the application has not received
         self._has_message = self._cancel_enabled = self._chunked = False
         self._message_event: asyncio.Event | None = None
         self._response_head: bytes | None = None
-        self._remaining_length: int | None = None  # bytes of the answer's body, where its length is known
+        self._remaining_length: int | None = None  # bytes of the response's body; None if its length is unknown
 
-    # -- the request ------------------------------------------------------------------------------------------------
+    # -- request ----------------------------------------------------------------------------------------------------
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body has come."""
         if self.response_complete:
+            # The response is complete without the rest of the body, which is read and dropped.
             return
         self._body_parts.append(body)
         self._buffered_bytes += len(body)
@@ -140,7 +142,6 @@ class Cycle:
         self._wake_receiver()
 
     def on_body_complete(self) -> None:
-        """All of it has come."""
         self._more_body = False
         self._wake_receiver()
 
@@ -152,12 +153,14 @@ class Cycle:
     async def receive(self) -> AsgiMessage:
         connection = self._connection
         if self._expects_continue:
+            # The client waits for this (RFC 9110, section 10.1.1); without it, it may leave out a body that nobody reads.
             self._expects_continue = False
             if not self.response_started and not connection.transport.is_closing():
                 self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._has_message or self.disconnected or self.response_complete):
             connection.resume_reading()
             self._message_event = self._message_event or asyncio.Event()
+            # The event is created only here: most requests are complete before `receive` is called.
             self._message_event.clear()
             await self._message_event.wait()
         if self.disconnected or self.response_complete:
@@ -167,33 +170,32 @@ class Cycle:
         self._buffered_bytes, self._has_message = 0, False
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
-    # -- the application --------------------------------------------------------------------------------------------
+    # -- application ------------------------------------------------------------------------------------------------
 
     def on_task_started(self, task: "asyncio.Task[None]") -> None:
-        """The application goes on in a task."""
         self.task = task
         self._connection.track_task(task)
-        if self._cancel_enabled:  # the client may have left before there was one
+        if self._cancel_enabled:  # the client may have disconnected before there was a task to cancel
             self.cancel_on_disconnect()
 
     def on_app_done(self, error: BaseException | None) -> None:
-        """The application has come to its end, or has raised."""
         if error is not None:
             log.error("Exception in ASGI application\n", exc_info=error)
         elif not self.response_complete and not self.disconnected:
             log.error("the application has ended, and its answer has not")
         if not self.response_complete and not self.disconnected:
             if self.response_started:
+                # Part of the response is sent: only closing tells the client that it is incomplete.
                 self._connection.close()
             else:
                 self.disconnected = True
                 self._connection.respond_with_error(ProtocolError(500, "internal_error"))
         self._connection.on_cycle_done(self)
 
-    # -- the client leaves ------------------------------------------------------------------------------------------
+    # -- disconnect -------------------------------------------------------------------------------------------------
 
     def on_disconnect(self) -> None:
-        """The client has left, or gets no answer of the application's any more. It is told once."""
+        """The client has disconnected, or gets an error in place of the application's response. Acts once."""
         if self.disconnected:
             return
         self.disconnected = True
@@ -210,7 +212,7 @@ class Cycle:
     def ignore_disconnect(self) -> None:
         self._cancel_enabled = False
 
-    # -- the answer -------------------------------------------------------------------------------------------------
+    # -- response ---------------------------------------------------------------------------------------------------
 
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
         if self._response_head is not None:
@@ -254,6 +256,7 @@ class Cycle:
             self._writer.write(data)
         if last:
             self.response_complete = True
+            # A `receive` that still waits ends with http.disconnect.
             if self._message_event is not None:
                 self._message_event.set()
             connection.on_response_complete(self)
@@ -261,6 +264,7 @@ class Cycle:
 
     def try_send(self, data: bytes) -> bool:
         if self._writer.is_full or self.disconnected or self.response_complete or not self.response_started:
+            # Without `response_started` the head is still held, and only `send` writes it.
             return False
         self._writer.write(self._frame_body(data))
         return True
@@ -270,19 +274,19 @@ class Cycle:
         await self.send(message)
 
     def _start_from_asgi_headers(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Begins with headers as ASGI has them; how the body is framed, and whether the connection stays, is said in
-        one place for all."""
-        said = dict(headers)
-        if b"transfer-encoding" in said:
+        """Starts a response from ASGI headers; `start_response` decides on framing and persistence for both forms."""
+        fields = dict(headers)
+        if b"transfer-encoding" in fields:
             raise RuntimeError("the framing is the server's")
-        if b"connection" in said and b"close" in [word.strip() for word in said[b"connection"].lower().split(b",")]:
+        if b"connection" in fields and b"close" in [word.strip() for word in fields[b"connection"].lower().split(b",")]:
             self.keep_alive = False
-        length = said.get(b"content-length")
+        length = fields.get(b"content-length")
         lines = header_lines([header for header in headers if header[0] not in _FRAMING_HEADERS])
         self.start_response(status, lines, int(length) if length is not None else None)
 
     def _frame_body(self, body: bytes) -> bytes:
         if self._chunked:
+            # An empty chunk would end the body.
             return _chunk_size_line(len(body)) + body + b"\r\n" if body else b""
         if self._is_head_request:
             return b""
@@ -293,15 +297,15 @@ class Cycle:
         return body
 
     def _body_terminator(self) -> bytes:
-        """What follows the last of the body."""
         if self._remaining_length and not self._is_head_request:
             raise _length_mismatch()
         return b"0\r\n\r\n" if self._chunked else b""
 
 
 def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Headers as they are sent. Raises RuntimeError for one with a control character in it: it might become two."""
+    """Headers in wire format. Raises RuntimeError for a header with a control character: it could become two."""
     lines = b"\r\n".join([*map(_join_with_colon, headers), b""])
+    # Each header has the CR and LF of its own line; any other control byte makes the difference larger.
     if len(lines.translate(None, _CONTROL_BYTES)) != len(lines) - 2 * len(headers):
         raise RuntimeError("a header that cannot be sent")
     return lines

@@ -1,4 +1,4 @@
-"""An application at work on one request: without a task, as long as it has to wait for nothing but Redis."""
+"""Runs the application for one request, without a task as long as it waits for nothing but Redis."""
 
 import asyncio
 import types
@@ -14,38 +14,38 @@ RequestCoroutine = Coroutine[Any, Any, None]
 
 
 class EagerRunner:
-    """Runs coroutines: each is begun at once, and gets a task only once it waits for something else than a Reply.
+    """Runs coroutines: each starts at once, and gets a task only when it awaits something other than PendingReplies.
 
-    - Where it waits for nothing, nothing was scheduled: it has cost what a call costs.
-    - Where it waits for a Reply, it goes on in the moment in which that comes; what waits for one cannot be cancelled.
-    - Until it has a task there is no current task: `asyncio.timeout` and `asyncio.current_task` do not work there. Who
-      needs them waits for something first, be it `asyncio.sleep(0)`.
-    - `ended` is called exactly once, with what the coroutine raised, or None; nothing is raised to the task.
-    - Nothing is begun from within a coroutine's first step.
+    - A coroutine that awaits nothing costs no more than a call: nothing is scheduled.
+    - A coroutine that awaits PendingReplies is resumed by the call that delivers them. It cannot be cancelled there.
+    - Before it has a task there is no current task, so `asyncio.timeout` and `asyncio.current_task` do not work. Code
+      that needs them awaits something first; `asyncio.sleep(0)` is enough.
+    - `on_done` is called exactly once, with the coroutine's exception or None; the task does not raise it.
+    - A coroutine is never started within another one's first step.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._idle_driver: _Driver | None = None  # one that is at leisure
+        self._idle_driver: _Driver | None = None  # for the next request
 
     def start(self, coroutine: RequestCoroutine, on_task_started: OnTaskStarted, on_done: OnDone) -> None:
-        """Makes the first step, and each that comes after a Reply. `works` is told the task that makes the others."""
+        """Runs the first step, and those after PendingReplies; `on_task_started` gets the task that runs the rest."""
         driver, self._idle_driver = self._idle_driver, None
         if driver is None:
             driver = _drive()
-            driver.send(None)
+            driver.send(None)  # to its first `yield`, where it takes a job
         self._resume(driver, on_task_started, (coroutine, on_done))
 
     def _resume(
         self, driver: "_Driver", on_task_started: OnTaskStarted, job: "tuple[RequestCoroutine, OnDone] | None" = None
     ) -> None:
-        waits_for = driver.send(job)
-        if waits_for is _DONE:
+        awaited = driver.send(job)
+        if awaited is _DONE:
             self._idle_driver = driver
-        elif type(waits_for) is PendingReplies:
-            waits_for.then(partial(self._resume, driver, on_task_started))
+        elif type(awaited) is PendingReplies:
+            awaited.then(partial(self._resume, driver, on_task_started))
         else:
-            on_task_started(self._loop.create_task(_RemainingSteps(driver, waits_for)))
+            on_task_started(self._loop.create_task(_RemainingSteps(driver, awaited)))
 
 
 _DONE: Final = object()
@@ -54,42 +54,43 @@ _Driver = Generator[Any, Any, None]
 
 @types.coroutine
 def _drive() -> _Driver:
-    """Is sent coroutines and who is told of their ends, and gives what each waits for until that is over.
+    """Is sent a coroutine and its `on_done`, yields what the coroutine awaits, and _DONE when it has ended.
 
-    A generator, since what it goes through ends without an exception.
+    A generator with `yield from`, since the end of the coroutine then costs no exception.
     """
-    work, ended = yield
+    coroutine, on_done = yield
     while True:
         failure: BaseException | None = None
         try:
-            yield from work
+            yield from coroutine
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-            failure = error  # the last line of defence: the server says what went wrong, and ends the answer
-        ended(failure)
-        del work, ended, failure  # nothing is held while there is nothing to do
-        work, ended = yield _DONE
+            failure = error  # the last line of defence: `on_done` logs it and ends the response
+        on_done(failure)
+        del coroutine, on_done, failure  # an idle driver must not keep a request's objects alive
+        coroutine, on_done = yield _DONE
 
 
 class _RemainingSteps(Coroutine[Any, Any, None]):
-    """The steps that are left of a coroutine, for a task."""
+    """The remaining steps of a coroutine, in the form of a coroutine that a task can run."""
 
     __slots__ = ("_awaited", "_driver")
 
     def __init__(self, driver: _Driver, awaited: Any) -> None:
         self._driver = driver
-        self._awaited = awaited  # what the last step did, where the task does not know it yet
+        # What the coroutine awaited before it had a task: the task's first step yields it.
+        self._awaited = awaited
 
     def __next__(self) -> Any:
-        waits_for, self._awaited = self._awaited, None
-        return waits_for if waits_for is not None else self._unless_done(self._driver.send(None))
+        awaited, self._awaited = self._awaited, None
+        return awaited if awaited is not None else self._unless_done(self._driver.send(None))
 
     def send(self, value: None) -> Any:
         return self.__next__()
 
     def throw(self, error: Any, *_: Any) -> Any:
-        waits_for, self._awaited = self._awaited, None
-        if waits_for is not None:
-            waits_for.cancel()  # as its task would have done, had it known of it
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            awaited.cancel()  # the task was cancelled before its first step, so it does not know this future
         return self._unless_done(self._driver.throw(error))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP server refuses by itself, before an application sees it."""
+"""Errors that the HTTP server reports by itself, without its application."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,9 @@ class ProtocolError(Exception):
     """A request or connection that the server refuses, or an application that failed to respond.
 
     - `status`: the HTTP status of the response.
-    - `code`: a word for the cause, for whoever renders the body: `invalid_http` (400), `request_timeout` (408),
+    - `code`: the cause, from which the body is rendered: `invalid_http` (400), `request_timeout` (408),
       `too_many_requests` (429), `headers_too_large` (431), `internal_error` (500), `too_many_connections` (503).
-    - `retry_after`: whole seconds for `Retry-After`, if the client may try again.
+    - `retry_after`: seconds for `Retry-After`, if the client may try again.
     """
 
     def __init__(self, status: int, code: str, *, retry_after: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Requests as they arrive: from bytes to cycles, with a bound on all that a client may send.
+"""Parses a connection's bytes into requests, with a limit on everything that a client may send.
 
-Theory of operation. httptools parses. A request has a bounded head, and a bound on what is neither head nor body
-(chunks' extensions, trailers); how large a body may be is the application's to say. A request is handed on with its
-head, and its body follows.
+Theory of operation. httptools parses and calls the `on_…` methods. A request's head is limited, and so are the bytes
+that are neither head nor body (chunk extensions, trailers); the application limits the body. A request is put into the
+queue when its head is complete; its body follows.
 """
 
 from collections import deque
@@ -16,24 +16,25 @@ from router.net.server.cycle import Cycle, CycleConnection
 from router.net.server.errors import ProtocolError
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Bytes of request line and headers; RFC 9110, section 5.4, leaves the limit to the server."""
+"""Bytes of the request line and headers. RFC 9110, section 5.4, leaves this limit to the server."""
 
 MAX_HEADERS: Final = 200
-"""Headers of a request, and trailers."""
+"""Header fields of a request, and fields of its trailers."""
 
 MAX_PIPELINED_REQUESTS: Final = 256
-"""Requests that may wait for their turn on a connection; the smallest takes fifty times its bytes in memory."""
+"""Requests that may be queued on one connection. The smallest takes fifty times its bytes in memory."""
 
-_CHUNK_OVERHEAD_PER_BYTE: Final = 8  # bytes that a chunked body may need for each of its own: one a chunk takes six
+# Bytes that a chunked body may take on the wire for each byte of content: a chunk of one byte takes six ("1\r\nx\r\n").
+_CHUNK_OVERHEAD_PER_BYTE: Final = 8
 _UPGRADE_HEADERS: Final = (b"connection", b"upgrade", b"http2-settings")
 _PERSISTENCE_OPTIONS: Final = (b"close", b"keep-alive")
 
 RequestQueue = deque[tuple[Cycle, dict[str, Any]]]
-"""Requests that are to be answered, each with its ASGI scope."""
+"""Requests that are to be answered, in order of arrival, each with its ASGI scope."""
 
 
 class HttptoolsParser(Protocol):
-    """What of httptools.HttpRequestParser is used here."""
+    """The methods of httptools.HttpRequestParser that are used here."""
 
     def feed_data(self, data: bytes | memoryview) -> None: ...
     def get_method(self) -> bytes: ...
@@ -43,7 +44,7 @@ class HttptoolsParser(Protocol):
 
 
 class _RequestLine:
-    """What a request's first line says; `is_new`: that it is HTTP/1.1, `scope`: what is known of the request so far."""
+    """A parsed request line; `scope`: the part of the ASGI scope that follows from it."""
 
     __slots__ = ("is_head_request", "is_http11", "scope")
 
@@ -54,20 +55,20 @@ class _RequestLine:
 
 
 class RequestParser:
-    """What comes over one connection.
+    """The requests of one connection.
 
-    - A head beyond MAX_HEAD or MAX_HEADERS is refused with 431; what is not HTTP, or has no one Host, with 400.
-    - Trailers are no headers: nobody looks at them.
-    - A request for another protocol (`Upgrade`) is one in this protocol; one for a tunnel is refused.
+    - A head beyond MAX_HEAD_BYTES or MAX_HEADERS is refused with 431; invalid HTTP, or no single Host, with 400.
+    - Trailers are not added to the headers; they are ignored.
+    - A request to switch protocols (`Upgrade`) is served as HTTP/1.1; CONNECT is refused.
     """
 
     def __init__(self, connection: CycleConnection, base_scope: dict[str, Any], queue: RequestQueue) -> None:
-        """`scope` is what the requests have in common; requests go into the `queue`."""
+        """`base_scope`: the part of the ASGI scope that all requests share; requests are appended to `queue`."""
         self.receiving_cycle: Cycle | None = None  # whose body is arriving
         self.in_message = False
         self.in_head = False
-        self.message_boundaries = 0  # how often a request has begun to arrive, or has arrived
-        self.closing = False  # what comes now is the last
+        self.message_boundaries = 0  # beginnings and ends of messages so far
+        self.closing = False  # the next request is the last
         self._connection = connection
         self._base_scope = base_scope
         self._queue = queue
@@ -77,26 +78,27 @@ class RequestParser:
         self._headers: list[tuple[bytes, bytes]] = []
         self._host_count = 0
         self._expects_continue = False
-        self._raw_request_line = b""  # the last request's first line; mostly, the next has the same
+        # The last request's line. It rarely changes on a connection, and comparing is cheaper than parsing.
+        self._raw_request_line = b""
         self._request_line = _RequestLine(is_http11=False, is_head_request=False, scope={})
-        self._unparsed_head = b""  # what is being parsed, up to the first head in it, if it begins with a request
-        self._fed_bytes = 0  # bytes that are being parsed
-        self._head_bytes = 0  # bytes of a head that is not complete
-        self._bytes_after_head = 0  # bytes that came after the head
-        self._body_bytes = 0  # those of them that are the body
+        self._unparsed_head = b""  # what was fed, if a request begins there, until its head is parsed
+        self._fed_bytes = 0  # bytes of the current `feed`
+        self._head_bytes = 0  # bytes of the incomplete head in earlier reads
+        self._bytes_after_head = 0  # bytes of the message that came in reads after that of its head
+        self._body_bytes = 0  # bytes of content
         self._reset_parser()
 
     def feed(self, data: bytes) -> None:
-        """Raises ProtocolError for what is refused; nothing must be fed after that."""
-        was_in_head, was_in_message, steps = self.in_head, self.in_message, self.message_boundaries
+        """Raises ProtocolError for what is refused; after that, nothing more may be fed."""
+        was_in_head, was_in_message, boundaries_before = self.in_head, self.in_message, self.message_boundaries
         self._fed_bytes = len(data)
         self._unparsed_head = b"" if was_in_message else data
         self._parse(data)
         if not self.in_message:
             return
-        if self.message_boundaries - steps > 1 - was_in_message:
-            # It began behind the end of another message, nobody knows where. Only what has been parsed of its head is
-            # counted of this read, so that its bounds are exceeded by one read at most.
+        if self.message_boundaries - boundaries_before > 1 - was_in_message:
+            # A message began behind the end of another one in these bytes, at an unknown offset. Of this read, only
+            # the parsed part of its head is counted, so a limit can be exceeded by one read at most.
             self._head_bytes = self._head_size() if self.in_head else 0
         elif self.in_head:
             self._head_bytes += len(data)
@@ -104,12 +106,13 @@ class RequestParser:
             self._bytes_after_head += len(data)
         if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_HEADERS:
             raise _headers_too_large()
+        # Framing is what is neither head nor content: a bound that grows with the content stops empty extensions.
         if self._bytes_after_head - self._body_bytes > MAX_HEAD_BYTES + _CHUNK_OVERHEAD_PER_BYTE * self._body_bytes:
             raise _invalid_http()
 
     def _reset_parser(self) -> None:
         parser = httptools.HttpRequestParser(self)
-        # Else what a client sends after a request that is to be its last would be an error.
+        # Otherwise bytes after a request with `Connection: close` are a parse error.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._parser = parser
 
@@ -123,7 +126,7 @@ class RequestParser:
             raise (cause if isinstance(cause, ProtocolError) else _invalid_http()) from None
 
     def _parse_to_upgrade(self, data: bytes | memoryview) -> int | None:
-        """Where the head of the first request for another protocol ends; None if there is none."""
+        """The offset after the first head that asks for another protocol; None if there is none."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -132,35 +135,39 @@ class RequestParser:
         return None
 
     def _parse_upgrades(self, rest: memoryview) -> None:
-        """Parses what follows the head of a request for another protocol, and the others that come with it.
+        """Parses what follows a head that asks for another protocol, and further such requests in the same bytes.
 
-        A client may send thousands of them in one read: each costs a new parser, and no copy of what follows it.
+        A client can send thousands of them in one read. Each costs a new parser, but a memoryview avoids that each
+        also copies the rest of the read.
         """
         end: int | None = 0
         while end is not None:
             if self._parser.get_method() == b"CONNECT":
                 raise _invalid_http()
             rest = rest[end:]
+            # A parser that has stopped for an upgrade stays stopped; a new one parses the head again, without it.
             head = self._head_without_upgrade()
             self._reset_parser()
             self._parser.feed_data(head)
             end = self._parse_to_upgrade(rest)
 
     def _head_without_upgrade(self) -> bytes:
-        """The head of a request without what asks for another protocol.
+        """The request's head without the headers that ask for another protocol.
 
-        Its own parser would take the body for that protocol's.
+        With them, httptools would not parse the body: it would leave it to the other protocol.
         """
         method, version = self._parser.get_method(), self._parser.get_http_version().encode("ascii")
-        said = b",".join(value for name, value in self._headers if name == b"connection").lower()
+        options = b",".join(value for name, value in self._headers if name == b"connection").lower()
         kept = [(name, value) for name, value in self._headers if name not in _UPGRADE_HEADERS]
-        kept += [(b"connection", token.strip()) for token in said.split(b",") if token.strip() in _PERSISTENCE_OPTIONS]
+        kept += [
+            (b"connection", token.strip()) for token in options.split(b",") if token.strip() in _PERSISTENCE_OPTIONS
+        ]
         head = [b"%b %b HTTP/%b\r\n" % (method, self._url, version), *[b"%b: %b\r\n" % header for header in kept]]
         self._is_upgrade = False
-        self.message_boundaries -= 1  # it begins once more
+        self.message_boundaries -= 1  # on_message_begin is called a second time for it
         return b"".join([*head, b"\r\n"])
 
-    # -- what the parser finds --------------------------------------------------------------------------------------
+    # -- callbacks of httptools -------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self.in_message = self.in_head = True
@@ -189,26 +196,29 @@ class RequestParser:
         if parser.should_upgrade():
             self._is_upgrade = True
             return
+        # The sum is an upper bound that costs nothing; the exact size is counted only above it.
         if len(headers) > MAX_HEADERS or (
             self._head_bytes + self._fed_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES
         ):
             raise _headers_too_large()
         self._head_bytes = 0
+        # Checked for each request, since one read can hold thousands of small ones.
         if len(self._queue) >= MAX_PIPELINED_REQUESTS:
             raise _too_many_requests()
         if not is_known:
             self._parse_request_line()
-        said = self._request_line
-        if self._host_count != 1 and (self._host_count or said.is_http11):
+        request_line = self._request_line
+        # RFC 9112, section 3.2: exactly one Host; HTTP/1.0 may have none.
+        if self._host_count != 1 and (self._host_count or request_line.is_http11):
             raise _invalid_http()
-        keep_alive = said.is_http11 and not self.closing and parser.should_keep_alive()
+        keep_alive = request_line.is_http11 and not self.closing and parser.should_keep_alive()
         self.receiving_cycle = cycle = Cycle(
-            self._connection, said.is_head_request, said.is_http11, keep_alive, self._expects_continue
+            self._connection, request_line.is_head_request, request_line.is_http11, keep_alive, self._expects_continue
         )
-        scope = said.scope.copy()
+        scope = request_line.scope.copy()
         scope["headers"] = headers
         scope["extensions"] = {CLIENT_EXTENSION: cycle}
-        self._headers = []  # what comes now are trailers
+        self._headers = []  # the next headers are trailers
         self._queue.append((cycle, scope))
 
     def _parse_request_line(self) -> None:

@@ -1,9 +1,9 @@
-"""How many requests begin in one turn of the loop.
+"""Limits how many requests start in one iteration of the event loop.
 
-Theory. The loop does what is ready in the order in which it came, so of many requests that come at once, all would be
-read first, then all would ask Redis, then all an engine: the first of them would have its answer when nearly all that
-the last of them needs has been done, and the streams under way would have to wait for all of it. If few begin in each
-turn, the first is at its engine while the last has not been begun, and half of them wait half as long.
+Theory. The loop runs ready callbacks in order of arrival. So if many requests arrive at once, it would read all of
+them, then send all their Redis commands, then all their engine requests. The first request would get its response only
+when nearly all work for the last one is done, and running streams would wait for all of it. If few requests start in
+each iteration, the first is at its engine before the last starts, and half of them wait half as long.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_STARTS_PER_ITERATION: Final = 8
-"""Requests that begin before the others wait for the next turn; their first steps take less than a millisecond."""
+"""Requests that start in one iteration; their first steps take less than a millisecond together."""
 
 
 class StartLimiter:
-    """Begins requests in the order in which they come, few in each turn of the loop; nothing waits while few come."""
+    """Starts requests in order of arrival, a few in each iteration of the loop; a few requests never wait."""
 
     __slots__ = ("_limit", "_remaining", "_waiting")
 
@@ -26,12 +26,13 @@ class StartLimiter:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def start(self, callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        """Begins it now, or in one of the next turns."""
+        """Calls it now, or in one of the next iterations."""
         if self._remaining == 0:
             self._waiting.append(callback)
             return
         self._remaining -= 1
         if self._remaining == 0:
+            # One callback an iteration, and only while the limit is reached: an idle loop is not woken.
             loop.call_soon(self._next_iteration, loop)
         callback()
 

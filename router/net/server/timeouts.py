@@ -1,10 +1,10 @@
-"""How long a client may take."""
+"""How long a client may take to send and to receive."""
 
 import msgspec
 
 
 class ClientTimeouts(msgspec.Struct, frozen=True):
-    """In seconds: for a request to arrive whole, and for a client to take what was sent to it; see settings.Router."""
+    """Seconds for a request to arrive completely, and for a client to read a response; see settings.tables.Router."""
 
     receive: float = 30.0
     send: float = 60.0

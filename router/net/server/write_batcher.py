@@ -1,23 +1,22 @@
-"""What is written in one turn of the loop goes out at its end.
+"""Sends at the end of a loop iteration what was written during it.
 
-Theory. A write to a socket wakes whoever reads at its other end, and to wake somebody costs more than to write. Of a
-hundred streams that have an event each in one turn, the first write wakes the reader, and the others, if they follow at
-once, find him awake; written as they are made, each finds him asleep again. And what one connection gets in several
-parts in a turn is one write.
+Theory. A write to a socket wakes the process that reads the other end, and waking it costs more than the write. Of a
+hundred streams with one event each in an iteration, the first write wakes the reader; writes that follow directly find
+it awake. Written as they are produced, each write would find it asleep again. Several parts for one connection become
+one write.
 """
 
 import asyncio
 from typing import Final
 
-_FLUSH_THRESHOLD: Final = (
-    16 * 1024
-)  # bytes that do not wait for the end of the turn: to wake a reader is little beside them
+# Bytes that are sent without waiting for the end of the iteration: beside so many, waking a reader costs little.
+_FLUSH_THRESHOLD: Final = 16 * 1024
 
 
 class BufferedWriter:
-    """What one connection has to say.
+    """The pending output of one connection.
 
-    `is_full`: the other end does not take it as fast as it comes; who owns the connection says so.
+    `is_full`: the transport's buffer is above its limit; the connection sets this.
     """
 
     __slots__ = ("_batcher", "_buffer", "_loop", "_transport", "is_full")
@@ -30,28 +29,29 @@ class BufferedWriter:
         self._buffer = b""
 
     def write(self, data: bytes) -> None:
-        """Sends this, at the latest when this turn of the loop ends."""
+        """Sends the bytes when this iteration of the loop ends, or earlier."""
         if self._buffer:
             data = self._buffer + data
         else:
             self._batcher.schedule_flush(self, self._loop)
         self._buffer = data
+        # A flush here leaves the scheduled one in place, which then finds nothing to send.
         if len(data) > _FLUSH_THRESHOLD:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what has been written."""
+        """Sends what is pending, now."""
         data, self._buffer = self._buffer, b""
         if data:
             self._transport.write(data)
 
     def discard(self) -> None:
-        """Forgets what has been written: nobody is there any more."""
+        """Drops what is pending: the connection is closed."""
         self._buffer = b""
 
 
 class WriteBatcher:
-    """Has senders send before the loop waits again, in the order in which they asked for it."""
+    """Flushes writers before the loop waits for events again, in the order in which they were scheduled."""
 
     __slots__ = ("_pending",)
 
@@ -59,18 +59,18 @@ class WriteBatcher:
         self._pending: list[BufferedWriter] = []
 
     def schedule_flush(self, writer: BufferedWriter, loop: asyncio.AbstractEventLoop) -> None:
-        """Has it flush at the end of this turn; it need not ask again until it has."""
+        """Flushes the writer at the end of this iteration; once is enough until then."""
         if not self._pending:
             loop.call_soon(self._flush_all, loop)
         self._pending.append(writer)
 
     def _flush_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        senders, self._pending = self._pending, []
-        sent = 0
+        writers, self._pending = self._pending, []
+        flushed = 0
         try:
-            for sender in senders:
-                sent += 1
-                sender.flush()
+            for writer in writers:
+                flushed += 1
+                writer.flush()
         finally:
-            for sender in senders[sent:]:  # one has raised, which is not the fault of the others
-                self.schedule_flush(sender, loop)
+            for writer in writers[flushed:]:  # one has raised; the others still have to be flushed
+                self.schedule_flush(writer, loop)
