@@ -1,4 +1,4 @@
-"""Where the parts are made and put together; nothing else in the router makes another part."""
+"""Creates and connects all objects; the rest of the router receives them as arguments."""
 
 import random
 import time
@@ -62,7 +62,7 @@ from router.upstream.client import EngineClient
 from router.upstream.probe import EngineProbe
 
 ADMIN_REDIS_TIMEOUT: Final = 5.0
-"""Seconds that Redis has for each answer to an administrator."""
+"""Seconds that Redis has to reply to an admin request."""
 
 
 def build(
@@ -74,8 +74,8 @@ def build(
 ) -> Application:
     """The router as an ASGI application.
 
-    `multiprocess` is the folder in which its workers share their metrics; `random` gives numbers from 0 up to 1, by
-    which it tries other engines than the best.
+    `multiprocess_dir` is the directory in which worker processes share their metrics. `random` returns numbers from 0
+    up to 1; they decide when a request tries another engine than the best.
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess_dir=multiprocess_dir)
     return Application(
@@ -84,38 +84,38 @@ def build(
 
 
 def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime | None) -> Runtime:
-    """All that one configuration asks for. What the site that it replaces has learned lives on."""
+    """Everything for one configuration. It inherits what `old`, which it replaces, has learned."""
     telemetry = process_state.telemetry
     catalog = build_catalog(settings, (old.settings, old.catalog) if old is not None else None)
     client = EngineClient(process_state.transport, connect_timeout=settings.timeouts.connect)
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    link = open_link(settings.redis_url, timeout=CONNECT_TIMEOUT)
+    backend = open_link(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
-    line = open_line(link, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
-    drains = Drains(line, catalog.set_drained, old.drains if old is not None else None)
+    pipeline = open_line(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    drains = Drains(pipeline, catalog.set_drained, old.drains if old is not None else None)
     catalog.set_drained(drains.names)
-    reader = build_request_resolver(settings, catalog)
-    breakers = build_breakers(settings, line, catalog, clock)
+    resolver = build_request_resolver(settings, catalog)
+    breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
         breakers.inherit(old.breakers)
 
-    def takes_work(engine: Engine) -> bool:
+    def accepts_requests(engine: Engine) -> bool:
         state = breakers.state(engine.name)
         if engine.up is False or engine.drained:
             return False
-        # A half-open one is asked one thing at a time.
+        # A half-open engine gets one request at a time, as its probe.
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not engine.in_flight)
 
     admission = Admission(
         catalog,
-        accepts_requests=takes_work,
+        accepts_requests=accepts_requests,
         queue_timeout=settings.timeouts.queue,
         set_queue_length=telemetry.set_queue_length,
     )
-    limits = TenantLimits(line, {t.name: _quota(t) for t in settings.tenant})
-    chooser = EngineSelector(
+    tenant_limits = TenantLimits(pipeline, {t.name: _quota(t) for t in settings.tenant})
+    selector = EngineSelector(
         catalog,
         process_state.draft_stats,
         exploration_rate=settings.router.explore,
@@ -123,36 +123,50 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         random=process_state.random,
         affinity_names={name: sharing_group_name(name, group) for name, group in groups(settings).items()},
     )
-    gateway, flights, sharing = _build_gateway(
-        settings, link, line, clock, catalog, breakers, chooser, reader, client, admission, limits, telemetry, drains
+    gateway, coalescer, background_services = _build_gateway(
+        settings,
+        backend,
+        pipeline,
+        clock,
+        catalog,
+        breakers,
+        selector,
+        resolver,
+        client,
+        admission,
+        tenant_limits,
+        telemetry,
+        drains,
     )
-    watch = PressureMonitor(catalog, breakers)
+    pressure_monitor = PressureMonitor(catalog, breakers)
 
-    def checked() -> None:
-        chooser.on_probe_round()
-        watch.on_probe_round()
-        telemetry.update_gauges(catalog.engines.values(), breakers.state, redis_up=line.up)
+    def on_probe_round() -> None:
+        selector.on_probe_round()
+        pressure_monitor.on_probe_round()
+        telemetry.update_gauges(catalog.engines.values(), breakers.state, redis_up=pipeline.up)
+        # Last, because waiting requests start on what the probe and the others have just updated.
         admission.recheck()
 
-    probe = EngineProbe(catalog, client, on_round=checked)
+    probe = EngineProbe(catalog, client, on_round=on_probe_round)
     ops = OpsRoutes(
-        catalog=catalog, breakers=breakers, pipeline=line, probe=probe, telemetry=telemetry, auth=auth,
+        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth,
         is_draining=lambda: process_state.draining,
     )  # fmt: skip
-    survey = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
+    # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
+    admin_redis = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
     admin = AdminRoutes(
         authenticator=AdminAuthenticator(settings.auth.admin_keys),
-        redis=survey,
-        explainer=build_explainer(settings, reader, survey),
+        redis=admin_redis,
+        explainer=build_explainer(settings, resolver, admin_redis),
         engine_admin=EngineAdmin(catalog, drains),
         max_body=settings.router.max_body,
     )
-    generate = {
+    inference_endpoints = {
         endpoint.value: InferenceEndpoint(
             endpoint,
             gateway,
             auth,
-            limits,
+            tenant_limits,
             telemetry,
             process_state.body_budget,
             max_body=settings.router.max_body,
@@ -160,22 +174,22 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         )
         for endpoint in Endpoint
     }
-    pages = Starlette(
+    starlette_app = Starlette(
         routes=[*ops.routes(), *admin.routes()],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
-    pages.router.redirect_slashes = False  # a redirect would name the host that the client claims
+    starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
     return Runtime(
         settings=settings,
         catalog=catalog,
-        inference_endpoints=generate,
-        starlette_app=pages,
+        inference_endpoints=inference_endpoints,
+        starlette_app=starlette_app,
         probe=probe,
-        background_services=sharing,
-        coalescer=flights,
+        background_services=background_services,
+        coalescer=coalescer,
         drains=drains,
         breakers=breakers,
-        admin_redis=survey,
+        admin_redis=admin_redis,
     )
 
 
@@ -194,21 +208,21 @@ def _build_gateway(
     telemetry: Telemetry,
     drains: Drains,
 ) -> tuple[Gateway, Coalescer, BackgroundServices]:
-    """The story of a request, and what this process shares with others meanwhile."""
-    cache, limits = settings.cache, settings.timeouts
-    popularity = HitCounter()
-    hints = SeenKeys()
+    """What handles a request, and what it shares with other processes."""
+    cache, timeouts = settings.cache, settings.timeouts
+    hit_counter = HitCounter()
+    seen_keys = SeenKeys()
 
-    def landed(work: GenerationRecord) -> None:
-        telemetry.record_generation(work)
-        engine_selector.record_generation(work)
-        tenant_limits.subtract_tokens(work.tenant, work.total_tokens)
+    def record_generation(generation: GenerationRecord) -> None:
+        telemetry.record_generation(generation)
+        engine_selector.record_generation(generation)
+        tenant_limits.subtract_tokens(generation.tenant, generation.total_tokens)
 
-    flights = Coalescer(
+    coalescer = Coalescer(
         Dispatcher(
             client,
             admission,
-            EngineTimeouts(limits.first_token, limits.between_tokens, limits.min_tokens_per_second),
+            EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
             EngineHealth(breakers),
             max_entry=cache.max_entry,
             cache_salts=derive_salts(groups(settings)),
@@ -216,52 +230,53 @@ def _build_gateway(
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
         join_limit=cache.max_entry,
-        record_generation=landed,
+        record_generation=record_generation,
         max_abandoned={t.name: t.concurrent_requests for t in settings.tenant if t.concurrent_requests is not None},
     )
     liveness = Liveness(clock.monotonic)
-    purges = Purges(pipeline, lambda scope: on_purge(flights, hints, local, scope), alive=liveness.alive)
+    # `local` is created below: purges and local cache need each other, and the lambda runs only once both exist.
+    purges = Purges(pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope), alive=liveness.alive)
     local = LocalCache(cache.local, clock.now, is_purged=purges.covers, alive=liveness.alive)
-    shared = InFlightLeases(pipeline, on_remote_subscriber=flights.on_remote_subscriber)
-    flights.enable_sharing(shared, purges, liveness.alive)
+    leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
+    coalescer.enable_sharing(leases, purges, liveness.alive)
     gateway = Gateway(
         resolver=request_resolver,
         selector=engine_selector,
         store=EntryStore(pipeline, purges, local, on_damaged=telemetry.record_damaged_entry),
         local_cache=local,
-        coalescer=flights,
+        coalescer=coalescer,
         purges=purges,
-        seen_keys=hints,
+        seen_keys=seen_keys,
         cache_policy=CachePolicy(_tenant_caches(settings), cache.stale_if_error, cache.remote_content),
         brownout=Brownout(catalog, breakers),
         record_write=telemetry.record_write,
-        record_hit=popularity.record_hit,
+        record_hit=hit_counter.record_hit,
         clock=clock.now,
     )
-    hearing = InvalidationHandler(
+    invalidation_handler = InvalidationHandler(
         pipeline=pipeline,
         local_cache=local,
-        coalescer=flights,
+        coalescer=coalescer,
         purges=purges,
-        leases=shared,
-        seen_keys=hints,
+        leases=leases,
+        seen_keys=seen_keys,
         drains=drains,
         breakers=breakers,
     )
     listener = Listener(
         backend,
         prefixes=tracked_prefixes(tenants(settings)),
-        channel=shared.channel,
-        callbacks=hearing,
+        channel=leases.channel,
+        callbacks=invalidation_handler,
         retry_interval=cache.retry,
         clock=clock,
         liveness=liveness,
     )
-    sharing = BackgroundServices(
-        pipeline=pipeline, purges=purges, leases=shared, listener=listener, coalescer=flights, hit_counter=popularity,
-        tenant_limits=tenant_limits, drains=drains, invalidation_handler=hearing,
+    background_services = BackgroundServices(
+        pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
+        hit_counter=hit_counter, tenant_limits=tenant_limits, drains=drains, invalidation_handler=invalidation_handler,
     )  # fmt: skip
-    return gateway, flights, sharing
+    return gateway, coalescer, background_services
 
 
 def _tenant_caches(settings: Settings) -> dict[str, TenantCachePolicy]:
@@ -284,23 +299,22 @@ def _quota(tenant: Tenant) -> Quota:
 
 
 def build_breakers(settings: Settings, pipeline: RedisPipeline, catalog: Catalog, clock: RedisClock) -> Breakers:
-    """The breakers of the catalog's engines."""
     limits = settings.breaker
     return Breakers(
         pipeline,
         BreakerPolicy(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
         engine_names=catalog.engines.keys,
-        # A long JSON answer must not keep the others waiting until its end: then one more may find out.
+        # A long JSON response must not hold the only probe until its end: after this, another request may probe.
         probe_lease=max(limits.cooldown, MIN_PROBE_LEASE),
         clock=clock,
     )
 
 
 def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
-    """The models and engines of the configuration; of an engine with several urls, each is one of its own.
+    """The configured models and engines; each URL of an engine with several becomes an engine of its own.
 
-    An engine that stands in `old` as it does now is the same object, and counts on. What is known of one with the same
-    name and address lives on in any case.
+    An engine whose settings are as in `old` is the same object, so its in-flight count continues. One with the same
+    name and URL but other settings inherits the state of the old one.
     """
     models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
     engines = []
@@ -309,11 +323,11 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
         unchanged = old is not None and engine in old[0].engine and settings.breaker == old[0].breaker
         for number, url in enumerate(engine.addresses, 1):
             name = f"{engine.name}.{number}" if many else engine.name
-            known = old[1].engines.get(name) if old is not None else None
-            if known is not None and unchanged:
-                engines.append(known)
+            previous = old[1].engines.get(name) if old is not None else None
+            if previous is not None and unchanged:
+                engines.append(previous)
                 continue
-            made = Engine(
+            created = Engine(
                 name=name,
                 model=engine.model,
                 task=engine.task,
@@ -323,15 +337,15 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 family=engine.name,
                 has_draft=engine.launch is not None and engine.launch.draft is not None,
                 max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
+                # Each worker process enforces its share; at least one, or no worker could use the engine.
             )
-            if known is not None and known.url == url:
-                made.inherit_state(known)
-            engines.append(made)
+            if previous is not None and previous.url == url:
+                created.inherit_state(previous)
+            engines.append(created)
     return Catalog(models, engines)
 
 
 def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResolver:
-    """What understands requests."""
     return RequestResolver(
         catalog=catalog,
         classify=Classifier.load().task,
@@ -340,7 +354,7 @@ def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResol
 
 
 def build_explainer(settings: Settings, request_resolver: RequestResolver, redis: RedisClient) -> Explainer:
-    """What explains requests as the router of these settings would take them; `client` is Redis'."""
+    """Explains requests as a router with these settings would handle them."""
     stores = {name: cache.store_policy for name, cache in _tenant_caches(settings).items()}
     return Explainer(
         resolver=request_resolver, client=redis, store_policies=stores, remote_content=settings.cache.remote_content

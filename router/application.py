@@ -1,9 +1,9 @@
-"""The ASGI application: it hands requests to what was made from the configuration, and takes another one meanwhile.
+"""The ASGI application: it passes requests to the current runtime, and replaces that on a reload.
 
-Theory of operation. All that depends on the configuration is one site, whole and wired. A reload makes another site
-beside it, starts it, and puts it in its place in one assignment; so a request meets either the old or the new, and
-ends with what it began with. The old site is closed once its last request and generation are over. What lives on, the
-metrics and the connections to engines, belongs to the application.
+Theory of operation. Everything that depends on the configuration belongs to one Runtime. A reload creates and starts a
+second Runtime beside the first, then replaces it with one assignment; so a request sees either the old or the new one,
+and ends with the one it began with. The old Runtime is closed after its last request and generation. What outlives it,
+the metrics and the connections to engines, belongs to ProcessState.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from router.upstream.probe import EngineProbe
 
 ALLOW_POST: Final = [(b"allow", b"POST")]
 
-_POLL_INTERVAL: Final = 0.1  # seconds between two looks whether an old site is idle
+_POLL_INTERVAL: Final = 0.1  # seconds between two checks whether an old runtime is idle
 
 
 class ProcessState:
-    """What outlives every configuration. While `draining`, the router is not ready for more.
+    """What outlives every configuration. While `draining`, the router reports that it is not ready.
 
-    `random` gives numbers from 0 up to 1.
+    `random` returns numbers from 0 up to 1.
     """
 
     __slots__ = ("body_budget", "draft_stats", "draining", "random", "telemetry", "transport")
@@ -59,7 +59,7 @@ class ProcessState:
 
 
 class Runtime:
-    """All that was made from one configuration. `requests`: those that it is answering."""
+    """Everything that is built from one configuration. `active_requests`: those that it is answering."""
 
     def __init__(
         self,
@@ -90,43 +90,44 @@ class Runtime:
         self._background_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns once it knows its engines and Redis, as far as they answer."""
+        """Returns after the first contact with Redis and every engine, whether they answer or not."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._background_services.start())
             group.create_task(self._probe.check())
         loop = asyncio.get_running_loop()
+        # The first check is over before the application reports that it has started: it can route at once.
         self._probe_task, self._background_task = (
             loop.create_task(self._probe.run()),
             loop.create_task(self._background_services.run()),
         )
 
     async def stop_probing(self) -> None:
-        """Another site looks after the engines from now on."""
+        """The runtime that replaces this one probes the engines from now on."""
         await cancel_and_wait(self._probe_task)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way in it."""
+        """Whether neither a request nor a generation is running."""
         return not self.active_requests and not self._coalescer.active
 
     @property
     def has_followers(self) -> bool:
-        """Whether clients of other processes read what is generated here."""
+        """Whether clients of other processes read a generation of this one."""
         return self._coalescer.has_followers
 
     async def aclose(self) -> None:
-        """Ends what is under way."""
+        """Ends everything that is still running."""
         await cancel_and_wait(self._probe_task, self._background_task)
         await self._background_services.aclose()
         await self._admin_redis.aclose()
 
 
 RuntimeFactory = Callable[[Settings, ProcessState, Runtime | None], Runtime]
-"""Makes a site, after the one that it is to replace."""
+"""Creates a runtime; its third argument is the one that it replaces."""
 
 
 class Application:
-    """Finds the endpoints that generate by one look into a map; Starlette finds the rest."""
+    """Finds the endpoints that generate in a dict, which costs least; Starlette routes everything else."""
 
     def __init__(self, create_runtime: RuntimeFactory, process_state: ProcessState, settings: Settings) -> None:
         self._create_runtime = create_runtime
@@ -138,24 +139,25 @@ class Application:
 
     @property
     def settings(self) -> Settings:
-        """Those in effect."""
+        """The settings in effect."""
         return self._runtime.settings
 
     def drain(self) -> None:
-        """From now on, /readyz says that no more should be sent here. What is sent is answered."""
+        """From now on, /readyz reports 503. Requests are still answered."""
         self._process_state.draining = True
         self._drain_started_at = self._drain_started_at or time.monotonic()
 
     def record_rejection(self, reason: str) -> None:
-        """The server has refused a client before it could ask."""
+        """Counts a client that the server refused before its request."""
         self._process_state.telemetry.record_rejection(reason)
 
     async def reload(self, settings: Settings) -> None:
-        """Puts other settings into effect, but for those of the server; see router.server.read_again.
+        """Puts settings into effect, except those of the server; see router.server.reload_settings.
 
-        Requests under way end with what they began with. Where this raises, all stays as it was.
+        Running requests end with the runtime they began with. If this raises, nothing has changed.
         """
         async with self._reload_lock:
+            # The lock: two reloads at once would both replace the same runtime.
             old = self._runtime
             new = self._create_runtime(settings, self._process_state, old)
             try:
@@ -164,14 +166,15 @@ class Application:
                 await new.aclose()
                 raise
             self._runtime = new
-            old.drains.unpublished.clear()  # the new one tells it
+            old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
+            # Only now: if the new one had failed to start, the old one would have gone on probing.
             await old.stop_probing()
             task = asyncio.get_running_loop().create_task(self._retire(old))
             self._retiring[task] = old
             task.add_done_callback(self._retiring.pop)
 
     async def _retire(self, runtime: Runtime) -> None:
-        while not runtime.is_idle:  # noqa: ASYNC110 - a look now and then costs less than a word from every request
+        while not runtime.is_idle:  # noqa: ASYNC110 - polling costs less than a notification from every request
             await asyncio.sleep(_POLL_INTERVAL)
         await runtime.aclose()
 
@@ -179,43 +182,45 @@ class Application:
         if scope["type"] != "http":
             await self._lifespan(receive, send)
             return
-        site = self._runtime
-        site.active_requests += 1
+        runtime = self._runtime
+        runtime.active_requests += 1
         try:
-            endpoint = site.inference_endpoints.get(scope["path"])
+            endpoint = runtime.inference_endpoints.get(scope["path"])
             if endpoint is None:
-                await asyncio.sleep(0)  # what pages are made of may ask for its task; see router.net.server.eager
-                await site.starlette_app(scope, receive, _with_request_id(scope, send))
+                # Starlette may need a current task, and there is one only after a first wait (router.net.server.eager).
+                await asyncio.sleep(0)
+                await runtime.starlette_app(scope, receive, _with_request_id(scope, send))
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)
             else:
                 await _method_not_allowed(scope, send)
         finally:
-            site.active_requests -= 1
+            runtime.active_requests -= 1
 
     async def _lifespan(self, receive: AsgiReceive, send: AsgiSend) -> None:
-        """The server's word for starting, and for stopping."""
+        """ASGI's lifespan protocol: one message to start, one to stop."""
         await receive()
         await self._runtime.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._wait_for_followers()
-        retiring = dict(self._retiring)
+        retiring = dict(self._retiring)  # a copy, since a task that ends removes itself
         await cancel_and_wait(*retiring)
-        for site in (*retiring.values(), self._runtime):
-            await site.aclose()
+        for runtime in (*retiring.values(), self._runtime):
+            await runtime.aclose()
         await self._process_state.transport.aclose()
+        # After the runtimes: what they end is still counted, and uses the connections to engines.
         self._process_state.telemetry.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _wait_for_followers(self) -> None:
-        """Has generations end that only clients of other processes read, in the time that one's own clients have."""
+        """Waits for generations that only other processes' clients read, as long as the server waits for its own."""
         if self._drain_started_at is None:
             return
         router = self.settings.router
-        until = self._drain_started_at + router.drain + router.grace
-        sites = (*self._retiring.values(), self._runtime)
-        while any(site.has_followers for site in sites) and time.monotonic() < until:  # noqa: ASYNC110 - as in _retire
+        deadline = self._drain_started_at + router.drain + router.grace
+        runtimes = (*self._retiring.values(), self._runtime)
+        while any(runtime.has_followers for runtime in runtimes) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
 
 
@@ -225,12 +230,12 @@ async def _method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:
 
 
 def _with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:
-    """A send that puts x-request-id on the answer."""
+    """A `send` that adds x-request-id to the response."""
     header = (b"x-request-id", choose_request_id(scope["headers"]).encode("ascii"))
 
-    async def sending(message: Any) -> None:
+    async def send_with_id(message: Any) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), header]
         await send(message)
 
-    return sending
+    return send_with_id

@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's API gives them, which is the only shape a client of ours ever sees.
+"""Errors in the shape of OpenAI's API, the only shape that clients get.
 
 Source: https://platform.openai.com/docs/guides/error-codes; vLLM's `ErrorResponse` has the same fields.
 """
@@ -21,16 +21,16 @@ INTERNAL: Final = "internal_error"
 
 
 class ApiError(Exception):
-    """A refusal or a failure that is told to the client.
+    """A refusal or a failure that the client sees.
 
     - `status`: the HTTP status.
-    - `message`: one or two sentences for a person; never a traceback, a secret or an inner address.
+    - `message`: one or two sentences for a person; never a traceback, a secret or an internal address.
     - `kind`: OpenAI's `type`, one of the constants above.
-    - `param`: the request's field that is at fault, if one is.
-    - `code`: a word for machines, if there is one.
-    - `retry_after`: whole seconds for `Retry-After`; given with every 429 and 503.
-    - `raw`: the body of an engine's own error, which goes on as it stands.
-    - `reason`: a word for logs and metrics; the code, unless that does not tell enough.
+    - `param`: the request field that caused the error, if there is one.
+    - `code`: an identifier for programs, if there is one.
+    - `retry_after`: seconds for `Retry-After`; set on every 429 and 503.
+    - `raw`: the body of an engine's own error, which is passed on unchanged.
+    - `reason`: an identifier for logs and metrics; the code, unless that is too general.
     """
 
     def __init__(
@@ -56,11 +56,10 @@ class ApiError(Exception):
         self.reason = reason or code or kind
 
     def body(self) -> bytes:
-        """The JSON body of the error's HTTP answer."""
         return self.raw if self.raw is not None else _encode(self._error_object())
 
     def frame(self) -> bytes:
-        """The event that ends a stream which failed after it had begun; no `[DONE]` follows it."""
+        """The event that ends a stream after a failure; no `[DONE]` follows it."""
         return b"data: %b\n\n" % _encode(self._error_object())
 
     def _error_object(self) -> Mapping[str, Mapping[str, str | None]]:
@@ -73,7 +72,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def unknown_model(name: str) -> ApiError:
-    """Status 404, worded as OpenAI words it."""
+    """Status 404, with OpenAI's wording."""
     return ApiError(
         404,
         f"The model `{name}` does not exist; GET /v1/models lists those that do.",
@@ -84,15 +83,15 @@ def unknown_model(name: str) -> ApiError:
 
 
 def unavailable(message: str, *, retry_after: int = 1, code: str | None = None) -> ApiError:
-    """Nobody can take the work at present: status 503, with Retry-After."""
+    """Nothing can take the request at present: status 503, with Retry-After."""
     return ApiError(503, message, kind=UNAVAILABLE, code=code, retry_after=retry_after)
 
 
 def not_cached() -> ApiError:
-    """The client wanted a stored answer or none: status 504, as RFC 9111, section 5.2.1.7, has it."""
+    """The client asked for a stored response only: status 504 (RFC 9111, section 5.2.1.7)."""
     return ApiError(504, "No stored answer to this request can be used.", kind=NOT_FOUND, code="not_cached")
 
 
 def internal_error() -> ApiError:
-    """A defect of the router: status 500, and nothing of what it was."""
+    """A bug in the router: status 500, without details."""
     return ApiError(500, "The router failed; its log has the details.", kind=INTERNAL, code="internal_error")

@@ -1,4 +1,4 @@
-"""The pages of administrators: what the cache holds, why a request hits or misses, and forgetting."""
+"""The admin API of the cache: statistics, entries, purges, and why a request hits or misses."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,22 +32,22 @@ from router.store.admin.stats import collect_stats
 log = logging.getLogger("roundhouse.admin")
 
 MAX_FILTER_BYTES: Final = 1 << 20
-"""Bytes of a purge's body: a document may be named by its whole text."""
+"""Bytes of a purge request: its filter may name a document by the document's full text."""
 
 _DEFAULT_LIMIT: Final = 100
-_EXPLAIN_OVERHEAD: Final = 4096  # bytes around the body of a request that is to be explained
+_EXPLAIN_OVERHEAD: Final = 4096  # bytes around the request that is to be explained
 _ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 AdminHandler = Callable[[Request], Awaitable[Any]]
-"""Gives what is to be sent as JSON. Raises ApiError, LinkError, ClientLeftError."""
+"""Returns what is sent as JSON. Raises ApiError, RedisBackendError, ClientDisconnectedError."""
 
 
 class AdminRoutes:
-    """Everything under /admin/cache, and the door to all that is under /admin, the engines' pages too.
+    """Everything under /admin/cache, and the authentication for everything under /admin, the engines' routes too.
 
-    - Nothing is read of a request, or told, before its key was checked.
-    - Where Redis does not answer: 503, with Retry-After.
-    - A purge that was begun is ended, whether or not its client waits.
+    - The key is checked before anything of a request is read or any route is revealed.
+    - If Redis does not answer: 503, with Retry-After.
+    - A purge that has started is completed, even if its client disconnects.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AdminRoutes:
         engine_admin: EngineAdmin,
         max_body: int,
     ) -> None:
-        """`max_body`: bytes of a request that may be explained."""
+        """`max_body`: bytes of a request that can be explained."""
         self._authenticator = authenticator
         self._redis = redis
         self._explainer = explainer
@@ -67,7 +67,7 @@ class AdminRoutes:
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
-        pages: list[tuple[str, str, AdminHandler]] = [
+        handlers: list[tuple[str, str, AdminHandler]] = [
             ("GET", "/admin/cache/stats", self.stats),
             ("GET", "/admin/cache/entries", self.list_entries),
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
@@ -78,68 +78,68 @@ class AdminRoutes:
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
         ]
-        routes = [Route(path, self._authenticated(answer), methods=[method]) for method, path, answer in pages]
-        # What is not there is not told apart from what is, to those without a key.
-        nothing = self._authenticated(self._not_found)
-        return [*routes, *[Route(path, nothing, methods=_ALL_METHODS) for path in ("/admin", "/admin/{path:path}")]]
+        routes = [Route(path, self._authenticated(handler), methods=[method]) for method, path, handler in handlers]
+        # Without a key, a path that does not exist must look like one that does: 401 for both.
+        not_found = self._authenticated(self._not_found)
+        return [*routes, *[Route(path, not_found, methods=_ALL_METHODS) for path in ("/admin", "/admin/{path:path}")]]
 
     def _authenticated(self, handler: AdminHandler) -> Callable[[Request], Awaitable[Response]]:
-        async def answering(request: Request) -> Response:
+        async def authenticated(request: Request) -> Response:
             self._authenticator.check(request.scope["headers"])
             try:
-                told = await handler(request)
+                result = await handler(request)
             except RedisBackendError as error:
                 raise unavailable(f"Redis does not answer ({error}).", code="redis_down") from None
             except ClientDisconnectedError:
-                return Response(status_code=400)  # nobody is there to read it
-            return Response(msgspec.json.encode(told), media_type="application/json")
+                return Response(status_code=400)  # is never read
+            return Response(msgspec.json.encode(result), media_type="application/json")
 
-        return answering
+        return authenticated
 
     async def stats(self, _: Request) -> Any:
         return await collect_stats(self._redis)
 
     async def list_entries(self, request: Request) -> Any:
-        """A page of the listing; `tenant`, `model`, `system`, `rag`, `document` narrow it down."""
-        given = dict(request.query_params)
-        limit, cursor = _parse_limit(given.pop("limit", str(_DEFAULT_LIMIT))), given.pop("cursor", None)
-        return await list_entries(self._redis, parse_listing_filter(given), limit, cursor)
+        """A page of the listing; the parameters `tenant`, `model`, `system`, `rag`, `document` filter it."""
+        params = dict(request.query_params)
+        limit, cursor = _parse_limit(params.pop("limit", str(_DEFAULT_LIMIT))), params.pop("cursor", None)
+        return await list_entries(self._redis, parse_listing_filter(params), limit, cursor)
 
     async def get_entry(self, request: Request) -> Any:
-        scope = _filter_for_key(request.path_params)
-        shown = await fetch_detail(self._redis, scope.key or "")
-        if shown is None:
+        entry_filter = _filter_for_key(request.path_params)
+        detail = await fetch_detail(self._redis, entry_filter.key or "")
+        if detail is None:
             raise _entry_not_found()
-        return shown
+        return detail
 
     async def delete_entry(self, request: Request) -> Any:
-        """The same as a purge of one key; 404 where nothing was there, though what is in flight is forgotten too."""
-        purged = await self._purge_and_log(_filter_for_key(request.path_params))
-        if not purged.entries and not purged.claims:
+        """A purge of one key: it also covers an in-flight generation. 404 if there was neither entry nor claim."""
+        result = await self._purge_and_log(_filter_for_key(request.path_params))
+        if not result.entries and not result.claims:
             raise _entry_not_found()
-        return purged
+        return result
 
     async def purge(self, request: Request) -> Any:
         return await self._purge_and_log(parse_purge_filter(await self._read_body(request, MAX_FILTER_BYTES)))
 
     async def _purge_and_log(self, entry_filter: EntryFilter) -> PurgeResult:
-        purged = await purge(self._redis, entry_filter)
-        # A document may be named by its text, which is nothing for a log.
-        named = (
+        result = await purge(self._redis, entry_filter)
+        # The filter may hold the full text of a document, which must not be logged.
+        loggable = (
             entry_filter
             if entry_filter.document is None
             else replace(entry_filter, document=text_document_name(entry_filter.document))
         )
-        log.info("purged %s: %d entries, %d claims", named.to_json().decode(), purged.entries, purged.claims)
-        return purged
+        log.info("purged %s: %d entries, %d claims", loggable.to_json().decode(), result.entries, result.claims)
+        return result
 
     async def explain(self, request: Request) -> Any:
         body = await self._read_body(request, self._max_body + _EXPLAIN_OVERHEAD)
         try:
-            question = msgspec.json.decode(body, type=ExplainRequest)
+            query = msgspec.json.decode(body, type=ExplainRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"The question is not understood: {error}", code="invalid_question") from None
-        return await self._explainer.explain(question)
+        return await self._explainer.explain(query)
 
     async def _not_found(self, _: Request) -> Any:
         raise HTTPException(404)

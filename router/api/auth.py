@@ -1,9 +1,9 @@
-"""Who asks: from a request's headers to the tenant it belongs to.
+"""Authentication: from a request's headers to the tenant that sent it.
 
-Theory. A key is found by its SHA-256 in a dict, so that ten thousand keys cost no more than one. How long that takes
-says nothing of use: whoever sends keys cannot choose their digests, a digest is compared with another only where both
-have the same hash in the dict, which is keyed anew in each process, and a digest that somebody learned would still be
-no key. What is found is then compared in constant time, so that no answer depends on a comparison that stops early.
+Theory. A key is looked up by its SHA-256 in a dict, so ten thousand keys cost no more than one. The time of the look-up
+reveals nothing useful: a client cannot choose the digests of the keys that it sends, the dict compares two digests only
+if their hashes match (the hash is seeded in each process), and a leaked digest is not a key. The digest in the dict is
+then compared in constant time, so that no response depends on a comparison that stops early.
 """
 
 import hashlib
@@ -19,34 +19,35 @@ Headers = Iterable[tuple[bytes, bytes]]
 AuthMode = Literal["open", "keys", "header"]
 
 HASH_PREFIX: Final = "sha256:"
-"""What stands before the hex SHA-256 of a key in the configuration."""
+"""The prefix of a key's hex SHA-256 in the configuration."""
 
 
 def hash_key(key: bytes) -> str:
-    """How a key is written in the configuration."""
+    """A key's form in the configuration."""
     return HASH_PREFIX + hashlib.sha256(key).hexdigest()
 
 
 class Authenticator:
-    """Finds the tenant of a request.
+    """Identifies the tenant of a request.
 
-    - `open`: everybody is the tenant `default`.
-    - `keys`: whoever has a tenant's key, as `Authorization: Bearer`, or as `x-api-key` where that is taken (on
-      /v1/messages, since Anthropic's clients send it so). Keys are known by their SHA-256 alone; two keys are none.
-    - `header`: whom `X-Tenant-ID` names, for routers that only a trusted proxy can reach.
-    - In the last two, a request without a known identity raises ApiError (401), and nothing is looked up for it.
-    - In no other mode than `header` is X-Tenant-ID looked at.
+    - `open`: every request belongs to the tenant `default`.
+    - `keys`: the tenant whose key is in `Authorization: Bearer`, or in `x-api-key` where that is allowed (on
+      /v1/messages, because Anthropic's clients use it). Only the SHA-256 of keys is known here. A request with two
+      different keys has none.
+    - `header`: the tenant that `X-Tenant-ID` names, for routers that only a trusted proxy can reach.
+    - In the last two, a request without a known identity raises ApiError (401), before anything is looked up for it.
+    - X-Tenant-ID is ignored in every mode but `header`.
     """
 
     def __init__(self, mode: AuthMode, keys: Mapping[str, str], tenants: Iterable[str]) -> None:
-        """`keys`: from `sha256:…` to the tenant whose key it is; `tenants`: all names there are."""
+        """`keys`: from `sha256:…` to the key's tenant; `tenants`: all tenant names."""
         self._mode = mode
         self._keys = dict(keys)
         self._digests = _index_digests(keys)
         self._tenants = frozenset(tenants)
 
     def authenticate(self, headers: Headers, *, allow_x_api_key: bool = False) -> str:
-        """The tenant's name; `x_api_key` takes the key from that header too. Raises ApiError."""
+        """The tenant's name. `allow_x_api_key`: the key may be in `x-api-key`. Raises ApiError."""
         if self._mode == "open":
             return DEFAULT_TENANT
         if self._mode == "header":
@@ -54,17 +55,17 @@ class Authenticator:
             if name in self._tenants:
                 return name
             raise _unauthorized("X-Tenant-ID must name a tenant of this router.")
-        found = _find_digest(_extract_key(headers, allow_x_api_key=allow_x_api_key), self._digests)
-        if found is None:
+        digest = _find_digest(_extract_key(headers, allow_x_api_key=allow_x_api_key), self._digests)
+        if digest is None:
             raise _unauthorized("The API key is not known here.")
-        return self._keys[found]
+        return self._keys[digest]
 
 
 class AdminAuthenticator:
-    """Lets in whoever has one of the administrators' keys, as `Authorization: Bearer`.
+    """Checks for an administrator's key in `Authorization: Bearer`.
 
-    - Where the configuration has none, nobody comes in: ApiError (403), whatever they send.
-    - Without one of them: ApiError (401).
+    - If the configuration has no such key, every request is refused: ApiError (403).
+    - A request without a valid key: ApiError (401).
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -74,7 +75,7 @@ class AdminAuthenticator:
     def check(self, headers: Headers) -> None:
         """Raises ApiError."""
         if not self._digests:
-            # Not 404: that a page is there is no secret, and whoever set the router up should learn what is missing.
+            # Not 404: the existence of the admin API is no secret, and its operator should learn what is missing.
             message = "The admin API is closed: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
         if _find_digest(_extract_key(headers, allow_x_api_key=False), self._digests) is None:
@@ -86,15 +87,17 @@ def _index_digests(digests: Iterable[str]) -> dict[str, str]:
 
 
 def _find_digest(key: bytes, digests: Mapping[str, str]) -> str | None:
-    """Which of the digests, each of which stands under itself, is that of the key."""
-    given = hash_key(key)
-    known = digests.get(given)
-    return known if known is not None and hmac.compare_digest(known, given) else None
+    """The digest of the key, if it is among `digests`, which maps each digest to itself."""
+    digest = hash_key(key)
+    known = digests.get(digest)
+    # The dict has compared them already, but byte by byte, so its time depends on them.
+    return known if known is not None and hmac.compare_digest(known, digest) else None
 
 
 def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
-    """The one key that was sent. Raises ApiError."""
+    """The one key of the request. Raises ApiError."""
     scheme, _, bearer = _single_header(headers, b"authorization").partition(b" ")
+    # A set, since a client may send the same key in both headers.
     keys = {bearer.strip()} if scheme.lower() == b"bearer" else set()
     if allow_x_api_key:
         keys.add(_single_header(headers, b"x-api-key").strip())
@@ -106,7 +109,7 @@ def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
 
 
 def _single_header(headers: Headers, header_name: bytes) -> bytes:
-    """A header's value if it was sent exactly once; two identities are none."""
+    """A header's value if it was sent exactly once, else empty: which of two identities counts would be a guess."""
     values = [value for name, value in headers if name == header_name]
     return values[0] if len(values) == 1 else b""
 

@@ -1,4 +1,4 @@
-"""What administrators see of the engines, and how they take one out of service and back."""
+"""The admin API of the engines: their status, drain and resume."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from router.upstream.catalog import Catalog, Engine
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """An engine as this router process sees it; None is unknown, which is never 0.
+    """An engine as this router process sees it; None means unknown, never 0.
 
-    - `in_flight`: what this process has asked of it and is not over; `running` and `waiting` are what the engine said
-      of itself last, so they are of all who ask it.
+    - `in_flight`: this process's requests to it. `running` and `waiting` are the engine's own latest metrics, so they
+      count the requests of all its clients.
     """
 
     name: str
@@ -30,14 +30,14 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class DrainResult(msgspec.Struct, frozen=True):
-    """`everywhere`: whether Redis knows it, and so all routers; else only this process does, until Redis is back."""
+    """`everywhere`: Redis has the change, so all routers apply it; else only this process does, until Redis is back."""
 
     engine: EngineStatus
     everywhere: bool
 
 
 class EngineAdmin:
-    """What stands under /admin/engines, behind the administrators' door."""
+    """The handlers under /admin/engines; AdminRoutes authenticates their requests."""
 
     def __init__(self, catalog: Catalog, drains: Drains) -> None:
         self._catalog = catalog
@@ -47,7 +47,7 @@ class EngineAdmin:
         return {"engines": [_engine_status(engine) for engine in self._catalog.engines.values()]}
 
     async def drain(self, request: Request) -> Any:
-        """No new work for an engine; what it works on goes on. Doing it twice is doing it once."""
+        """No new requests for an engine; its running ones continue. Idempotent."""
         engine = self._find_engine(request)
         return DrainResult(everywhere=await self._drains.drain(engine.name), engine=_engine_status(engine))
 

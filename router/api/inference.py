@@ -1,6 +1,6 @@
-"""The endpoints that generate: bytes in, bytes out, and the headers that say what was done.
+"""The endpoints that generate: they read a request, and send the gateway's response with the router's headers.
 
-Plain ASGI, because a hit is to cost little more than what the server itself costs.
+This is plain ASGI: a hit should cost little more than the server itself, and Starlette would add to that.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ _USED_HEADERS: Final = frozenset((
     b"x-request-id", b"traceparent", b"x-session-id", b"cache-control", b"x-cache-ttl", b"content-encoding",
     b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
 ))  # fmt: skip
-"""The headers of a request that anything here asks for; all others are passed over once."""
+"""The request headers that are used here; all others are filtered out once."""
 
-_SHUTDOWN_SEND_TIMEOUT: Final = 0.5  # seconds
+_SHUTDOWN_SEND_TIMEOUT: Final = 0.5  # seconds; a client that does not read must not delay the process's end
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -48,10 +48,10 @@ class BodyTooLargeError(ApiError):
 class InferenceEndpoint:
     """One endpoint, as an ASGI application.
 
-    - Every answer, errors included, has `x-request-id`, and what is known of X-Cache, X-Task and X-Engine.
-    - A body over the limit is refused before it is read to its end, and so is one for which the process holds too much.
-    - When the client leaves, the work for it is cancelled at once.
-    - When the server stops before the answer is whole, the client is told so: 503, or an event at the end of a stream.
+    - Every response, errors included, has `x-request-id`, and those of X-Cache, X-Task and X-Engine that are known.
+    - A body over the limit is refused before it is read completely; so is one that would exceed the process's budget.
+    - When the client disconnects, the work for it is cancelled at once.
+    - When the server stops before a response is complete, the client gets 503, or an event that ends its stream.
     - No traceback reaches a client.
     """
 
@@ -59,7 +59,7 @@ class InferenceEndpoint:
         self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
         body_budget: BodyBudget, *, max_body: int, max_bodies: int,
     ) -> None:  # fmt: skip
-        """`max_body`: bytes of one body; `max_bodies`: of all that this process holds, those of other endpoints too."""
+        """`max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints."""
         self._endpoint = endpoint
         self._gateway = gateway
         self._auth = auth
@@ -72,26 +72,28 @@ class InferenceEndpoint:
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _USED_HEADERS]
-        given, traceparent, session = _correlation_ids(headers)
-        held = BodyAllocation(self._body_budget, self._max_bodies)
+        sent_id, traceparent, session = _correlation_ids(headers)
+        allocation = BodyAllocation(self._body_budget, self._max_bodies)
         exchange = Exchange(
-            endpoint=self._endpoint, request_id=given or new_request_id(), has_client_request_id=given is not None,
-            started_at=time.perf_counter(), traceparent=traceparent, session_id=session, body_allocation=held,
+            endpoint=self._endpoint, request_id=sent_id or new_request_id(), has_client_request_id=sent_id is not None,
+            started_at=time.perf_counter(), traceparent=traceparent, session_id=session, body_allocation=allocation,
         )  # fmt: skip
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         try:
             await self._handle(exchange, headers, client, receive, send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            # The cancellation ends here, so this task is no longer being cancelled.
             assert task is not None
             task.uncancel()
             if client.cancelled_by_disconnect:
                 exchange.outcome = "left"
-            else:  # the server stops, and has waited for long enough
+            else:  # uvicorn cancels what is left at the end of the grace period
                 client.ignore_disconnect()
                 await self._abort_on_shutdown(exchange, client, send)
         finally:
-            held.release()
+            # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
+            allocation.release()
             if exchange.permit is not None:
                 exchange.permit.release()
             self._telemetry.record(exchange, time.perf_counter())
@@ -101,12 +103,13 @@ class InferenceEndpoint:
     ) -> None:
         try:
             exchange.tenant = self._auth.authenticate(headers, allow_x_api_key=self._endpoint is Endpoint.MESSAGES)
-            control = _parse_cache_control(headers)
+            cache_control = _parse_cache_control(headers)
             if self._limits.has_limits(exchange.tenant):
+                # Before the body is read: an exceeded limit costs no memory.
                 exchange.permit = await self._limits.reserve(exchange.tenant)
                 exchange.permit.raise_if_exceeded()
             body = await read_body(headers, receive, self._max_body, exchange.body_allocation)
-            answer = await self._gateway.handle(exchange, control, body, client)
+            response = await self._gateway.handle(exchange, cache_control, body, client)
         except ApiError as error:
             client.ignore_disconnect()
             await self._send_api_error(exchange, error, client, send)
@@ -119,11 +122,11 @@ class InferenceEndpoint:
             raise
         else:
             exchange.status = 200
-            if isinstance(answer, Subscriber):
-                await self._send_stream(exchange, answer, client, send)
+            if isinstance(response, Subscriber):
+                await self._send_stream(exchange, response, client, send)
             else:
-                client.start_response(200, self._response_headers.render(exchange), len(answer.body))
-                await send({"type": "http.response.body", "body": answer.body})
+                client.start_response(200, self._response_headers.render(exchange), len(response.body))
+                await send({"type": "http.response.body", "body": response.body})
 
     async def _send_api_error(
         self, exchange: Exchange, error: ApiError, client: ClientConnection, send: AsgiSend
@@ -138,7 +141,7 @@ class InferenceEndpoint:
         await send({"type": "http.response.body", "body": body})
 
     async def _abort_on_shutdown(self, exchange: Exchange, client: ClientConnection, send: AsgiSend) -> None:
-        """Tells the client that no more will come: at once, since who does not read is not waited for."""
+        """Sends the end of the response if there is room for it; see _SHUTDOWN_SEND_TIMEOUT."""
         error = unavailable("The router is stopping.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
@@ -146,40 +149,44 @@ class InferenceEndpoint:
                     await self._send_api_error(exchange, error, client, send)
                     return
                 exchange.outcome, exchange.error_reason = "failed", error.code
+                # A JSON body that remains incomplete makes the server close the connection.
                 if exchange.stream:
                     await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
 
     async def _send_stream(
-        self, exchange: Exchange, reader: Subscriber, client: ClientConnection, send: AsgiSend
+        self, exchange: Exchange, subscriber: Subscriber, client: ClientConnection, send: AsgiSend
     ) -> None:
         try:
             client.start_response(200, self._response_headers.render(exchange), None)
-            while not reader.finished:
-                data = await reader.read(client.try_send)
-                await send({"type": "http.response.body", "body": data, "more_body": not reader.finished})
+            while not subscriber.finished:
+                data = await subscriber.read(client.try_send)
+                await send({"type": "http.response.body", "body": data, "more_body": not subscriber.finished})
         finally:
-            reader.close()
+            # Also after a cancellation: a generation without subscribers is abandoned, not orphaned.
+            subscriber.close()
 
 
 class ClientDisconnectedError(Exception):
-    """The client left before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 async def read_body(
     headers: RawHeaders, receive: AsgiReceive, limit: int, held_body: BodyAllocation | None = None
 ) -> bytes:
-    """The request's body, which is counted as `held`.
+    """Reads the request's body; `held_body` is where its bytes are accounted for.
 
-    Raises ApiError (413 for more than `limit` bytes, 415 for a coded one, 503 where too much is held), ClientLeftError.
+    Raises ApiError (413 for more than `limit` bytes, 415 for a Content-Encoding, 503 above the process's budget) and
+    ClientDisconnectedError.
     """
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            # What it would unfold to has no bound, and engines do not take it either.
+            # Its decoded size is unknown, and engines do not accept one either.
             raise ApiError(415, "The body must be sent without a Content-Encoding.", code="unsupported_encoding")
         if name == b"content-length" and value.isdigit():
             if int(value) > limit:
                 raise BodyTooLargeError(limit)
             if held_body is not None:
+                # A declared length is checked before any of the body is read.
                 held_body.check(int(value))
     parts: list[bytes] = []
     size = 0
@@ -199,7 +206,7 @@ async def read_body(
 
 
 async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders) -> None:
-    """Sends an error as the whole answer."""
+    """Sends an error as the complete response."""
     body = error.body()
     headers = [*headers, JSON_CONTENT_TYPE, (b"content-length", b"%d" % len(body)), *_error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -207,7 +214,6 @@ async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders) -> No
 
 
 def _error_headers(error: ApiError) -> RawHeaders:
-    """What a client is to do about an error."""
     headers: RawHeaders = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))
@@ -217,33 +223,33 @@ def _error_headers(error: ApiError) -> RawHeaders:
 
 
 def _parse_cache_control(headers: RawHeaders) -> CacheControl:
-    """What the client asks of the cache. Raises ApiError."""
-    wishes: list[bytes] = []
+    """The client's cache directives. Raises ApiError."""
+    directives: list[bytes] = []
     ttl = None
     for name, value in headers:
         if name == b"cache-control":
-            wishes.append(value)
+            directives.append(value)
         elif name == b"x-cache-ttl" and ttl is None:
             ttl = value
-    return parse_cache_control(b",".join(wishes), ttl) if wishes or ttl is not None else NO_DIRECTIVES
+    return parse_cache_control(b",".join(directives), ttl) if directives or ttl is not None else NO_DIRECTIVES
 
 
 def choose_request_id(headers: RawHeaders) -> str:
-    """The client's x-request-id if it sent a sane one, else a new one."""
+    """The client's x-request-id if it is well-formed, else a new one."""
     return _correlation_ids(headers)[0] or new_request_id()
 
 
 def _correlation_ids(headers: RawHeaders) -> tuple[str | None, str | None, str | None]:
-    """The client's id for the request, its traceparent and its session, if it has sane ones.
+    """The client's request id, traceparent and session id; None for each that is missing or malformed.
 
     Source: https://www.w3.org/TR/trace-context/.
     """
-    given = traceparent = session = None
+    request_id = traceparent = session = None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            given = value.decode("ascii")
+            request_id = value.decode("ascii")
         elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
             traceparent = value.decode("ascii")
         elif name == b"x-session-id" and SESSION_ID.fullmatch(value):
             session = value.decode("ascii")
-    return given, traceparent, session
+    return request_id, traceparent, session

@@ -1,4 +1,4 @@
-"""What people and their tools ask about the router itself, and the list of its models."""
+"""Models, health, readiness, version and metrics: the requests of operators and their tools."""
 
 import datetime as dt
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ OpsHandler = Callable[[Request], Awaitable[Response]]
 
 
 class OpsRoutes:
-    """The pages that are not hot: models, health, readiness, version and metrics."""
+    """The routes outside of the hot path."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class OpsRoutes:
         return [Route(path, handler, methods=["GET"]) for path, handler in pages]
 
     async def models(self, request: Request) -> Response:
-        """Models, aliases and `auto`, as OpenAI lists models."""
+        """Models, aliases and `auto`, in the shape of OpenAI's list."""
         self._auth.authenticate(request.scope["headers"])
         data = [self._model_object(name, model) for name, model in self._catalog.named_models()]
         return _json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         self._auth.authenticate(request.scope["headers"])
-        wanted = request.path_params["name"]
+        requested = request.path_params["name"]
         for name, model in self._catalog.named_models():
-            if name == wanted:
+            if name == requested:
                 return _json_response(self._model_object(name, model))
-        raise unknown_model(wanted)
+        raise unknown_model(requested)
 
     def _model_object(self, name: str, model: Model | None) -> dict[str, Any]:
         lengths = [e.max_model_len for e in self._catalog.engines_for(model.name)] if model is not None else []
@@ -88,13 +88,14 @@ class OpsRoutes:
         }
 
     async def health(self, _: Request) -> Response:
-        """As vLLM has it: an empty 200 while the process serves."""
+        """As vLLM does: an empty 200 while the process serves."""
         return Response()
 
     async def version(self, _: Request) -> Response:
         return _json_response({"version": version("roundhouse")})
 
     async def readyz(self, _: Request) -> Response:
+        # Draining comes first: a load balancer must stop sending before the server stops listening.
         if self._is_draining():
             return PlainTextResponse("not ready: the router is about to stop\n", 503, {"retry-after": "1"})
         if self._catalog.ready(lambda engine: self._breakers.state(engine) is not BreakerState.OPEN):
@@ -102,7 +103,7 @@ class OpsRoutes:
         return PlainTextResponse("not ready: a model has no engine that can take work\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
-        """Liveness and a summary; 503 where no engine is up, so that nothing but hits can be served."""
+        """Liveness and a summary; 503 if no engine is up, since then only hits can be served."""
         engines = list(self._catalog.engines.values())
         breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
         any_open = BreakerState.OPEN in breakers.values()
@@ -113,12 +114,12 @@ class OpsRoutes:
             status = "healthy"
         else:
             status = "degraded"
-        checked = self._probe.last_check
+        last_check = self._probe.last_check
         summary = {
             "status": status,
             "circuit_breaker_open": any_open,
             "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
-            "last_check": dt.datetime.fromtimestamp(checked, dt.UTC).isoformat() if checked is not None else None,
+            "last_check": dt.datetime.fromtimestamp(last_check, dt.UTC).isoformat() if last_check is not None else None,
             "engines": {
                 engine.name: {
                     "model": engine.model,
@@ -148,7 +149,7 @@ def _json_response(value: Any, status: int = 200) -> Response:
 
 
 async def api_error(_: Request, error: Exception) -> Response:
-    """Starlette's handler for our own errors."""
+    """Starlette's handler for ApiError."""
     assert isinstance(error, ApiError)
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.retry_after is not None:
@@ -157,7 +158,7 @@ async def api_error(_: Request, error: Exception) -> Response:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for its own 404 and 405, in OpenAI's shape."""
+    """Starlette's handler for its own 404 and 405, rendered in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}."
@@ -170,5 +171,5 @@ async def http_error(request: Request, error: Exception) -> Response:
 
 
 async def unhandled_error(_: Request, __: Exception) -> Response:
-    """Starlette's handler for a defect; the server logs the traceback."""
+    """Starlette's handler for an unexpected exception; the server logs the traceback."""
     return Response(internal_error().body(), 500, media_type="application/json")

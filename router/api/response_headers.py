@@ -1,4 +1,4 @@
-"""The header lines of an answer that was generated or kept: what it says of how it came to be."""
+"""The header lines of a response that was generated or stored; they report what the cache and the router did."""
 
 from functools import lru_cache
 from typing import Final
@@ -15,30 +15,30 @@ JSON_CONTENT_TYPE: Final = (b"content-type", b"application/json")
 _SSE_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would gather the events
+    (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 )
 
-_MAX_TEMPLATES: Final = 4096  # of answers, whose lines are remembered
+_MAX_TEMPLATES: Final = 4096  # cached at most; a working set is far smaller, as the facts come from the configuration
 _BYPASS: Final = CacheStatus.BYPASS
 
 
 class ResponseHeaders:
-    """Makes the header lines of answers, but for those that say how the body is framed; see client.Client.begin.
+    """Renders header lines, without those that frame the body; see ClientConnection.start_response.
 
-    Most of them are the same for all answers of a kind, so they are put together once for each, with holes. What fills
-    a hole is a number, a request's id, which was checked as it came in, or a key, which is made of hashes and of names
-    in the configuration; all else is checked as the lines are put together. So no value becomes another header.
+    Most lines are the same for all responses of a kind, so each kind has a template, cached and validated once. The
+    values that fill it in cannot hold a control character: numbers, a request id (validated on arrival), and a key
+    (made of hashes and configured names). So no value can become a second header.
     """
 
     def __init__(self) -> None:
         self._cached_template = lru_cache(_MAX_TEMPLATES)(_build_template)
 
     def render(self, exchange: Exchange) -> bytes:
-        """What an answer says of an exchange, whose status is known."""
+        """The header lines for an exchange whose status is known."""
         cache, key, age = exchange.cache_status, exchange.key, exchange.age
         if cache is None or cache is _BYPASS:
-            key = None
-        form = self._cached_template(
+            key = None  # nothing was looked up or stored under it
+        template = self._cached_template(
             exchange.status == 200,
             exchange.stream,
             cache,
@@ -57,8 +57,9 @@ class ResponseHeaders:
             values += (key.encode(),)
         if age is not None:
             values += (exchange.ttl, age)
-        lines = form % values
+        lines = template % values
         if exchange.permit is not None:
+            # These numbers differ for every response, so they are in no template.
             lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.status))
         return lines
 
@@ -68,7 +69,7 @@ def _build_template(
     bypass: BypassReason | None, reason: MissReason | None, task: Task | None, engine: str | None, fallback: str | None,
     adjusted: tuple[str, ...],
 ) -> bytes:  # fmt: skip
-    """The lines with holes: for the request's id, the key, and of a stored answer the time to live and the age."""
+    """The template, with placeholders for the request id, the key, and a stored response's TTL and age."""
     facts = [
         (b"x-cache", cache), (b"x-cache-reason", bypass or reason if cache is not None else None), (b"x-task", task),
         (b"x-engine", engine), (b"x-fallback", fallback), (b"x-adjusted", ", ".join(adjusted) or None),
@@ -86,7 +87,7 @@ def _build_template(
 
 
 def _forward_cache_status(cache: CacheStatus, bypass: BypassReason | None, reason: MissReason | None) -> bytes:
-    """The Cache-Status (RFC 9211) of what was not there."""
+    """The Cache-Status (RFC 9211) of a response that did not come from the store."""
     if cache is CacheStatus.COALESCED:
         return b"roundhouse; fwd=miss; collapsed"
     if bypass is not None:

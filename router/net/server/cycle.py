@@ -153,7 +153,7 @@ class Cycle:
     async def receive(self) -> AsgiMessage:
         connection = self._connection
         if self._expects_continue:
-            # The client waits for this (RFC 9110, section 10.1.1); without it, it may leave out a body that nobody reads.
+            # The client waits for this (RFC 9110, section 10.1.1) and need not send a body that is never read.
             self._expects_continue = False
             if not self.response_started and not connection.transport.is_closing():
                 self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
