@@ -1,6 +1,6 @@
-"""One line for every request, and how all log lines look: text for people, or JSON for machines.
+"""The access log, with one line for every request, and the format of all log lines: text or JSON.
 
-What people ask, and what identifies them, is in no line.
+No line contains prompts, responses, keys or other personal data.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from router.flow.exchange import Exchange
 ACCESS_LOGGER: Final = "roundhouse.access"
 
 LineTemplate = str
-"""A line with a hole for each of what changes from one exchange to the next: the request's id, milliseconds, tokens
-read and generated, the request's id at the engine, milliseconds to the first token, and the key. Holes of what a line
-does not have take no room."""
+"""A %-format string for the values that differ between exchanges of one kind: request id, milliseconds, prompt tokens,
+completion tokens, the engine's request id, milliseconds to the first token, and key. A line without one of them has a
+conversion in its place that renders nothing, so that the same tuple of values fits every template."""
 
 log = logging.getLogger(ACCESS_LOGGER)
 
@@ -28,21 +28,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Placeholder(msgspec.Struct, frozen=True):
-    """A fact that is another in each line; `form` is its conversion, as % has them."""
+    """A fact that differs in each line; `conversion` is a %-format, `quoted`: a string in JSON."""
 
     conversion: str
     quoted: bool = False
 
 
-_WRITE_DELAY: Final = 0.02  # seconds for which an access line may wait for others
-_EMPTY_CONVERSION: Final = "%.0s"  # what fills it leaves no trace
+_WRITE_DELAY: Final = 0.02  # seconds that an access line may wait, so that one system call writes several
+_EMPTY_CONVERSION: Final = "%.0s"  # renders any value as nothing
 _ABSENT: Final = _Placeholder(_EMPTY_CONVERSION)
 
 
 class AccessLog:
-    """Writes the line of an exchange: its facts as `name=value`, or as a JSON object.
+    """Writes one line for each exchange: its facts as `name=value`, or as a JSON object.
 
-    Most of a line is the same for all exchanges of a kind, so it is put together once for each, with holes.
+    Most of a line is the same for all exchanges of a kind, so a template is built once for each kind.
     """
 
     def __init__(self, log_format: str) -> None:
@@ -50,8 +50,9 @@ class AccessLog:
         self._sink: Callable[[str], None] | None = None
 
     def line_template(self, exchange: Exchange) -> LineTemplate:
-        """How the line of such an exchange is made, for `write`."""
+        """The template for exchanges like this one, for `write`."""
         line = "".join([self._render_fact(name, value) for name, value in _facts(exchange)])
+        # Without the separator of the first fact; in JSON, _json_prefix has opened the object.
         return line[1:] + ("}" if self._as_json else "")
 
     def _render_fact(self, name: str, value: Any) -> str:
@@ -60,10 +61,11 @@ class AccessLog:
         return f',"{name}":{_json_value(value)}' if self._as_json else f" {name}={_text_value(value)}"
 
     def write(self, template: LineTemplate, exchange: Exchange, duration: float) -> None:
-        """`took` in seconds."""
+        """`duration` in seconds."""
         if not log.isEnabledFor(logging.INFO):
             return
         if self._sink is None:
+            # Only now: logging may be set up after this object is created.
             self._sink = self._find_sink()
         first_token = exchange.first_token_at
         self._sink(
@@ -76,12 +78,12 @@ class AccessLog:
         )  # fmt: skip
 
     def _find_sink(self) -> Callable[[str], None]:
-        """To the handler of set_up_logging if it is in place, else to where logging sends it."""
+        """The handler of set_up_logging if there is one, else the logger itself, as in tests and other programs."""
         handlers = logging.getLogger("roundhouse").handlers
-        lines = next((handler.write_access_line for handler in handlers if isinstance(handler, _BatchingHandler)), None)
-        if lines is None and self._as_json:
+        sink = next((handler.write_access_line for handler in handlers if isinstance(handler, _BatchingHandler)), None)
+        if sink is None and self._as_json:
             return lambda line: log.info("%s%s", _json_prefix(time.time()), line)
-        return lines or log.info
+        return sink or log.info
 
 
 def _text_value(value: Any) -> str:
@@ -95,7 +97,7 @@ def _json_value(value: Any) -> str:
 
 
 def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
-    """What is known. What it did not come to is left out; a hole's place stays."""
+    """The facts that are known. A placeholder is never left out, since the template's values have a fixed order."""
     yield "request", _Placeholder("%s", quoted=True)
     yield "tenant", exchange.tenant
     yield "path", exchange.endpoint.path
@@ -134,29 +136,29 @@ def _utc(now: float) -> str:
 
 
 def set_up_logging(log_format: str, level: int = logging.INFO) -> None:
-    """Log lines to standard error: text with a time, or one JSON object a line.
+    """Writes log lines to standard error: text with a time, or one JSON object a line.
 
-    A record is made for every request, so it notes nothing that no line shows: thread, process, task and the place in
-    the source. Source: the section "Optimization" of the standard library's logging how-to.
+    Log records do not collect what no line shows, since that costs time: thread, process, task and source location.
+    Source: the section "Optimization" of the standard library's logging how-to.
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     if hasattr(logging, "logAsyncioTasks"):  # since Python 3.12
         logging.logAsyncioTasks = False
     logging._srcfile = None  # noqa: SLF001 - the how-to names it
     handler = _BatchingHandler(_JsonFormatter() if log_format == "json" else _TextFormatter())
-    # What uvicorn has to say beside its own starts and stops comes out in the same form.
-    for name, least in (("roundhouse", level), ("uvicorn", logging.WARNING)):
-        root = logging.getLogger(name)
-        root.handlers = [handler]
-        root.propagate = False
-        root.setLevel(least)
+    # uvicorn's warnings and errors get the same format; its messages about start and stop are dropped.
+    for name, min_level in (("roundhouse", level), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(min_level)
 
 
 class _BatchingHandler(logging.StreamHandler[TextIO]):
-    """Writes records as they come, and access lines together, those of a moment at once.
+    """Writes records at once, and access lines in batches.
 
-    There is an access line for every request, and a system call for each would be a tenth of what a hit costs. Their
-    order among the records is kept, and what still waits when the process ends is written then, by logging's own end.
+    There is an access line for every request, and a system call for each would be a tenth of the cost of a hit. The
+    order of access lines and records is kept. logging.shutdown flushes what is pending when the process ends.
     """
 
     def __init__(self, formatter: "_TextFormatter | _JsonFormatter") -> None:
@@ -166,7 +168,7 @@ class _BatchingHandler(logging.StreamHandler[TextIO]):
         self._pending_lines: list[str] = []
 
     def write_access_line(self, message: str) -> None:
-        """Takes an access line, which has the time of now; the running loop writes it in a moment."""
+        """Queues a line, with the current time; the running event loop writes it after _WRITE_DELAY."""
         if not self._pending_lines:
             asyncio.get_running_loop().call_later(_WRITE_DELAY, self._write_pending)
         self._pending_lines.append(f"{self._line_prefix(time.time())}{message}\n")
@@ -174,12 +176,12 @@ class _BatchingHandler(logging.StreamHandler[TextIO]):
     def _write_pending(self) -> None:
         if self._pending_lines:
             lines, self._pending_lines = self._pending_lines, []
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, and requests go on
+            with contextlib.suppress(OSError, ValueError):  # standard error is closed; requests go on
                 self.stream.write("".join(lines))
                 self.stream.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write_pending()
+        self._write_pending()  # these lines are older than the record
         super().emit(record)
 
     def flush(self) -> None:
@@ -188,7 +190,7 @@ class _BatchingHandler(logging.StreamHandler[TextIO]):
 
 
 class _TextFormatter(logging.Formatter):
-    """A time to the millisecond, the logger and the message. A time is put into words once."""
+    """A time in milliseconds, the logger and the message. A formatted time is cached, as strftime is slow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +202,7 @@ class _TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def line_prefix(self, now: float) -> str:
-        """What stands before an access line; `now` in seconds since the epoch."""
+        """The start of an access line; `now` in seconds since the epoch."""
         millisecond = int(1000 * now)
         if millisecond != self._millisecond:
             self._millisecond, self._prefix = millisecond, f"{self._format_time(millisecond)} {ACCESS_LOGGER} "
@@ -214,7 +216,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """A JSON object a line. The begin of an access line is made once a second."""
+    """One JSON object a line. The start of an access line is cached for a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +224,7 @@ class _JsonFormatter(logging.Formatter):
         self._prefix = ""
 
     def line_prefix(self, now: float) -> str:
-        """What stands before the rest of an access line; `now` in seconds since the epoch."""
+        """The start of an access line; `now` in seconds since the epoch."""
         second = int(now)
         if second != self._second:
             self._second, self._prefix = second, _json_prefix(second)
@@ -231,7 +233,7 @@ class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         if record.name == ACCESS_LOGGER:
-            return message  # is JSON already
+            return message  # AccessLog has made it JSON
         fields = {
             "time": _utc(record.created),
             "level": record.levelname.lower(),

@@ -1,8 +1,8 @@
-"""What is counted of one kind of exchange, in plain numbers at first, and told to prometheus_client now and then.
+"""Counts requests of one kind in plain numbers, which are flushed to prometheus_client from time to time.
 
-Theory of operation. A counter of prometheus_client takes a lock for each step, and in a server of several workers a
-place in a file as well; a histogram looks for its bucket besides. For a hit, that was as much work as finding it. So a
-request only adds its numbers to lists, and many of them are told at once: what is sorted needs one look a bucket.
+Theory of operation. A counter of prometheus_client takes a lock for each increment, and with several workers it writes
+to a memory-mapped file too; a histogram also searches for the bucket. For a hit, that cost as much as the look-up. So a
+request only appends its numbers to lists, and a flush passes on many of them: sorted, they need one search a bucket.
 """
 
 from bisect import bisect_right
@@ -14,25 +14,26 @@ Increment = Callable[[float], None]
 
 
 class BatchHistogram(Histogram):
-    """A histogram that can be told many values at once."""
+    """A histogram that observes many values at once."""
 
     def observe_many(self, values: list[float]) -> None:
         """Observes each of the values, which it sorts."""
         values.sort()
         self._sum.inc(sum(values))
-        told = 0
+        counted = 0
+        # prometheus_client keeps a count for each bucket alone, and adds them up when it renders.
         for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
             below = bisect_right(values, bound)
-            if below > told:
-                bucket.inc(below - told)
-                told = below
+            if below > counted:
+                bucket.inc(below - counted)
+                counted = below
 
 
 class RequestSeries:
-    """What the exchanges of one kind came to since that was told last; see Telemetry for what the numbers are.
+    """The exchanges of one kind since the last flush; Telemetry defines the kinds and numbers.
 
-    - `at_once`: whether its first token was there when the whole answer was.
-    - `line`: how its line in the log looks; see AccessLog.
+    - `served_at_once`: the first token comes with the complete response.
+    - `line_template`: see AccessLog.
     """
 
     __slots__ = (
@@ -60,7 +61,7 @@ class RequestSeries:
         saved_counter: Increment | None,
         served_at_once: bool,
     ) -> None:
-        """`each` counts exchanges, the others what the lists hold; what does not go with the kind is None."""
+        """`request_counters` count exchanges, the others the lists' values; None: does not apply to this kind."""
         self.line_template = line_template
         self.served_at_once = served_at_once
         self.durations: list[float] = []
@@ -74,7 +75,6 @@ class RequestSeries:
         self._saved_counter = saved_counter
 
     def flush(self) -> None:
-        """Tells all, and begins anew."""
         for count in self._request_counters:
             count(len(self.durations))
         for batched, values in (
@@ -91,9 +91,9 @@ class RequestSeries:
 
 
 class GenerationSeries:
-    """What the generations of one tenant at one model came to since that was told last.
+    """The generations for one tenant at one model since the last flush.
 
-    `speeds`: tokens a second, of those that were streamed.
+    `speeds`: tokens per second of the streamed ones. `dirty`: a flush is scheduled.
     """
 
     __slots__ = (
@@ -117,7 +117,6 @@ class GenerationSeries:
         self._speed_histogram = speed_histogram
 
     def flush(self) -> None:
-        """Tells all, and begins anew."""
         self._prompt_counter(self.prompt_tokens)
         self._completion_counter(self.completion_tokens)
         if self.speeds:
@@ -128,7 +127,7 @@ class GenerationSeries:
 
 
 class PendingCounter:
-    """What a counter is to be counted up by."""
+    """A counter's increments since the last flush."""
 
     __slots__ = ("_increment", "pending")
 
@@ -137,6 +136,5 @@ class PendingCounter:
         self._increment = increment
 
     def flush(self) -> None:
-        """Tells it, and begins anew."""
         self._increment(self.pending)
         self.pending = 0

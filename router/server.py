@@ -1,9 +1,9 @@
-"""The server of one process: uvicorn, told when to stop, and when to take another configuration.
+"""The server of one process: uvicorn, with a graceful stop and a reload of the configuration.
 
-Theory of operation. To stop, a server first lets those who send to it notice: /readyz says 503 and each answer closes
-its connection, while all that comes is still answered. Then it listens no more, and what is under way ends, in bounded
-time. Orders come from signals, and to one worker of several from its supervisor; they wait for the server's next tick,
-so that nothing is done within a signal's handler.
+Theory of operation. A stop begins with the drain period: /readyz returns 503 and each response closes its connection,
+so that clients and load balancers go elsewhere, but every request is still answered. Then the server stops listening,
+and running requests end within the grace period. Commands come from signals, or from the supervisor if there are
+several workers. They wait for uvicorn's next tick, so that a signal handler does nothing but queue them.
 """
 
 import functools
@@ -39,22 +39,22 @@ from router.settings import ConfigurationError, Settings, load
 log = logging.getLogger("roundhouse.server")
 
 ServerCommand = Literal["drain", "leave"] | Settings
-"""`drain`: stop once others have noticed; `leave`: stop now; settings: go on with these."""
+"""`drain`: stop after the drain period; `leave`: stop now; settings: put these into effect."""
 
 FORCED_EXIT_CODE: Final = 130
-"""The exit code after a second SIGINT, as a shell has it."""
+"""The exit code after a second SIGINT: 128 + SIGINT, as in a shell."""
 
 _GC_THRESHOLD: Final = 10_000
-"""Objects between two looks of the garbage collector at those that are new; Python has 700."""
+"""Net new objects before a collection of the youngest generation; Python's default is 700. See freeze_gc."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an application until it is told to stop.
+    """Serves an application until a signal or command stops it.
 
-    - SIGTERM: drains; said twice, it is said once, since a service manager may tell every process of a group.
-    - SIGINT, which a person sends: leaves; a second one ends it at once.
-    - With a `file`, SIGHUP reads that again; but where it says that the terminal is gone, the server leaves. One of
-      several workers has none, is told by its supervisor, and takes no notice of SIGINT and SIGHUP.
+    - SIGTERM drains. A second one has no further effect: a service manager may signal every process of a group.
+    - SIGINT (Ctrl-C) leaves; a second one ends the process at once.
+    - With a `config_file`, SIGHUP reloads it; but a SIGHUP because the terminal has closed leaves. A worker process has
+      no `config_file`: its supervisor sends it commands, and it ignores SIGINT and SIGHUP.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class DrainingServer(uvicorn.Server):
         config_file: Path | None,
         heartbeat: Callable[[], None],
     ) -> None:
-        """`drain` in seconds; `beat` is called as long as the loop turns, ten times a second."""
+        """`heartbeat` is called ten times a second while the event loop runs."""
         super().__init__(config)
         self._application = application
         self._drain_seconds = drain_seconds
@@ -88,15 +88,18 @@ class DrainingServer(uvicorn.Server):
         freeze_gc()
 
     def submit(self, command: ServerCommand) -> None:
-        """From any thread."""
+        """Queues a command; thread-safe."""
         self._commands.append(command)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn has it called for SIGTERM and SIGINT. It would raise them again at the end; here, the end is well."""
+        """Replaces uvicorn's handler of SIGTERM and SIGINT, which raises the signal again after the shutdown.
+
+        Here a stop by a signal is a success, with the exit code 0.
+        """
         if sig == signal.SIGTERM:
             self._commands.append("drain")
         elif self._config_file is None:
-            return
+            return  # a worker: Ctrl-C reaches the whole process group, and the supervisor decides
         elif self._exit_at is not None or "leave" in self._commands:
             self.should_exit = self.force_exit = True
         else:
@@ -127,18 +130,20 @@ class DrainingServer(uvicorn.Server):
                 await self._reload(command)
 
     def _stop(self, delay: float) -> None:
-        until = time.monotonic() + delay
+        exit_at = time.monotonic() + delay
         if self._exit_at is None:
             log.info("stopping: not ready any more, and listening for %g s yet", delay)
             self._application.drain()
+            # uvicorn adds these headers to its defaults, and so to every response from now on.
             self.config.encoded_headers.append((b"connection", b"close"))
-        self._exit_at = min(until, self._exit_at or until)
+        # A later command can shorten the drain period, never extend it.
+        self._exit_at = min(exit_at, self._exit_at or exit_at)
 
     async def _reload(self, settings: Settings) -> None:
         try:
             await self._application.reload(settings)
         except Exception:
-            # The last line of defence: what serves now must go on, whatever is wrong with what was to come.
+            # The last line of defence: the current configuration goes on serving, whatever is wrong with the new one.
             log.exception("the configuration cannot be used; the one before it stays")
         else:
             freeze_gc()
@@ -146,11 +151,11 @@ class DrainingServer(uvicorn.Server):
 
 
 def freeze_gc() -> None:
-    """Leaves what there is now out of garbage collections: to walk over it all stops the loop for tens of milliseconds.
+    """Excludes all present objects from garbage collections, which would stop the loop for tens of milliseconds.
 
-    What was spared before and is garbage by now is collected first. What comes is looked at rarely: what a request
-    needs goes with its last reference, so that the collector, if it comes late, finds next to nothing left.
+    New objects are collected rarely: reference counting frees what a request needs, so a late collection finds little.
     """
+    # Objects that were frozen before, and are garbage since a reload, are collected first.
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -158,7 +163,7 @@ def freeze_gc() -> None:
 
 
 class Terminal:
-    """The terminal that the process was started at, if there is one: when it goes, that is a SIGHUP too."""
+    """The terminal that the process was started from, if any. The kernel sends SIGHUP when it closes."""
 
     def __init__(self) -> None:
         self._was_attached = os.isatty(0)
@@ -171,7 +176,7 @@ class Terminal:
 def make_server(
     settings: Settings, application: Application, config_file: Path | None, heartbeat: Callable[[], None] = lambda: None
 ) -> DrainingServer:
-    """The server that the settings ask for, in a process that is its own from now on; see Server."""
+    """Creates the server. Also sets limits of the whole process: file descriptors, and digits of an integer."""
     router = settings.router
     descriptors = raise_descriptor_limit()
     limit = ConnectionLimit(max_connections(descriptors), application.record_rejection)
@@ -191,7 +196,7 @@ def make_server(
         "access_log": False,
         "log_config": None,
         "server_header": False,
-        "proxy_headers": False,  # nothing here asks who the client is
+        "proxy_headers": False,  # nothing here depends on the client's address
         "ws": "none",
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": router.grace,
@@ -207,9 +212,9 @@ def make_server(
 
 
 def reload_settings(config_file: Path, old: Settings) -> Settings | None:
-    """The settings that a reload puts into effect; None where the file cannot be used, which is logged.
+    """The settings after a reload; None if the file cannot be used, which is logged.
 
-    What only a start can change stays as it is, which is logged too.
+    Settings that need a restart keep their values, which is also logged.
     """
     try:
         new = load(config_file)
@@ -219,6 +224,7 @@ def reload_settings(config_file: Path, old: Settings) -> Settings | None:
         return None
     for line in new.not_yet():
         log.warning("%s", line)
+    # The others of [router] are fixed by the listening socket, the worker processes and the server itself.
     kept = replace(old.router, max_body=new.router.max_body, max_bodies=new.router.max_bodies)
     for name, value in asdict(new.router).items():
         if value != getattr(kept, name):
@@ -229,11 +235,11 @@ def reload_settings(config_file: Path, old: Settings) -> Settings | None:
 def worker_main(
     settings: Settings, listen_socket: socket.socket, commands: Connection, heartbeat: Any, metrics_dir: str
 ) -> None:
-    """One worker of several, in a process of its own.
+    """The main function of a worker process.
 
-    `alive` is where it writes the time, of time.monotonic, for its supervisor; `shared` is the folder of their metrics.
+    It writes the time (time.monotonic) of its heartbeats into `heartbeat`. `metrics_dir`: the workers' shared metrics.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # which reach every process of a terminal
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to every process; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
     remove_dead_worker_gauges(Path(metrics_dir))
     set_up_logging(settings.router.log_format)
@@ -250,14 +256,14 @@ def _receive_commands(commands: Connection, server: DrainingServer) -> None:
     try:
         while True:
             server.submit(commands.recv())
-    except (EOFError, OSError):  # the supervisor has died, and who starts it anew will want the port
+    except (EOFError, OSError):  # the supervisor has died, and its replacement needs the port
         server.submit("leave")
 
 
 def remove_dead_worker_gauges(metrics_dir: Path) -> None:
-    """Removes the gauges of workers that have died, which would be summed with those of the living for ever.
+    """Removes the gauges of dead workers, which prometheus_client would go on adding to those of live ones.
 
-    Their counters stay. A worker that died is replaced, so it is enough to look when one begins.
+    Their counters stay. A dead worker is replaced, so each worker does this when it starts.
     """
     for gauges in metrics_dir.glob("gauge_live*_*.db"):
         if not _process_exists(int(gauges.stem.rpartition("_")[2])):
@@ -267,6 +273,6 @@ def remove_dead_worker_gauges(metrics_dir: Path) -> None:
 def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except OSError:  # there is none, or it has become another user's
+    except OSError:  # there is none, or the pid belongs to another user's process by now
         return False
     return True

@@ -1,8 +1,8 @@
-"""Several workers behind one socket: started, replaced when they die, told when to stop.
+"""Several worker processes that share one listening socket: starts, replaces and stops them.
 
-Theory of operation. Each worker has a pipe from its supervisor, over which orders come; when it breaks, the supervisor
-has died, and the worker ends. The supervisor alone reads the configuration again, so that all workers get the same, and
-one that replaces another gets the last that was good.
+Theory of operation. Each worker has a pipe from its supervisor, which carries commands. When the pipe breaks, the
+supervisor has died, and the worker ends. Only the supervisor reloads the configuration: so all workers get the same
+one, and a replacement worker gets the last valid one.
 """
 
 import contextlib
@@ -22,46 +22,47 @@ from router.settings import Settings
 
 log = logging.getLogger("roundhouse.server")
 
-_MIN_LIFETIME: Final = 1.0  # seconds; a worker that lived no longer is not replaced at once
-_KILL_MARGIN: Final = 10.0  # seconds beyond what they may take after which workers are ended by force
+_MIN_LIFETIME: Final = 1.0  # seconds; a worker that dies sooner is replaced only after this
+_KILL_MARGIN: Final = 10.0  # seconds after the drain and grace periods, when workers are killed
 
 
 class WorkerProcess:
-    """Knows how: a process, and the pipe to it."""
+    """The mechanism: a process, its command pipe and its heartbeat. Supervisor decides."""
 
     def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str) -> None:
         context = multiprocessing.get_context("spawn")
+        # The start counts as the first heartbeat.
         self._heartbeat = context.RawValue("d", time.monotonic())
-        self._commands, theirs = context.Pipe()
+        self._commands, worker_end = context.Pipe()
         self.process = context.Process(
-            target=worker_main, args=(settings, listen_socket, theirs, self._heartbeat, metrics_dir)
+            target=worker_main, args=(settings, listen_socket, worker_end, self._heartbeat, metrics_dir)
         )
         self.process.start()
-        theirs.close()
+        worker_end.close()  # otherwise a command to a dead worker would not fail
         self.started_at = time.monotonic()
 
     def send_command(self, command: ServerCommand) -> None:
-        with contextlib.suppress(OSError):  # it has died, and will be found so
+        with contextlib.suppress(OSError):  # it has died, which _check_workers notices
             self._commands.send(command)
 
     @property
     def last_heartbeat(self) -> float:
-        """When it last said that it is, of time.monotonic."""
+        """An instant of time.monotonic."""
         return float(self._heartbeat.value)
 
     def close(self) -> None:
-        """It has ended."""
+        """Releases what belongs to a process that has ended."""
         self.process.join()
         self._commands.close()
 
 
 class Supervisor:
-    """Decides: how many there are, and what they are told.
+    """Decides how many workers run, and sends them commands.
 
-    - SIGTERM and SIGINT end all of them, as they end one server; a second SIGINT kills them.
-    - SIGHUP reads the configuration again; one that cannot be used is refused, and nobody is told of it. Where it says
-      that the terminal is gone, it is a SIGINT.
-    - One that dies is replaced, and so is one whose loop stands still; where one cannot even start, all end.
+    - SIGTERM and SIGINT stop all workers, as they stop a single server; a second SIGINT kills them.
+    - SIGHUP reloads the configuration; an invalid one is refused and not sent to the workers. A SIGHUP because the
+      terminal has closed is handled as a SIGINT.
+    - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Supervisor:
         *,
         heartbeat_timeout: float = 30.0,
     ) -> None:
-        """`shared` is the folder of their metrics; `silence`: seconds after which one that says nothing is killed."""
+        """`heartbeat_timeout`: seconds without a heartbeat after which a worker is killed."""
         self._settings = settings
         self._config_file = config_file
         self._listen_socket = listen_socket
@@ -87,21 +88,22 @@ class Supervisor:
         self._terminal = Terminal()
 
     def run(self) -> int:
-        """Until all have ended; returns the exit code."""
-        woken, waking = socket.socketpair()
-        with woken, waking:
-            for end in (woken, waking):
+        """Returns the exit code after all workers have ended."""
+        # Python resumes a blocking wait after a signal (PEP 475); a byte on this socket ends it.
+        wakeup_reader, wakeup_writer = socket.socketpair()
+        with wakeup_reader, wakeup_writer:
+            for end in (wakeup_reader, wakeup_writer):
                 end.setblocking(False)
-            signal.set_wakeup_fd(waking.fileno())
+            signal.set_wakeup_fd(wakeup_writer.fileno())
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda sig, _: self._pending_signals.append(sig))
             self._workers = [self._start_worker() for _ in range(self._settings.router.workers)]
             while self._workers:
-                watched: list[Any] = [woken, *[worker.process.sentinel for worker in self._workers]]
-                until = self._last_check + self._heartbeat_timeout / 4 if self._kill_at is None else self._kill_at
-                wait(watched, max(0.0, until - time.monotonic()))
+                watched: list[Any] = [wakeup_reader, *[worker.process.sentinel for worker in self._workers]]
+                deadline = self._last_check + self._heartbeat_timeout / 4 if self._kill_at is None else self._kill_at
+                wait(watched, max(0.0, deadline - time.monotonic()))
                 with contextlib.suppress(BlockingIOError):
-                    woken.recv(4096)
+                    wakeup_reader.recv(4096)
                 while self._pending_signals:
                     self._on_signal(self._pending_signals.pop(0))
                 self._check_workers()
@@ -127,18 +129,19 @@ class Supervisor:
     def _stop(self, command: ServerCommand) -> None:
         self._broadcast(command)
         if self._kill_at is None:
-            # Else those who connect would wait for somebody to take them.
+            # Otherwise the kernel would go on accepting connections that no worker takes.
             self._listen_socket.close()
             router = self._settings.router
             self._kill_at = time.monotonic() + router.drain + router.grace + _KILL_MARGIN
 
     def _check_workers(self) -> None:
-        """Takes note of those that have ended, and ends those that do nothing."""
+        """Replaces workers that have ended, and kills those without a heartbeat."""
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all(1)
         elif self._kill_at is None and now >= self._last_check + self._heartbeat_timeout / 4:
-            # If this process stood still as well, so did the whole machine, or a terminal's job.
+            # A late check means that this process did not run either: the machine was suspended, or the terminal's
+            # job was stopped. Then the heartbeats say nothing about the workers.
             if now < self._last_check + self._heartbeat_timeout / 2:
                 self._kill_unresponsive(now)
             self._last_check = now

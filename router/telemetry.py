@@ -1,7 +1,7 @@
-"""Metrics, made from the facts of an exchange, in one place and once a request.
+"""All metrics: they are recorded here, once for each request, from the facts in its Exchange.
 
-The names are those that dashboards of this field use. Tenants and models come from the configuration, so no client
-can make a series.
+The names are those that dashboards for LLM serving use. Tenants and models come from the configuration, so a client
+cannot create new series.
 """
 
 import asyncio
@@ -23,12 +23,13 @@ from router.upstream.catalog import Engine
 
 _DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
-_WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # nobody generated anything for these alone
+_WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
 _OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 _BREAKER_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 _SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
-_FLUSH_INTERVAL: Final = 0.25  # seconds for which what is counted may be known to this process alone
-_MAX_SERIES: Final = 4096  # of exchanges, that are remembered
+# Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
+_FLUSH_INTERVAL: Final = 0.25
+_MAX_SERIES: Final = 4096  # kinds of exchanges in the look-up table
 _ENGINE_GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
     ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
@@ -40,14 +41,14 @@ _ENGINE_GAUGES: Final = (
 class Telemetry:
     """All metrics of one router process.
 
-    - `record` is called once for every request that reached the API, however it ended.
-    - A gauge whose value is unknown has no sample, rather than 0.
+    - `record` is called once for every request that reached the API, whatever its end.
+    - A gauge whose value is unknown has no sample; it is not 0.
     """
 
     def __init__(self, *, log_format: str, multiprocess_dir: str | None = None) -> None:
-        """`multiprocess`: the folder over which the workers of one server share their counts, if there are several."""
+        """`multiprocess_dir`: the directory in which several workers share their metrics; None for one process."""
         self._access_log = AccessLog(log_format)
-        # What is counted of one kind of exchange, found by one look; a kind is made of words that nobody can invent.
+        # One look-up finds everything that is counted and logged for an exchange. A client cannot create kinds at will.
         self._request_series: dict[tuple[object, ...], RequestSeries] = {}
         self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
         self._write_counters: dict[str, PendingCounter] = {}
@@ -132,10 +133,11 @@ class Telemetry:
 
         self._engine_names: set[str] = set()
 
-    # -- facts come in ----------------------------------------------------------------------------------------------
+    # -- recording --------------------------------------------------------------------------------------------------
 
     def record(self, exchange: Exchange, ended_at: float) -> None:
-        """Counts and logs an exchange that ended at that instant of time.perf_counter."""
+        """Counts and logs an exchange. `ended_at`: an instant of time.perf_counter."""
+        # Every fact that _create_request_series or AccessLog.line_template reads must be part of the kind.
         kind = (
             exchange.tenant,
             exchange.endpoint,
@@ -155,40 +157,42 @@ class Telemetry:
             exchange.first_token_at is None,
             exchange.has_client_request_id and exchange.engine_request_id is not None,
         )
-        tally = self._request_series.get(kind) or self._add_request_series(kind, exchange)
-        if not tally.durations:
-            self._schedule_flush(tally)
-        took = ended_at - exchange.started_at
-        tally.durations.append(took)
-        tally.overheads.append(took if exchange.dispatched_at is None else exchange.dispatched_at - exchange.started_at)
-        if tally.served_at_once:
-            tally.first_token_times.append(took)
+        series = self._request_series.get(kind) or self._add_request_series(kind, exchange)
+        if not series.durations:
+            self._schedule_flush(series)
+        duration = ended_at - exchange.started_at
+        series.durations.append(duration)
+        series.overheads.append(
+            duration if exchange.dispatched_at is None else exchange.dispatched_at - exchange.started_at
+        )
+        if series.served_at_once:
+            series.first_token_times.append(duration)
         elif exchange.first_token_at is not None:
-            tally.first_token_times.append(exchange.first_token_at - exchange.started_at)
-        tally.saved_tokens += exchange.completion_tokens
-        self._access_log.write(tally.line_template, exchange, took)
+            series.first_token_times.append(exchange.first_token_at - exchange.started_at)
+        series.saved_tokens += exchange.completion_tokens
+        self._access_log.write(series.line_template, exchange, duration)
 
     def _add_request_series(self, kind: tuple[object, ...], exchange: Exchange) -> RequestSeries:
-        """The first of its kind."""
         if len(self._request_series) >= _MAX_SERIES:
+            # Nothing is lost: a series with unflushed counts is in _dirty, and one that comes back is created again.
             self._request_series.clear()
-        tally = self._request_series[kind] = self._create_request_series(exchange)
-        return tally
+        series = self._request_series[kind] = self._create_request_series(exchange)
+        return series
 
     def _create_request_series(self, exchange: Exchange) -> RequestSeries:
         tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache_status
         engine, task = exchange.engine or "none", exchange.task or "none"
-        each = [self._requests.labels(tenant, model, engine, task, _status_label(exchange)).inc]
+        counters = [self._requests.labels(tenant, model, engine, task, _status_label(exchange)).inc]
         if exchange.outcome == "refused" and (cache is None or exchange.engine is None):
-            each.append(self._rejected.labels(exchange.error_reason or "none").inc)
+            counters.append(self._rejected.labels(exchange.error_reason or "none").inc)
         if cache is not None:
-            each.append(self._cache.labels(tenant, model, cache.lower()).inc)
+            counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
             if exchange.fallback_model is not None:
-                each.append(self._fallbacks.labels(model, exchange.fallback_model).inc)
+                counters.append(self._fallbacks.labels(model, exchange.fallback_model).inc)
         saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
         return RequestSeries(
             line_template=self._access_log.line_template(exchange),
-            request_counters=each,
+            request_counters=counters,
             duration_histogram=self._duration.labels(model, cache or "NONE"),
             overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
             first_token_histogram=self._first_token.labels(model, cache) if cache is not None else None,
@@ -202,78 +206,75 @@ class Telemetry:
         self._dirty.append(series)
 
     def flush(self) -> None:
-        """What was counted is known to all workers from now on."""
-        untold, self._dirty = self._dirty, []
-        for tally in untold:
-            tally.flush()
+        """Passes all counts to prometheus_client, where the other workers can read them."""
+        pending, self._dirty = self._dirty, []
+        for series in pending:
+            series.flush()
 
     def close(self) -> None:
-        """Tells all; what is still to come is told at once, since the process ends."""
+        """Flushes; what is recorded after this is flushed without delay, since the process ends."""
         self._flush_delay = 0.0
         self.flush()
 
     def record_generation(self, generation: GenerationRecord) -> None:
-        """Counts a generation that is over: what was generated, however many it was for."""
+        """Counts a generation that has ended, once, however many requests shared it."""
         for engine, reason in generation.failed_attempts:
             self._retries.labels(engine, reason).inc()
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
         if generation.first_token_at is None:
             return
-        tally = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
+        series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
             generation.tenant, generation.model
         )
-        if not tally.dirty:
-            tally.dirty = True
-            self._schedule_flush(tally)
-        tally.prompt_tokens += generation.prompt_tokens
-        tally.completion_tokens += generation.completion_tokens
-        took = time.perf_counter() - generation.first_token_at
-        if generation.stream and took > 0 and generation.completion_tokens > 1:
-            tally.speeds.append((generation.completion_tokens - 1) / took)
+        if not series.dirty:
+            series.dirty = True
+            self._schedule_flush(series)
+        series.prompt_tokens += generation.prompt_tokens
+        series.completion_tokens += generation.completion_tokens
+        duration = time.perf_counter() - generation.first_token_at
+        if generation.stream and duration > 0 and generation.completion_tokens > 1:
+            series.speeds.append((generation.completion_tokens - 1) / duration)
 
     def _create_generation_series(self, tenant: str, model: str) -> GenerationSeries:
-        """The first of a tenant at a model."""
-        tally = self._generation_series[tenant, model] = GenerationSeries(
+        series = self._generation_series[tenant, model] = GenerationSeries(
             prompt_counter=self._tokens.labels(tenant, model, "prompt").inc,
             completion_counter=self._tokens.labels(tenant, model, "completion").inc,
             speed_histogram=self._speed.labels(model),
         )
-        return tally
+        return series
 
     def record_write(self, result: str) -> None:
-        """Counts what became of an answer that was handed to the store."""
-        tally = self._write_counters.get(result)
-        if tally is None:
-            tally = self._write_counters[result] = PendingCounter(self._writes.labels(result).inc)
-        if not tally.pending:
-            self._schedule_flush(tally)
-        tally.pending += 1
+        """Counts the result of a response's write to the cache."""
+        series = self._write_counters.get(result)
+        if series is None:
+            series = self._write_counters[result] = PendingCounter(self._writes.labels(result).inc)
+        if not series.pending:
+            self._schedule_flush(series)
+        series.pending += 1
 
     def record_damaged_entry(self) -> None:
-        """Counts an entry that was found damaged, and was a miss."""
         self._damaged.inc()
 
     def record_rejection(self, reason: str) -> None:
-        """Counts what was refused before it was a request."""
+        """Counts a client that the server refused before its request."""
         self._rejected.labels(reason).inc()
 
     def set_queue_length(self, model: str, waiting: int) -> None:
-        """Takes over how many wait for a model's engines."""
         self._queue_length.labels(model).set(waiting)
 
     def _set_gauge(self, gauge: Gauge, value: float | None, *labels: str) -> None:
-        """Sets one of a gauge's samples; what is unknown has none."""
+        """Sets one of a gauge's samples; None removes it."""
         if value is not None:
             gauge.labels(*labels).set(value)
-        elif self._multiprocess_dir is None:
-            with contextlib.suppress(KeyError):  # as some versions say that there was none
+        elif self._multiprocess_dir is None:  # the files of several workers do not allow a removal
+            with contextlib.suppress(KeyError):  # some versions raise it if there is no such sample
                 gauge.remove(*labels)
 
     def update_gauges(
         self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool
     ) -> None:
-        """Takes over what the probe found; `breaker` tells the state of an engine's."""
+        """Takes over the results of a probe round; `breaker_state` maps an engine's name to its state."""
         self._redis_up.set(redis_up)
         engines = list(engines)
         self._engine_names = {engine.name for engine in engines}
@@ -287,7 +288,7 @@ class Telemetry:
                 self._set_gauge(self._learned_speed, draft.tokens_per_second, engine.name, task)
                 self._set_gauge(self._draft_pays, draft.pays, engine.name, task)
 
-    # -- pages and lines come out -----------------------------------------------------------------------------------
+    # -- rendering --------------------------------------------------------------------------------------------------
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format, summed over the workers."""
@@ -297,20 +298,20 @@ class Telemetry:
             registry = CollectorRegistry()
             MultiProcessCollector(registry, path=self._multiprocess_dir)  # type: ignore[no-untyped-call]  # it has no types
         families = list(registry.collect())
-        shown = CollectorRegistry()
+        rendered = CollectorRegistry()
         self._drop_removed_engines(families)
-        shown.register(_CollectedFamilies([*families, _hit_ratio(families)]))
-        return generate_latest(shown)
+        rendered.register(_CollectedFamilies([*families, _hit_ratio(families)]))
+        return generate_latest(rendered)
 
     def _drop_removed_engines(self, families: Iterable[Metric]) -> None:
-        """Takes the gauges of engines out that a configuration before this one had; workers cannot remove theirs."""
+        """Drops the gauges of engines that a reload has removed; several workers cannot remove their samples."""
         for family in families:
             if family.type == "gauge":
                 family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engine_names}]
 
 
 class _CollectedFamilies:
-    """Metric families that have been collected already."""
+    """Families that are collected already, in the form of a collector."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -320,24 +321,24 @@ class _CollectedFamilies:
 
 
 def _hit_ratio(families: Iterable[Metric]) -> Metric:
-    """Hits among the requests that were looked up, by model, since the counters began."""
+    """The share of hits among the requests that were looked up, by model, since the start of the process."""
     hits: dict[str, float] = {}
-    asked: dict[str, float] = {}
+    lookups: dict[str, float] = {}
     for family in families:
         for sample in family.samples:
             if sample.name == "llm_cache_requests_total" and sample.labels["result"] != "bypass":
                 model = sample.labels["model"]
-                asked[model] = asked.get(model, 0) + sample.value
+                lookups[model] = lookups.get(model, 0) + sample.value
                 hits[model] = hits.get(model, 0) + (sample.value if sample.labels["result"] == "hit" else 0)
     ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Hits among the requests that were looked up", labels=["model"])
-    for model, count in asked.items():
+    for model, count in lookups.items():
         if count:
             ratio.add_metric([model], hits[model] / count)
     return ratio
 
 
 def _status_label(exchange: Exchange) -> str:
-    """The HTTP status, or what happened after a 200 was sent; 499 is nginx's number for a client that left."""
+    """The HTTP status, or the failure after a 200 was sent. 499 is nginx's status for a client that disconnected."""
     if exchange.outcome == "left":
         return "499"
     return str(exchange.status) if exchange.outcome != "failed" else "broken"
