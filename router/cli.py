@@ -1,4 +1,4 @@
-"""The command `roundhouse`. Exit codes: 0 well, 1 failed, 2 wrong use or a configuration that cannot be used."""
+"""The command `roundhouse`. Exit codes: 0 success, 1 failure, 2 wrong usage or an invalid configuration."""
 
 import asyncio
 import json
@@ -37,8 +37,9 @@ app.add_typer(keys, name="keys")
 @app.callback(invoke_without_command=True)
 def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the version and stop.")] = False) -> None:
     if show_version:
-        how = "" if str(sse.__file__).endswith(".py") else " (compiled)"  # see docs/decisions/0006-compiled-modules.md
-        typer.echo(f"roundhouse {version('roundhouse')}{how}")
+        # A compiled module is a shared library; see docs/decisions/0006-compiled-modules.md.
+        build_kind = "" if str(sse.__file__).endswith(".py") else " (compiled)"
+        typer.echo(f"roundhouse {version('roundhouse')}{build_kind}")
         raise typer.Exit
 
 
@@ -53,15 +54,15 @@ def serve(
     settings = load_settings(config)
     if no_drain:
         settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
-    from router.serve import listen, run  # what only this command needs would slow the others down
+    from router.serve import listen, run  # imported here, since it would slow the other commands down
 
     try:
-        listening = listen(settings)
+        listen_socket = listen(settings)
     except OSError as error:
         fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
     for line in settings.not_yet():
         print_err(f"roundhouse: {config}: {line}")
-    raise typer.Exit(run(settings, config, listening))
+    raise typer.Exit(run(settings, config, listen_socket))
 
 
 @app.command()
@@ -80,9 +81,9 @@ def up(
         fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", EXIT_USAGE)
     for line in settings.not_yet():
         print_err(f"roundhouse: {config}: {line}")
-    # The router's package and the engines' meet over HTTP and Redis, and here over a file: neither imports the other.
-    # The plan may hold secrets of `launch.env`, which a file with a name or an argument would show to others; and a
-    # pipe takes 64 KiB and then waits for a reader.
+    # The packages `router` and `engines` do not import each other, so the plan is passed in a file. It may hold secrets
+    # of `launch.env`, which others could read in a named file or an argument; a pipe would block after 64 KiB, since
+    # nothing reads it before exec.
     with tempfile.TemporaryFile(buffering=0) as plan:
         plan.write(msgspec.json.encode(_plan(settings, config, engines, vllm_python)))
         plan.seek(0)
@@ -92,7 +93,7 @@ def up(
 
 
 def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | None) -> dict[str, Any]:
-    """What `python -m engines up` is to run; engines/plan.py has the other end of it."""
+    """The input of `python -m engines up`, which engines/plan.py reads."""
     from router.settings import EMBEDDED
 
     return {
@@ -124,7 +125,7 @@ def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | No
 
 @app.command()
 def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
-    """Read the configuration, connect to everything in it, and say what is wrong."""
+    """Read the configuration, connect to everything in it, and report what is wrong."""
     settings = load_settings(config)
     from router.check import check_all
 
@@ -147,7 +148,7 @@ def classify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether prompts ask for code or for chat, and which words decided it."""
+    """Classify prompts as code or chat, with the words that decided it."""
     from router.core.routing.classify import Classifier
 
     classifier = Classifier.load()
@@ -156,9 +157,9 @@ def classify(
         if as_json:
             typer.echo(json.dumps({"task": verdict.task, "score": round(verdict.score, 4)}))
         else:
-            why = ", ".join(f"{feature} {weight:+.2f}" for feature, weight in classifier.explain(prompt)[:5])
-            shown = prompt if len(prompt) <= 60 else prompt[:59] + "…"
-            typer.echo(f"{verdict.task:4}  {verdict.score:.2f}  {shown!r}  ({why})")
+            features = ", ".join(f"{feature} {weight:+.2f}" for feature, weight in classifier.explain(prompt)[:5])
+            shortened = prompt if len(prompt) <= 60 else prompt[:59] + "…"
+            typer.echo(f"{verdict.task:4}  {verdict.score:.2f}  {shortened!r}  ({features})")
 
 
 def _prompts_from_stdin() -> list[str]:

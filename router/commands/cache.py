@@ -1,4 +1,4 @@
-"""`roundhouse cache`: what the cache holds, why a request hits or misses, and forgetting."""
+"""`roundhouse cache`: lists and explains entries, and purges them."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.types import DEFAULT_TENANT, Endpoint
 from router.settings import DEFAULT_PATH, Settings
 
-if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
+if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.flow.explain import ExplainRequest, Explanation
     from router.store.admin.listing import EntryDetail, EntrySummary, StreamDetail
     from router.store.admin.purge_record import ReplicaAcks
@@ -47,42 +47,41 @@ app.command(name="import")(import_from)
 
 @app.command(name="stats")
 def stats_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
-    """Say how much there is of what."""
+    """Count entries, tokens and bytes, by tenant and model."""
     from router.store.admin.scan import read_redis_clock
     from router.store.admin.stats import collect_stats
 
-    with progress("entries counted") as counted:
+    with progress("entries counted") as on_count:
 
         async def count(client: "RedisClient") -> "tuple[CacheStats, float]":
-            return await collect_stats(client, counted), (await read_redis_clock(client)).now()
+            return await collect_stats(client, on_count), (await read_redis_clock(client)).now()
 
-        told, now = with_redis(load_settings(config), config, count)
-    write_json(told) if as_json else _write_stats(told, now)
+        stats, now = with_redis(load_settings(config), config, count)
+    write_json(stats) if as_json else _write_stats(stats, now)
 
 
-def _write_stats(found_stats: "CacheStats", now: float) -> None:
-    """`now` in seconds since the epoch, by Redis' clock."""
-    total = found_stats.total
-    reckoned = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
+def _write_stats(stats: "CacheStats", now: float) -> None:
+    """`now`: seconds since the epoch, by Redis' clock."""
+    total = stats.total
+    extrapolated = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
     entries, tokens = pluralize(total.entries, "entry", "entries"), pluralize(total.tokens, "token")
     per_token = "" if total.bytes_per_token is None else f", {total.bytes_per_token:.1f} bytes per token"
-    typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {format_bytes(total.bytes)}{per_token}{reckoned}")
-    if found_stats.oldest is not None and found_stats.newest is not None:
+    typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {format_bytes(total.bytes)}{per_token}{extrapolated}")
+    if stats.oldest is not None and stats.newest is not None:
         typer.echo(
-            f"the oldest is {format_duration(now - found_stats.oldest)} old, "
-            f"the newest {format_duration(now - found_stats.newest)}"
+            f"the oldest is {format_duration(now - stats.oldest)} old, the newest {format_duration(now - stats.newest)}"
         )
-    typer.echo(f"in the making: {pluralize(found_stats.claims, 'claim')}, {pluralize(found_stats.flights, 'flight')}")
-    for server in found_stats.redis:
-        bound = (
+    typer.echo(f"in the making: {pluralize(stats.claims, 'claim')}, {pluralize(stats.flights, 'flight')}")
+    for server in stats.redis:
+        limit = (
             f"of {format_bytes(server['max_memory'])}, {server['policy']}"
             if server["max_memory"]
             else "without a bound"
         )
         evicted = pluralize(server["evicted"] or 0, "key")
-        typer.echo(f"redis {server['version']}: {format_bytes(server['memory'])} {bound}, {evicted} evicted")
+        typer.echo(f"redis {server['version']}: {format_bytes(server['memory'])} {limit}, {evicted} evicted")
     rows = [("tenant", "model", "entries", "stale", "tokens", "memory", "bytes per token")]
-    for tenant, models in found_stats.tenants.items():
+    for tenant, models in stats.tenants.items():
         for model, group in models.items():
             per_token = "-" if group.bytes_per_token is None else f"{group.bytes_per_token:.1f}"
             counts = str(group.entries), str(group.stale), str(group.tokens), format_bytes(group.bytes)
@@ -107,16 +106,18 @@ def ls(
     """List entries in the order of their keys."""
     from router.store.admin.listing import list_entries
 
-    scope = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
-    found = with_redis(load_settings(config), config, lambda client: list_entries(client, scope, limit, cursor))
+    entry_filter = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
+    listing = with_redis(
+        load_settings(config), config, lambda client: list_entries(client, entry_filter, limit, cursor)
+    )
     if as_json:
-        for entry in found.entries:
+        for entry in listing.entries:
             write_json(entry)
-    elif found.entries:
-        heads = ("age", "left", "tokens", "memory", "task", "engine", "key")
-        write_table([heads, *[_listing_row(entry) for entry in found.entries]])
-    if found.cursor is not None:
-        print_err(f"There are more: --cursor {found.cursor}")
+    elif listing.entries:
+        titles = ("age", "left", "tokens", "memory", "task", "engine", "key")
+        write_table([titles, *[_listing_row(entry) for entry in listing.entries]])
+    if listing.cursor is not None:
+        print_err(f"There are more: --cursor {listing.cursor}")
 
 
 def _listing_row(entry: "EntrySummary") -> tuple[str, ...]:
@@ -142,50 +143,51 @@ def show_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the text of one entry and what it holds beside it, or what else stands at its key."""
+    """Show the text of one entry and its fields, or whatever else is stored at its key."""
     from router.store.admin.listing import fetch_detail
 
-    scope = parse_filter(key=key)
-    shown = with_redis(load_settings(config), config, lambda client: fetch_detail(client, scope.key or ""))
-    if shown is None:
+    entry_filter = parse_filter(key=key)
+    detail = with_redis(load_settings(config), config, lambda client: fetch_detail(client, entry_filter.key or ""))
+    if detail is None:
         fail(f"there is no entry {key}")
-    write_json(shown) if as_json else _write_entry(shown, as_fields=as_fields)
+    write_json(detail) if as_json else _write_entry(detail, as_fields=as_fields)
 
 
 def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
-    """What is no entry is always written as it stands."""
+    """A value that is not a valid entry is always written field by field."""
     entry = detail.entry
     typer.echo(entry.key)
     if detail.problem is not None:
         typer.echo(f"!! {detail.problem}")
-    gone = "never" if entry.gone_in is None else f"in {format_duration(entry.gone_in)}"
+    dropped = "never" if entry.gone_in is None else f"in {format_duration(entry.gone_in)}"
     left = "stale" if entry.stale else f"{format_duration(entry.ttl)} left"
     typer.echo(
-        f"{format_duration(entry.age)} old, {left}; Redis drops it {gone}; {format_bytes(entry.bytes)} of memory"
+        f"{format_duration(entry.age)} old, {left}; Redis drops it {dropped}; {format_bytes(entry.bytes)} of memory"
     )
     if as_fields or detail.problem is not None:
         for name, value in detail.fields.items():
-            plain = escape_unprintable(value)
+            printable = escape_unprintable(value)
             typer.echo(
-                f"\n{escape_unprintable(name)}:\n{plain}"
-                if len(plain) > 100
-                else f"{escape_unprintable(name)}: {plain}"
+                f"\n{escape_unprintable(name)}:\n{printable}"
+                if len(printable) > 100
+                else f"{escape_unprintable(name)}: {printable}"
             )
         return
-    described = dict(detail.fields)
+    shown_fields = dict(detail.fields)
     if detail.text is not None:
         typer.echo(f"\n{escape_unprintable(detail.text)}\n")
-        described["body"] = f"{len(detail.fields['body'].encode()):,} bytes"
+        # The text is a readable form of the body, which is therefore not repeated.
+        shown_fields["body"] = f"{len(detail.fields['body'].encode()):,} bytes"
     if detail.stream is not None:
-        described["stream"] = _describe_stream(detail.stream)
-    for name, value in described.items():
+        shown_fields["stream"] = _describe_stream(detail.stream)
+    for name, value in shown_fields.items():
         typer.echo(f"{escape_unprintable(name)}: {escape_unprintable(value)}")
 
 
 def _describe_stream(stream: "StreamDetail") -> str:
     events = "no events" if stream.events is None else f"{stream.events:,} bytes of events"
-    beside = "" if stream.lossless else "; the body is only for people to read"
-    return f"{stream.bytes:,} bytes; gives {events}{beside}"
+    note = "" if stream.lossless else "; the body is only for people to read"
+    return f"{stream.bytes:,} bytes; gives {events}{note}"
 
 
 @app.command(name="top")
@@ -195,11 +197,11 @@ def top_command(
     limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="How many.")] = 10,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """List the entries that were hit the most."""
+    """List the entries with the most hits."""
     from router.store.admin.stats import top_entries
 
-    of = parse_filter(tenant=tenant).tenant
-    hits = with_redis(load_settings(config), config, lambda client: top_entries(client, limit, of))
+    tenant_name = parse_filter(tenant=tenant).tenant
+    hits = with_redis(load_settings(config), config, lambda client: top_entries(client, limit, tenant_name))
     if as_json:
         for hit in hits:
             write_json(hit)
@@ -222,17 +224,17 @@ def purge_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget answers, in every router, and those that are being given now. What is named must hold, all of it."""
+    """Purge entries, and in-flight generations, in every router. Only what matches all of the options is purged."""
     from router.store.admin.purge import count_entries, purge
 
-    scope = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
-    if scope.all != everything:
+    entry_filter = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
+    if entry_filter.all != everything:
         fail("purge: name what to forget, or say --all and nothing else", EXIT_USAGE)
     settings = load_settings(config)
-    asked = sys.stdin.isatty() and not yes
-    if dry_run or asked:
-        with progress("entries found") as found:
-            matching = with_redis(settings, config, lambda client: count_entries(client, scope, found))
+    must_confirm = sys.stdin.isatty() and not yes
+    if dry_run or must_confirm:
+        with progress("entries found") as on_count:
+            matching = with_redis(settings, config, lambda client: count_entries(client, entry_filter, on_count))
         if dry_run:
             write_json({"entries": matching}) if as_json else typer.echo(
                 f"{pluralize(matching, 'entry', 'entries')} would be forgotten"
@@ -241,13 +243,13 @@ def purge_command(
         question = f"Forget {pluralize(matching, 'entry', 'entries')}, and what is in the making?"
         if not confirm(question):
             fail("nothing was forgotten")
-    with progress("entries forgotten") as gone:
-        purged = with_redis(settings, config, lambda client: purge(client, scope, gone))
+    with progress("entries forgotten") as on_purge:
+        result = with_redis(settings, config, lambda client: purge(client, entry_filter, on_purge))
     if as_json:
-        write_json(purged)
+        write_json(result)
     else:
-        forgot = f"forgot {pluralize(purged.entries, 'entry', 'entries')} and {pluralize(purged.claims, 'claim')}"
-        typer.echo(forgot + _describe_replicas(purged.replicas))
+        summary = f"forgot {pluralize(result.entries, 'entry', 'entries')} and {pluralize(result.claims, 'claim')}"
+        typer.echo(summary + _describe_replicas(result.replicas))
 
 
 def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
@@ -266,13 +268,15 @@ def explain(
     path: Annotated[str, typer.Option(help="Where it is sent to.")] = Endpoint.CHAT.value,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a request would hit, and if not, in what it differs from the nearest entry of its tenant."""
+    """Explain whether a request would hit, and if not, how it differs from the nearest entry of its tenant."""
     from router.flow.explain import ExplainRequest
 
     settings = load_settings(config)
     body = _read_request_body(file, settings.router.max_body)
-    told = with_redis(settings, config, lambda client: _explain(settings, client, ExplainRequest(body, tenant, path)))
-    write_json(told) if as_json else _write_explanation(told)
+    explanation = with_redis(
+        settings, config, lambda client: _explain(settings, client, ExplainRequest(body, tenant, path))
+    )
+    write_json(explanation) if as_json else _write_explanation(explanation)
 
 
 async def _explain(settings: Settings, client: "RedisClient", question: "ExplainRequest") -> "Explanation":
@@ -287,11 +291,11 @@ def _read_request_body(file: Path, limit: int) -> msgspec.Raw:
     if str(file) == "-":
         if sys.stdin.isatty():
             print_err("reading the request's body from standard input; end with Ctrl-D")
-        body = sys.stdin.buffer.read(limit + 1)
+        body = sys.stdin.buffer.read(limit + 1)  # one more byte shows that it is too large
     else:
         try:
-            with file.open("rb") as opened:
-                body = opened.read(limit + 1)
+            with file.open("rb") as stream:
+                body = stream.read(limit + 1)
         except OSError as error:
             fail(f"{file}: {error.strerror}", EXIT_USAGE)
     if len(body) > limit:

@@ -1,4 +1,4 @@
-"""What the commands have in common: how they speak, how they fail, and where their configuration is."""
+"""What all commands share: their output, their errors, and loading the configuration."""
 
 import contextlib
 import sys
@@ -22,24 +22,24 @@ JsonLinesOption = Annotated[bool, typer.Option("--json", help="Write JSON, an ob
 
 
 def print_err(message: str) -> None:
-    """To people, beside what the command is to give."""
+    """Writes a message for people; standard output is for the command's result."""
     typer.echo(message, err=True)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
-    """Ends the command with one line."""
+    """Ends the command with a message of one line."""
     print_err(f"roundhouse: {' '.join(message.split())}")
     raise typer.Exit(code)
 
 
 def confirm(question: str) -> bool:
-    """Asks the person at the terminal; anything but yes is no. (typer's own would write to standard output, too.)"""
+    """Asks at the terminal; anything but yes is no. typer.confirm would also write to standard output."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def load_settings(config: Path) -> Settings:
-    """The configuration; where it cannot be used, the command ends with a line for each mistake."""
+    """Loads the configuration; if it cannot be used, the command ends with a line for each mistake."""
     try:
         return load(config)
     except ConfigurationError as error:
@@ -49,19 +49,19 @@ def load_settings(config: Path) -> Settings:
 
 
 def write_json(value: Any) -> None:
-    """One line of JSON to standard output."""
+    """Writes one line of JSON to standard output."""
     typer.echo(msgspec.json.encode(value))
 
 
 def escape_unprintable(text: str) -> str:
-    """A text without what would command a terminal; answers may hold anything."""
+    """Escapes control characters: a response may contain any, and a terminal would act on them."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def write_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns, the first row being their heads; what stands last may be as long as it likes."""
+    """Writes aligned columns; the first row has their titles. The last column is not padded."""
     rows = [tuple(map(escape_unprintable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -70,11 +70,11 @@ def write_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows how many there have been, where a person is looking on."""
+    """Shows a running count on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console  # which short commands need not load
+    from rich.console import Console  # imported here, since it would slow every command down
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}: {task.completed:,.0f}"), TimeElapsedColumn()
@@ -89,7 +89,7 @@ def pluralize(count: int, singular: str, plural: str | None = None) -> str:
 
 
 def format_bytes(byte_count: float | None) -> str:
-    """Bytes, to be read."""
+    """A size in readable form; None: `?`."""
     if byte_count is None:
         return "?"
     for unit in ("B", "KiB", "MiB"):
@@ -100,10 +100,10 @@ def format_bytes(byte_count: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A duration, to be read, in its largest unit."""
+    """A duration in the largest unit that gives at least 2; None: `?`."""
     if seconds is None:
         return "?"
-    seconds = max(0.0, seconds)  # who wrote it may have a clock that is ahead
+    seconds = max(0.0, seconds)  # the process that wrote the time may have a clock that is ahead
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"

@@ -1,6 +1,6 @@
-"""`roundhouse engines`: how the engines are, and taking one out of service and back, in every router at once.
+"""`roundhouse engines`: the engines' status, and drain and resume in every router at once.
 
-Engines are asked directly, and Redis is told directly, so no router and no administrator's key is needed.
+These commands probe the engines and write to Redis directly, so they need neither a router nor an admin key.
 """
 
 import asyncio
@@ -27,14 +27,15 @@ from router.commands.console import (
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH, Settings
 
-if TYPE_CHECKING:  # what only one of these commands needs would slow all others down
+if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.net.redis.commands import Command
     from router.upstream.catalog import Catalog, Engine
 
 POLL_INTERVAL: Final = 0.5
-"""Seconds between two looks at an engine that is to become idle."""
+"""Seconds between two probes of an engine that should become idle."""
 
-_IDLE_POLLS: Final = 3  # in a row that must find it idle, so that routers have heard and nothing is on its way to it
+# Probes in a row that must find the engine idle: until then, routers have the drain, and no request is on its way.
+_IDLE_POLLS: Final = 3
 
 EngineNameArgument = Annotated[str, typer.Argument(help="The engine, as `roundhouse engines list` has it.")]
 
@@ -42,7 +43,7 @@ app = typer.Typer(help="See the engines; take one out of service and back.", no_
 
 
 class EngineRow(msgspec.Struct, frozen=True):
-    """An engine as it says it is now; None is unknown, which is never 0."""
+    """An engine's present status, from a probe; None means unknown, never 0."""
 
     name: str
     model: str
@@ -62,15 +63,15 @@ def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOp
     from router.store.admin.scan import execute_commands
 
     settings = load_settings(config)
-    (found,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
-    drained = {name for name, state in decode_drains(found or {}).items() if state.drained}
+    (states,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
+    drained = {name for name, state in decode_drains(states or {}).items() if state.drained}
     rows = [_engine_row(engine, drained) for engine in asyncio.run(_probe_engines(settings, lambda _: True))]
     if as_json:
         for row in rows:
             write_json(row)
     else:
-        heads = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
-        write_table([heads, *map(_table_row, rows)])
+        titles = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
+        write_table([titles, *map(_table_row, rows)])
 
 
 @app.command()
@@ -81,7 +82,7 @@ def drain(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds after which --wait gives up.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Give an engine no new work, in any router; what it works on goes on to its end."""
+    """Send no new requests to an engine, from any router; running ones continue to their end."""
     from router.shared.drains import drain_command
 
     settings = _send_change(name, config, drain_command(name))
@@ -96,7 +97,7 @@ def drain(
 
 @app.command()
 def resume(name: EngineNameArgument, config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
-    """Give an engine work again, in every router."""
+    """Send requests to an engine again, from every router."""
     from router.shared.drains import resume_command
 
     _send_change(name, config, resume_command(name))
@@ -124,34 +125,34 @@ def _catalog(settings: Settings) -> "Catalog":
 
 
 def _wait_with_progress(settings: Settings, name: str, timeout: float) -> bool:
-    with progress("looks at what it works on") as looked:
-        return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, looked))
+    with progress("looks at what it works on") as on_poll:
+        return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, on_poll))
 
 
 async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[int], None]) -> bool:
-    """Whether an engine has come to work on nothing by an instant of time.monotonic."""
-    looks = idle = 0
-    told: float | None = None
-    while idle < _IDLE_POLLS:
-        if looks and time.monotonic() + POLL_INTERVAL > deadline:
+    """Whether an engine becomes idle before `deadline`, an instant of time.monotonic."""
+    polls = idle_polls = 0
+    last_reported: float | None = None
+    while idle_polls < _IDLE_POLLS:
+        if polls and time.monotonic() + POLL_INTERVAL > deadline:
             return False
-        if looks:
+        if polls:
             await asyncio.sleep(POLL_INTERVAL)
-        (engine,) = await _probe_engines(settings, lambda one: one == name)
-        looks += 1
-        on_poll(looks)
-        work = _request_count(engine)
-        if work is None:
+        (engine,) = await _probe_engines(settings, lambda engine_name: engine_name == name)
+        polls += 1
+        on_poll(polls)
+        request_count = _request_count(engine)
+        if request_count is None:
             fail(f"engine {name} is up and does not say what it works on")
-        if work and work != told:
-            print_err(f"{name} works on {work:g}")
-        told = work
-        idle = idle + 1 if work == 0 else 0
+        if request_count and request_count != last_reported:
+            print_err(f"{name} works on {request_count:g}")
+        last_reported = request_count
+        idle_polls = idle_polls + 1 if request_count == 0 else 0
     return True
 
 
 def _request_count(engine: "Engine") -> float | None:
-    """How many requests an engine has; of one that does not answer, none."""
+    """Running and waiting requests; 0 if the engine does not answer, None if it does not report them."""
     if not engine.up:
         return 0.0
     running, waiting = engine.gauges.running, engine.gauges.waiting
@@ -159,7 +160,7 @@ def _request_count(engine: "Engine") -> float | None:
 
 
 async def _probe_engines(settings: Settings, is_selected: Callable[[str], bool]) -> "list[Engine]":
-    """Engines that have just been asked how they are."""
+    """The selected engines, after one probe of each."""
     from router.net.client.transport import HTTPTransport
     from router.upstream.catalog import Catalog
     from router.upstream.client import EngineClient

@@ -1,4 +1,4 @@
-"""`roundhouse keys`: API keys, and what is written of them in the configuration."""
+"""`roundhouse keys`: creates API keys, and their hashes for the configuration."""
 
 import getpass
 import secrets
@@ -11,14 +11,14 @@ from router.api.auth import hash_key
 from router.commands.console import EXIT_USAGE, JsonOption, fail, print_err, write_json
 
 MAX_KEY_BYTES: Final = 4096
-"""Bytes; a longer one could not be sent among the headers of a request for long."""
+"""Bytes; a longer key would risk the limits on request headers."""
 
 app = typer.Typer(help="Make API keys, and what the configuration says of them.", no_args_is_help=True)
 
 
 @app.command()
 def new(as_json: JsonOption = False) -> None:
-    """Make a key: the first line is the key itself, which is kept nowhere; the second is for the configuration."""
+    """Make a key: the first line is the key, which is stored nowhere; the second is its hash, for the configuration."""
     key = "rh-" + secrets.token_urlsafe(32)
     if as_json:
         write_json({"key": key, "hash": hash_key(key.encode())})
@@ -39,14 +39,14 @@ def hash_(
         typer.Argument(help="The key; without it, it is asked for, or read from standard input, and no other sees it."),
     ] = None,
 ) -> None:
-    """Say what is written of a key in the configuration."""
+    """Print a key's hash, for the configuration."""
     if key is not None:
-        given = key.encode("utf-8", "surrogateescape")
+        raw_key = key.encode("utf-8", "surrogateescape")
     elif sys.stdin.isatty():
-        given = getpass.getpass("Key: ").encode("utf-8", "surrogateescape")
+        raw_key = getpass.getpass("Key: ").encode("utf-8", "surrogateescape")
     else:
-        given = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)
-    given = given.strip()
-    if not given or len(given) > MAX_KEY_BYTES or len(given.splitlines()) > 1:
+        raw_key = sys.stdin.buffer.read(MAX_KEY_BYTES + 1)
+    raw_key = raw_key.strip()
+    if not raw_key or len(raw_key) > MAX_KEY_BYTES or len(raw_key.splitlines()) > 1:
         fail(f"expected one key of at most {MAX_KEY_BYTES} bytes", EXIT_USAGE)
-    typer.echo(hash_key(given))
+    typer.echo(hash_key(raw_key))

@@ -1,4 +1,4 @@
-"""The options that narrow down which entries are meant; see router.core.cache.entry_filter."""
+"""The options that select entries; see router.core.cache.entry_filter."""
 
 from typing import Annotated
 

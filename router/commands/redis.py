@@ -1,4 +1,4 @@
-"""How commands ask the Redis of a configuration: directly, since whoever has Redis needs no key of an administrator."""
+"""Connects commands to the Redis of a configuration; with access to Redis, no admin key is needed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from router.store.admin.scan import RedisClient
 
 REPLY_TIMEOUT: Final = 10.0
-"""Seconds that Redis has for each answer."""
+"""Seconds that Redis has for each reply."""
 
 ResultT = TypeVar("ResultT")
 
 
 def with_redis(settings: Settings, config: Path, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
-    """Does some work with a client; where that fails, the command ends with one line."""
-    from router.net.redis.errors import RedisBackendError  # what commands without Redis need not load
+    """Runs `operation` with a client; if it fails, the command ends with a message of one line."""
+    from router.net.redis.errors import RedisBackendError  # imported here, since commands without Redis do not need it
 
     try:
         return asyncio.run(_run_connected(settings, operation))
@@ -39,6 +39,7 @@ async def _run_connected(settings: Settings, operation: "Callable[[RedisClient],
 
     client = open_client(settings.redis_url, timeout=REPLY_TIMEOUT)
     try:
+        # Fails here if Redis does not answer, before `operation` starts.
         await execute_commands(client, [("EXISTS", PURGE_LOG_KEY)])
         return await operation(client)
     finally:
@@ -46,7 +47,7 @@ async def _run_connected(settings: Settings, operation: "Callable[[RedisClient],
 
 
 def parse_filter(**parts: str | None) -> EntryFilter:
-    """The scope that options name; of none, all. Where one cannot be meant, the command ends."""
+    """The filter of a command's options; without any, all entries. An invalid option ends the command."""
     given: dict[str, Any] = {name: value for name, value in parts.items() if value is not None}
     try:
         return parse_listing_filter(given)

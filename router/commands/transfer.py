@@ -24,7 +24,7 @@ from router.commands.options import DocumentOption, ModelOption, RagOption, Syst
 from router.commands.redis import parse_filter, with_redis
 from router.settings import DEFAULT_PATH
 
-if TYPE_CHECKING:  # what only these commands need would slow all others down
+if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.store.admin.export_import import ExportResult, ImportResult
     from router.store.admin.scan import RedisClient
 
@@ -42,24 +42,24 @@ def export_(
     document: DocumentOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write entries to a file, a line of JSON each. They hold answers: keep the file as you keep those."""
+    """Write entries to a file, a line of JSON each. They contain responses: protect the file accordingly."""
     from router.store.admin.export_import import export_entries
 
-    scope = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
+    entry_filter = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
     settings = load_settings(config)
 
     async def work(client: "RedisClient") -> "ExportResult":
-        with _open_output(file) as opened, progress("entries exported") as done:
-            return await export_entries(client, scope, opened.write, done)
+        with _open_output(file) as stream, progress("entries exported") as on_progress:
+            return await export_entries(client, entry_filter, stream.write, on_progress)
 
     try:
-        told = with_redis(settings, config, work)
+        result = with_redis(settings, config, work)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
-    rest = f"; left out {pluralize(told.left_out, 'key')} that hold none" if told.left_out else ""
+    rest = f"; left out {pluralize(result.left_out, 'key')} that hold none" if result.left_out else ""
     _report(
-        told,
-        f"exported {pluralize(told.entries, 'entry', 'entries')}{rest}",
+        result,
+        f"exported {pluralize(result.entries, 'entry', 'entries')}{rest}",
         as_json=as_json,
         stdout_in_use=file == STDIO,
     )
@@ -67,19 +67,19 @@ def export_(
 
 @contextlib.contextmanager
 def _open_output(file: Path) -> Iterator[BinaryIO]:
-    """A file that is there only once it is whole, and that nobody else can read."""
+    """A file that appears only when it is complete, and that only its owner can read."""
     if file == STDIO:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    if file.exists() and not file.is_file():  # a device or a pipe, in whose place no file may be put
-        with file.open("wb") as opened:
-            yield opened
+    if file.exists() and not file.is_file():  # a device or a pipe must not be replaced by a file
+        with file.open("wb") as stream:
+            yield stream
         return
     part = file.with_name(f"{file.name}.part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as opened:
-            yield opened
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            yield stream
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
@@ -90,23 +90,27 @@ def import_from(
     config: ConfigOption = Path(DEFAULT_PATH),
     as_json: JsonOption = False,
 ) -> None:
-    """Store the entries of a file that was exported. What is as new, or newer, stays as it is."""
+    """Store the entries of an exported file. An entry that is in Redis already and not older is kept."""
     from router.store.admin.export_import import ImportLineError, import_entries, read_lines
 
     settings = load_settings(config)
 
     async def work(client: "RedisClient") -> "ImportResult":
-        with _open_input(file) as opened, progress("entries imported") as done:
-            return await import_entries(client, read_lines(opened.readline), done)
+        with _open_input(file) as stream, progress("entries imported") as on_progress:
+            return await import_entries(client, read_lines(stream.readline), on_progress)
 
     try:
-        told = with_redis(settings, config, work)
+        result = with_redis(settings, config, work)
     except ImportLineError as error:
         fail(f"{file}: {error}")
     except OSError as error:
         fail(f"{file}: {error.strerror}", EXIT_USAGE)
-    rest = f"; {told.older:,} were there as new, {told.expired:,} had expired" if told.older or told.expired else ""
-    _report(told, f"imported {pluralize(told.stored, 'entry', 'entries')}{rest}", as_json=as_json)
+    rest = (
+        f"; {result.older:,} were there as new, {result.expired:,} had expired"
+        if result.older or result.expired
+        else ""
+    )
+    _report(result, f"imported {pluralize(result.stored, 'entry', 'entries')}{rest}", as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -116,12 +120,12 @@ def _open_input(file: Path) -> Iterator[BinaryIO]:
             print_err("reading exported entries from standard input; end with Ctrl-D")
         yield sys.stdin.buffer
         return
-    with file.open("rb") as opened:
-        yield opened
+    with file.open("rb") as stream:
+        yield stream
 
 
 def _report(result: "ExportResult | ImportResult", summary: str, *, as_json: bool, stdout_in_use: bool = False) -> None:
-    """What it came to; apart from standard output, where that holds the entries."""
+    """Writes the result; not to standard output if that holds the entries."""
     if as_json and not stdout_in_use:
         write_json(result)
     else:

@@ -1,7 +1,7 @@
-"""The configuration: one TOML file, read once, with every mistake told by its place.
+"""The configuration: one TOML file, whose mistakes are all reported, each with its place.
 
-`tables` has what can be set. `file` reads it: `walk` makes tables of what stands there, `wording` says what a value is
-none of, `rules` holds the tables against one another, and a mistake is told as `mistakes` has it.
+`tables` defines the settings. `file` reads them: `walk` converts TOML's values to structs, `wording` explains a value
+of the wrong type, `rules` checks settings against each other, and `mistakes` formats what is wrong.
 """
 
 from router.settings.file import load, parse

@@ -1,4 +1,4 @@
-"""Reads the configuration: a TOML file whose strings may hold `${VAR}` and `${VAR:-default}` of the environment."""
+"""Reads the configuration: a TOML file whose strings may contain `${VAR}` and `${VAR:-default}` (environment)."""
 
 import os
 import tomllib
@@ -13,7 +13,7 @@ from router.settings.walk import Walk
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Reads a configuration file. Raises ConfigurationError; each of its lines names the file and the place in it."""
+    """Reads a configuration file. Raises ConfigurationError; each of its lines names the file and a place in it."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -27,12 +27,13 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def parse(text: str, environment: Mapping[str, str]) -> Settings:
-    """Reads a configuration from its text. Raises ConfigurationError with all mistakes, each with its place."""
+    """Reads a configuration from its text. Raises ConfigurationError with all mistakes and their places."""
     walk = Walk(environment)
-    settings: Settings = walk.read(Settings, _toml(text.removeprefix("\ufeff")))  # as some editors begin UTF-8
-    told = {mistake.place for mistake in walk.mistakes}
-    follow = [mistake for mistake in broken(settings) if mistake.place not in told]
-    mistakes = [*walk.mistakes, *(m for m in follow if not any(map(walk.is_unusable, (m.place, *m.reads))))]
+    settings: Settings = walk.read(Settings, _toml(text.removeprefix("\ufeff")))  # some editors write a byte order mark
+    reported = {mistake.place for mistake in walk.mistakes}
+    violations = [mistake for mistake in broken(settings) if mistake.place not in reported]
+    # A rule's result is dropped if it depends on a setting that could not be read: correcting that may satisfy it.
+    mistakes = [*walk.mistakes, *(m for m in violations if not any(map(walk.is_unusable, (m.place, *m.reads))))]
     if mistakes:
         raise ConfigurationError(*(mistake.line(walk.shown) for mistake in mistakes))
     return settings
@@ -43,5 +44,5 @@ def _toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ConfigurationError("not valid TOML: lists or tables are too deep in one another") from None
-    except ValueError as error:  # besides its own, that of a number with thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         raise ConfigurationError(f"not valid TOML: {error}") from None

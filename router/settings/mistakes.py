@@ -1,4 +1,4 @@
-"""A mistake in the configuration: its place, how it is told, and what is not said of it because it may be a secret."""
+"""A mistake in the configuration: its place, its message, and which values are withheld as possible secrets."""
 
 import json
 import re
@@ -9,19 +9,19 @@ from typing import Any, Final
 import msgspec
 
 Place = tuple[str | int | None, ...]
-"""Names of tables and settings, and indices of lists; None stands for each index."""
+"""Names of tables and settings, and indices of lists; None matches every index."""
 
 _LONGEST: Final = 40
-"""Characters; a longer value may be a key, and tells a reader no more than its place does."""
+"""Characters; a longer value may be a key, and is not needed to find the place."""
 
 _SECRET: Final = re.compile(r"@|\b(sk|rh)-|\b(sha256:|bearer\b)", re.IGNORECASE)
-"""A user and password before a host, keys as OpenAI and `roundhouse keys new` make them, and what is made of keys."""
+"""User and password before a host, keys in the form of OpenAI's or of `roundhouse keys new`, hashes and tokens."""
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class ConfigurationError(Exception):
-    """The configuration cannot be used; `mistakes` has a line for each thing that is wrong, and so has the message."""
+    """The configuration cannot be used; `mistakes`, and so the message, has a line for each mistake."""
 
     def __init__(self, *mistakes: str) -> None:
         self.mistakes: Final = tuple(" ".join(mistake.splitlines()) for mistake in mistakes)
@@ -31,9 +31,9 @@ class ConfigurationError(Exception):
 class Mistake(msgspec.Struct, frozen=True):
     """What is wrong at a place.
 
-    - `said`: what is wrong, and what to do. It continues the value, as in "'key' is none of open, keys, header"; or, if
-      it is not `of_value`, it stands alone.
-    - `reads`: the other places that it follows from. If one of them has a mistake, this one may be none.
+    - `said`: what is wrong, and how to correct it. With `of_value`, it continues the value, as in "'key' is none of
+      open, keys, header"; without, it is a sentence of its own.
+    - `reads`: the other places that it depends on. If one of them has a mistake, this may not be one.
     """
 
     place: Place
@@ -42,7 +42,7 @@ class Mistake(msgspec.Struct, frozen=True):
     reads: tuple[Place, ...] = ()
 
     def line(self, shown: Mapping[Place, str]) -> str:
-        """As it is told; `shown` has the values that may be told."""
+        """The message; `shown` has the values that may be shown."""
         place = written(self.place)
         if not self.of_value:
             return f"{place}: {self.said}"
@@ -50,38 +50,38 @@ class Mistake(msgspec.Struct, frozen=True):
 
 
 def written(place: Place) -> str:
-    """A place as the file's reader knows it: `engine[0].url`."""
+    """A place in readable form: `engine[0].url`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_name(part or '')}" for part in place)
     return "".join(parts).removeprefix(".")
 
 
-def overlap(one: Place, other: Place) -> bool:
-    """Whether the places are the same, or one of them is within the other."""
-    return all(a == b or a is None or b is None for a, b in zip(one, other, strict=False))
+def overlap(first: Place, second: Place) -> bool:
+    """Whether the places are equal, or one contains the other."""
+    return all(a == b or a is None or b is None for a, b in zip(first, second, strict=False))
 
 
 def show(value: Any) -> str | None:
-    """A value as it may be told; None if it may be a secret, or a part of one."""
+    """A value in a form that may be shown; None if it may contain a secret."""
     if isinstance(value, str):
         return None if _may_be_secret(value) else repr(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
         return str(value) if value.bit_length() <= 64 else "so large a number"
-    if isinstance(value, list | dict):  # what is in it may be anything
+    if isinstance(value, list | dict):  # its items may be secrets
         return "a list" if isinstance(value, list) else "a table"
     return str(value)
 
 
 def hint(name: str, known: Iterable[str]) -> str | None:
-    """Which of the names that are known was meant."""
-    if len(name) > _LONGEST:  # comparing takes the square of it
+    """The known name that is most similar to a mistyped one, if any is."""
+    if len(name) > _LONGEST:  # comparing takes time with the square of the length
         return None
     return next(iter(get_close_matches(name.lower(), list(known), n=1)), None)
 
 
 def _may_be_secret(text: str) -> bool:
-    """Whether it could be a key of ours or of others, or hold a password."""
+    """Whether it could be a key, or contain a password."""
     return len(text) > _LONGEST or _SECRET.search(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""What is well-formed and cannot be meant: settings that contradict one another, or refer to nothing."""
+"""Rules between well-formed settings: they must not contradict each other, or refer to something undefined."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ _ALL_MODELS: Final[Place] = ("model", None, "name")
 
 
 def broken(settings: Settings) -> Iterator[Mistake]:
-    """The mistakes. Of settings that could not be read, some may be none: see Mistake.reads."""
+    """The violations. Some may be due to settings that could not be read: see Mistake.reads."""
     yield from _router(settings.router)
     yield from _cache(settings.cache)
     yield from _auth(settings.auth, settings.tenant)
@@ -141,19 +141,21 @@ def _timeouts(timeouts: Timeouts) -> Iterator[Mistake]:
 
 
 def _repeated(values: Iterable[tuple[Place, str]], whose: str) -> Iterator[Mistake]:
-    """Where a value stands that stood somewhere before."""
+    """Values that occur more than once."""
     first: dict[str, Place] = {}
     for place, value in values:
         if value in first:
             yield Mistake(place, f"is also {written(first[value])}; {whose} needs its own")
-        elif value:  # empty is what could not be read, or has been told
+        elif value:  # empty: could not be read, or is reported already
             first[value] = place
 
 
 def _no_model(name: str, models: list[str]) -> str:
-    """Aliases are for clients; here it is the name."""
-    known = [model for model in models if re.fullmatch("[a-z0-9._-]{1,64}", model)]  # the others have been told
+    """The message for a reference to an unknown model. Only names count: aliases are for clients."""
+    known = [
+        model for model in models if re.fullmatch("[a-z0-9._-]{1,64}", model)
+    ]  # invalid names are reported already
     if not known:
         return "is no model; write a [[model]] with this name"
-    meant = hint(name, known)
-    return f"is no model; did you mean {meant}?" if meant else f"is no model; the models are {', '.join(known)}"
+    similar = hint(name, known)
+    return f"is no model; did you mean {similar}?" if similar else f"is no model; the models are {', '.join(known)}"

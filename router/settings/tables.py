@@ -1,8 +1,8 @@
-"""What can be set: the tables of the configuration, with their defaults.
+"""The settings: the tables of the configuration, with their defaults.
 
-Everything has a default but the models and engines. What the file says and this version does not do yet is named by
-`Settings.not_yet`. A type's rule stands in its Meta, and in words in the description, which continues a value; texts
-that may be secrets have the form there in which a message may show them.
+Everything but the models and engines has a default. `Settings.not_yet` reports settings that this version reads but
+does not implement. A type's rule is in its Meta, with a description that continues a value in a message; for types that
+may hold secrets, Meta also has the form in which a message may show a value.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ Name = Annotated[
         description="may only have a-z, 0-9, '.', '_' and '-'",
     ),
 ]
-"""What may stand in a key: so `redis-cli --scan --pattern` means what it says."""
+"""What may be part of a Redis key: no character has a meaning in the patterns of `redis-cli --scan`."""
 
 Secret = Annotated[str, Meta(extra={SHOWN_IF: "(?!)"})]
-"""A text that may hold a password or a key; no message shows any."""
+"""A text that may hold a password or a key; no message shows it ("(?!)" matches nothing)."""
 
 KeyHash = Annotated[
     str,
@@ -48,15 +48,15 @@ KeyHash = Annotated[
     ),
 ]
 Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?/?"})]
-"""Of an engine; one with a user, a password, a path or a query is not shown."""
+"""An engine's URL; with a user, a password, a path or a query, no message shows it."""
 
 Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts count in doubles
+Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=None):
-    """A table that refuses what it does not know, so that a typing error cannot pass for a setting."""
+    """A table that refuses unknown settings, so that a typing error is not silently ignored."""
 
 
 class Router(Strict, frozen=True):
@@ -75,7 +75,7 @@ class Router(Strict, frozen=True):
 
 
 class Cache(Strict, frozen=True):
-    """`timeout` bounds what a slow Redis may cost a request; `retry` is how often one that is down is asked again."""
+    """`timeout` limits what a slow Redis costs a request; `retry` is the interval of reconnection attempts."""
 
     url: Secret = EMBEDDED
     ttl: Seconds = Seconds(86400)
@@ -98,7 +98,7 @@ class Auth(Strict, frozen=True):
 
 
 class Tenant(Strict, frozen=True):
-    """For the limits, see core.limits; for `group`, see core.cache_salt."""
+    """The limits: core.quota.rate_limit; `group`: core.endpoints.cache_salt."""
 
     name: Name
     keys: list[KeyHash] = []
@@ -119,7 +119,7 @@ class Model(Strict, frozen=True):
 
 
 class Launch(Strict, frozen=True):
-    """How roundhouse starts the engine itself; `args` and `env` go to vLLM as they stand."""
+    """How `roundhouse up` starts the engine; `args` and `env` are passed to vLLM unchanged."""
 
     target: str
     draft: str | None = None
@@ -143,7 +143,7 @@ class Engine(Strict, frozen=True):
 
     @property
     def addresses(self) -> list[str]:
-        """Where the engine and its replicas answer, without a slash at the end."""
+        """The URLs of the engine's replicas, without a slash at the end."""
         return [url.rstrip("/") for url in ([self.url] if self.url is not None else self.urls)]
 
 
@@ -176,7 +176,7 @@ class Settings(Strict, frozen=True):
 
     @property
     def redis_socket(self) -> Path:
-        """Where the private Redis of `url = "embedded"` listens: in the state folder, if its path is not too long."""
+        """The socket of the private Redis of `url = "embedded"`: in the state directory if the path fits."""
         path = Path(self.router.state).resolve() / "redis.sock"
         if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
             return path
@@ -188,20 +188,20 @@ class Settings(Strict, frozen=True):
         return f"unix://{self.redis_socket}" if self.cache.url == EMBEDDED else self.cache.url
 
     def not_yet(self) -> list[str]:
-        """What the file asks for and this version does not do, a line each."""
+        """Settings in use that this version does not implement, a line each."""
         plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for asked, place, what in plans if asked]  # fmt: skip
 
 
 def tenants(settings: Settings) -> list[str]:
-    """The names that a request can belong to."""
+    """The names of tenants that a request can belong to."""
     named = [tenant.name for tenant in settings.tenant]
     return named if settings.auth.mode != "open" or DEFAULT_TENANT in named else [DEFAULT_TENANT, *named]
 
 
 def groups(settings: Settings) -> dict[str, str | None]:
-    """By the name of each tenant that can ask, the group of tenants with which it shares the engines' prefix caches."""
+    """For each tenant that can send requests, the group with which it shares the engines' prefix caches."""
     own = {tenant.name: tenant.group for tenant in settings.tenant}
-    asking = [DEFAULT_TENANT] if settings.auth.mode == "open" else tenants(settings)
-    return {name: own.get(name) for name in asking}
+    active = [DEFAULT_TENANT] if settings.auth.mode == "open" else tenants(settings)
+    return {name: own.get(name) for name in active}

@@ -1,8 +1,8 @@
-"""From what TOML gives to structs: a walk over their types, which goes on after a mistake.
+"""Converts TOML's values to structs, with a walk over their types that continues after a mistake.
 
-msgspec would tell the first mistake only, so it is asked for each value alone. In place of what cannot be used stands
-the default, or nothing that anybody may rely on; so the structs are good only where there are no mistakes. A text that
-is none of those that are allowed stays, as what refers to it refers to it all the same.
+msgspec reports only the first mistake, so it converts each value alone. A value that cannot be used is replaced by the
+default or a placeholder, so the structs are valid only if there are no mistakes. A text that breaks its type's rule is
+kept, so that references to it are not reported too.
 """
 
 import re
@@ -22,8 +22,8 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 class Walk:
     """Reads tables as structs.
 
-    - `mistakes` has all that it met, in the order of the file; what is missing from a table comes at its end.
-    - `shown` has the values that may be told, as they stand in the file: a variable of the environment by its name.
+    - `mistakes` has all mistakes in the order of the file; what a table lacks comes at the table's end.
+    - `shown` has the values that may be shown, as written in the file: an environment variable by its name.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -33,12 +33,12 @@ class Walk:
         self._unusable: list[Place] = []
 
     def is_unusable(self, place: Place) -> bool:
-        """Whether something at the place, within it or around it could not be read."""
+        """Whether the place, something in it, or something that contains it could not be read."""
         return any(overlap(place, unusable) for unusable in self._unusable)
 
     def read(self, kind: Any, raw: Any, place: Place = ()) -> Any:
-        """What stands at a place, as a value of the type `kind`; UNSET if it cannot be used."""
-        if get_origin(kind) in (Union, UnionType):  # X | None; TOML has nothing that would be None
+        """The value at a place, converted to the type `kind`; UNSET if it cannot be used."""
+        if get_origin(kind) in (Union, UnionType):  # X | None; TOML has no null
             kind = next(inner for inner in get_args(kind) if inner is not NoneType)
         if get_origin(kind) is list:
             return self._list(get_args(kind)[0], raw, place)
@@ -63,7 +63,7 @@ class Walk:
             if field.required and name not in values:
                 if not self.is_unusable((*place, name)):
                     self._refuse((*place, name), f'is missing; write {name} = "…" below {_heading(place)}')
-                values[name] = ""
+                values[name] = ""  # a placeholder, without which the struct could not be made
         return kind(**values)
 
     def _list(self, kind: Any, raw: Any, place: Place) -> Any:
@@ -72,7 +72,7 @@ class Walk:
             remedy = f"write {_heading((*place, 0))}" if tables else "write [ and ] around it"
             return self._refuse(place, f"is no list; {remedy}")
         items = [self.read(kind, item, (*place, index)) for index, item in enumerate(raw)]
-        return ["" if item is msgspec.UNSET else item for item in items]  # the others keep their places
+        return ["" if item is msgspec.UNSET else item for item in items]  # so that the other items keep their indices
 
     def _names(self, kind: Any, raw: Any, place: Place) -> Any:
         if not isinstance(raw, dict):
@@ -88,31 +88,32 @@ class Walk:
         try:
             return msgspec.convert(value, kind, dec_hook=parse_quantity)
         except msgspec.ValidationError as error:
-            said = rule(kind, value, raw, error)
+            message = rule(kind, value, raw, error)
         if not (isinstance(value, str) and is_text(kind)):
-            return self._refuse(place, said)
-        self.mistakes.append(Mistake(place, said))
+            return self._refuse(place, message)
+        self.mistakes.append(Mistake(place, message))
         return value
 
     def _fill(self, text: str, place: Place) -> Any:
-        """Puts the environment's values in the place of `${VAR}` and `${VAR:-default}`."""
+        """Replaces `${VAR}` and `${VAR:-default}` by the environment's values."""
         missing = []
 
         def replace(match: re.Match[str]) -> str:
             name, default = match.groups()
-            # As a shell does it, the default also stands in for what is empty.
-            found = self._environment.get(name) or (self._environment.get(name) if default is None else default)
-            if found is None:
+            # As in a shell, `:-` applies to a variable that is empty, too.
+            value = self._environment.get(name) or (self._environment.get(name) if default is None else default)
+            if value is None:
                 missing.append(name)
-            return found or ""
+            return value or ""
 
         filled = _VARIABLE.sub(replace, text)
         for name in dict.fromkeys(missing):
-            said = f"the environment has no {name}; set it, or write ${{{name}:-…}} with a default"
-            self._refuse(place, said, of_value=False)
+            message = f"the environment has no {name}; set it, or write ${{{name}:-…}} with a default"
+            self._refuse(place, message, of_value=False)
         return msgspec.UNSET if missing else filled
 
     def _note(self, kind: Any, raw: Any, place: Place) -> None:
+        # The value as written, before `${VAR}` is replaced: the environment often holds secrets.
         form = shown_if(kind)
         if form is not None and not (isinstance(raw, str) and re.fullmatch(form, raw)):
             return
@@ -120,11 +121,11 @@ class Walk:
             self.shown[place] = shown
 
     def _unknown(self, place: Place, known: list[str]) -> None:
-        meant = hint(str(place[-1]).replace("-", "_"), known)
-        remedy = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"
+        similar = hint(str(place[-1]).replace("-", "_"), known)
+        remedy = f"did you mean {similar}?" if similar else f"there are {', '.join(known)}"
         self.mistakes.append(Mistake(place, f"no such setting; {remedy}", of_value=False))
-        if meant:  # and so it is not as the file wants it
-            self._unusable.append((*place[:-1], meant))
+        if similar:  # the file sets it under a wrong name, so its default is not what is wanted
+            self._unusable.append((*place[:-1], similar))
 
     def _refuse(self, place: Place, said: str, *, of_value: bool = True) -> Any:
         self.mistakes.append(Mistake(place, said, of_value))

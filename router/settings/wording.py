@@ -1,4 +1,4 @@
-"""What is said of a value that is none of its type: the rule in words, and the remedy."""
+"""The messages for values that do not fit their type: the rule in words, and how to correct the value."""
 
 from typing import Any, Final, get_args
 
@@ -6,45 +6,46 @@ import msgspec
 from msgspec import inspect
 
 SHOWN_IF: Final = "shown_if"
-"""In the `extra` of a Meta: the form (a regular expression) of the texts that a message may show."""
+"""A key in the `extra` of a Meta; its value is a regular expression for the texts that a message may show."""
 
 
 def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError) -> str:
-    """Continues the value: "is none of open, keys, header".
+    """The message, which continues the value: "is none of open, keys, header".
 
-    `kind` is the annotation, `value` what is none of it and `raw` how it stands in the file; `error` is msgspec's.
+    `kind`: the annotation; `raw`: the value as written in the file; `value`: after `${VAR}` was replaced; `error`:
+    msgspec's.
     """
-    found = inspect.type_info(kind)
+    info = inspect.type_info(kind)
     description = None
-    if isinstance(found, inspect.Metadata):
-        description = (found.extra_json_schema or {}).get("description")
-        found = found.type
-    match found:
+    if isinstance(info, inspect.Metadata):
+        description = (info.extra_json_schema or {}).get("description")
+        info = info.type
+    match info:
         case inspect.StrType():
-            return _text(found, value, description)
+            return _text(info, value, description)
         case inspect.LiteralType():
-            return f"is none of {', '.join(map(str, get_args(kind)))}"  # msgspec's own are in another order
+            return f"is none of {', '.join(map(str, get_args(kind)))}"  # msgspec has another order
         case inspect.IntType():
-            return f"is no whole number{_bounds(found)}{_unquote(value, raw)}"
+            return f"is no whole number{_bounds(info)}{_unquote(value, raw)}"
         case inspect.FloatType():
-            return f"is no number{_bounds(found)}{_unquote(value, raw)}"
+            return f"is no number{_bounds(info)}{_unquote(value, raw)}"
         case inspect.BoolType():
             return "is neither true nor false, which stand without quotes"
-    return str(error)  # a type of router.units, which has said so itself
+    return str(error)  # a type of router.units, whose message is complete
 
 
 def shown_if(kind: Any) -> str | None:
-    """The form of the texts of a type that a message may show; None for all of them."""
-    found = inspect.type_info(kind)
-    extra = found.extra if isinstance(found, inspect.Metadata) else None
+    """The regular expression for a type's texts that a message may show; None: all may be shown."""
+    info = inspect.type_info(kind)
+    extra = info.extra if isinstance(info, inspect.Metadata) else None
     return extra.get(SHOWN_IF) if extra else None
 
 
 def is_text(kind: Any) -> bool:
     """Whether the values of a type are texts."""
-    found = inspect.type_info(kind)
-    found = found.type if isinstance(found, inspect.Metadata) else found
-    return isinstance(found, inspect.StrType | inspect.LiteralType)
+    info = inspect.type_info(kind)
+    info = info.type if isinstance(info, inspect.Metadata) else info
+    return isinstance(info, inspect.StrType | inspect.LiteralType)
 
 
 def _text(kind: inspect.StrType, value: Any, description: str | None) -> str:
