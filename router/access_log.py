@@ -50,7 +50,6 @@ class AccessLog:
         self._sink: Callable[[str], None] | None = None
 
     def line_template(self, exchange: Exchange) -> LineTemplate:
-        """The template for exchanges like this one, for `write`."""
         line = "".join([self._render_fact(name, value) for name, value in _facts(exchange)])
         # Without the separator of the first fact; in JSON, _json_prefix has opened the object.
         return line[1:] + ("}" if self._as_json else "")
@@ -202,7 +201,6 @@ class _TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
     def line_prefix(self, now: float) -> str:
-        """The start of an access line; `now` in seconds since the epoch."""
         millisecond = int(1000 * now)
         if millisecond != self._millisecond:
             self._millisecond, self._prefix = millisecond, f"{self._format_time(millisecond)} {ACCESS_LOGGER} "
@@ -224,7 +222,6 @@ class _JsonFormatter(logging.Formatter):
         self._prefix = ""
 
     def line_prefix(self, now: float) -> str:
-        """The start of an access line; `now` in seconds since the epoch."""
         second = int(now)
         if second != self._second:
             self._second, self._prefix = second, _json_prefix(second)

@@ -4,7 +4,6 @@ from urllib.parse import urlsplit
 
 
 def is_http_url(url: str) -> bool:
-    """Whether it is a URL of an HTTP server, without credentials."""
     try:
         parts = urlsplit(url)
         plain = url.isprintable() and " " not in url  # urlsplit would silently remove such characters

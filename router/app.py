@@ -208,7 +208,6 @@ def _build_gateway(
     telemetry: Telemetry,
     drains: Drains,
 ) -> tuple[Gateway, Coalescer, BackgroundServices]:
-    """What handles a request, and what it shares with other processes."""
     cache, timeouts = settings.cache, settings.timeouts
     hit_counter = HitCounter()
     seen_keys = SeenKeys()
@@ -354,7 +353,6 @@ def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResol
 
 
 def build_explainer(settings: Settings, request_resolver: RequestResolver, redis: RedisClient) -> Explainer:
-    """Explains requests as a router with these settings would handle them."""
     stores = {name: cache.store_policy for name, cache in _tenant_caches(settings).items()}
     return Explainer(
         resolver=request_resolver, client=redis, store_policies=stores, remote_content=settings.cache.remote_content

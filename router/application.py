@@ -107,7 +107,6 @@ class Runtime:
 
     @property
     def is_idle(self) -> bool:
-        """Whether neither a request nor a generation is running."""
         return not self.active_requests and not self._coalescer.active
 
     @property
@@ -116,7 +115,6 @@ class Runtime:
         return self._coalescer.has_followers
 
     async def aclose(self) -> None:
-        """Ends everything that is still running."""
         await cancel_and_wait(self._probe_task, self._background_task)
         await self._background_services.aclose()
         await self._admin_redis.aclose()
@@ -139,7 +137,6 @@ class Application:
 
     @property
     def settings(self) -> Settings:
-        """The settings in effect."""
         return self._runtime.settings
 
     def drain(self) -> None:
@@ -148,7 +145,6 @@ class Application:
         self._drain_started_at = self._drain_started_at or time.monotonic()
 
     def record_rejection(self, reason: str) -> None:
-        """Counts a client that the server refused before its request."""
         self._process_state.telemetry.record_rejection(reason)
 
     async def reload(self, settings: Settings) -> None:
@@ -230,7 +226,6 @@ async def _method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:
 
 
 def _with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:
-    """A `send` that adds x-request-id to the response."""
     header = (b"x-request-id", choose_request_id(scope["headers"]).encode("ascii"))
 
     async def send_with_id(message: Any) -> None:

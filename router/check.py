@@ -19,7 +19,6 @@ Finding = dict[str, Any]
 
 
 async def check_all(settings: Settings) -> list[Finding]:
-    """Checks Redis and every engine concurrently."""
     async with httpx.AsyncClient(timeout=CHECK_TIMEOUT, trust_env=False) as client:
         engines = [_check_engine(client, engine, url) for engine in settings.engine for url in engine.addresses]
         return list(await asyncio.gather(_check_redis(settings), *engines))

@@ -180,5 +180,4 @@ def _prompts_from_stdin() -> list[str]:
 
 
 def main() -> None:
-    """The console script."""
     app()

@@ -67,12 +67,10 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """The client's fault: status 400."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unknown_model(name: str) -> ApiError:
-    """Status 404, with OpenAI's wording."""
     return ApiError(
         404,
         f"The model `{name}` does not exist; GET /v1/models lists those that do.",

@@ -17,7 +17,6 @@ class BatchHistogram(Histogram):
     """A histogram that observes many values at once."""
 
     def observe_many(self, values: list[float]) -> None:
-        """Observes each of the values, which it sorts."""
         values.sort()
         self._sum.inc(sum(values))
         counted = 0

@@ -17,7 +17,7 @@ METRICS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Opens the listening socket. Raises OSError if the address is in use."""
+    """Raises OSError if the address is in use."""
     family = socket.AF_INET6 if ":" in settings.router.host else socket.AF_INET
     # Only with the protocol named does asyncio recognise TCP and set TCP_NODELAY on accepted connections.
     listen_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

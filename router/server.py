@@ -77,7 +77,6 @@ class DrainingServer(uvicorn.Server):
         self._terminal = Terminal()
 
     def serve_until_stopped(self, listen_socket: socket.socket) -> int:
-        """Returns the exit code."""
         on_hup = signal.SIG_IGN if self._config_file is None else lambda *_: self._commands.append("reload")
         signal.signal(signal.SIGHUP, on_hup)
         self.run(sockets=[listen_socket])
@@ -88,7 +87,6 @@ class DrainingServer(uvicorn.Server):
         freeze_gc()
 
     def submit(self, command: ServerCommand) -> None:
-        """Queues a command; thread-safe."""
         self._commands.append(command)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -51,7 +51,6 @@ class WorkerProcess:
         return float(self._heartbeat.value)
 
     def close(self) -> None:
-        """Releases what belongs to a process that has ended."""
         self.process.join()
         self._commands.close()
 
@@ -88,7 +87,6 @@ class Supervisor:
         self._terminal = Terminal()
 
     def run(self) -> int:
-        """Returns the exit code after all workers have ended."""
         # Python resumes a blocking wait after a signal (PEP 475); a byte on this socket ends it.
         wakeup_reader, wakeup_writer = socket.socketpair()
         with wakeup_reader, wakeup_writer:
@@ -135,7 +133,6 @@ class Supervisor:
             self._kill_at = time.monotonic() + router.drain + router.grace + _KILL_MARGIN
 
     def _check_workers(self) -> None:
-        """Replaces workers that have ended, and kills those without a heartbeat."""
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_all(1)

@@ -245,7 +245,6 @@ class Telemetry:
         return series
 
     def record_write(self, result: str) -> None:
-        """Counts the result of a response's write to the cache."""
         series = self._write_counters.get(result)
         if series is None:
             series = self._write_counters[result] = PendingCounter(self._writes.labels(result).inc)
@@ -264,7 +263,6 @@ class Telemetry:
         self._queue_length.labels(model).set(waiting)
 
     def _set_gauge(self, gauge: Gauge, value: float | None, *labels: str) -> None:
-        """Sets one of a gauge's samples; None removes it."""
         if value is not None:
             gauge.labels(*labels).set(value)
         elif self._multiprocess_dir is None:  # the files of several workers do not allow a removal
@@ -291,7 +289,6 @@ class Telemetry:
     # -- rendering --------------------------------------------------------------------------------------------------
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format, summed over the workers."""
         self.flush()
         registry = self.registry
         if self._multiprocess_dir is not None:

@@ -59,7 +59,6 @@ class AdminRoutes:
         engine_admin: EngineAdmin,
         max_body: int,
     ) -> None:
-        """`max_body`: bytes of a request that can be explained."""
         self._authenticator = authenticator
         self._redis = redis
         self._explainer = explainer

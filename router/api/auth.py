@@ -23,7 +23,6 @@ HASH_PREFIX: Final = "sha256:"
 
 
 def hash_key(key: bytes) -> str:
-    """A key's form in the configuration."""
     return HASH_PREFIX + hashlib.sha256(key).hexdigest()
 
 

@@ -206,7 +206,6 @@ async def read_body(
 
 
 async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders) -> None:
-    """Sends an error as the complete response."""
     body = error.body()
     headers = [*headers, JSON_CONTENT_TYPE, (b"content-length", b"%d" % len(body)), *_error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -223,7 +222,6 @@ def _error_headers(error: ApiError) -> RawHeaders:
 
 
 def _parse_cache_control(headers: RawHeaders) -> CacheControl:
-    """The client's cache directives. Raises ApiError."""
     directives: list[bytes] = []
     ttl = None
     for name, value in headers:

@@ -62,7 +62,6 @@ class OpsRoutes:
         return [Route(path, handler, methods=["GET"]) for path, handler in pages]
 
     async def models(self, request: Request) -> Response:
-        """Models, aliases and `auto`, in the shape of OpenAI's list."""
         self._auth.authenticate(request.scope["headers"])
         data = [self._model_object(name, model) for name, model in self._catalog.named_models()]
         return _json_response({"object": "list", "data": data})
@@ -149,7 +148,6 @@ def _json_response(value: Any, status: int = 200) -> Response:
 
 
 async def api_error(_: Request, error: Exception) -> Response:
-    """Starlette's handler for ApiError."""
     assert isinstance(error, ApiError)
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.retry_after is not None:

@@ -34,7 +34,6 @@ class ResponseHeaders:
         self._cached_template = lru_cache(_MAX_TEMPLATES)(_build_template)
 
     def render(self, exchange: Exchange) -> bytes:
-        """The header lines for an exchange whose status is known."""
         cache, key, age = exchange.cache_status, exchange.key, exchange.age
         if cache is None or cache is _BYPASS:
             key = None  # nothing was looked up or stored under it

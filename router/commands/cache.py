@@ -61,7 +61,6 @@ def stats_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption
 
 
 def _write_stats(stats: "CacheStats", now: float) -> None:
-    """`now`: seconds since the epoch, by Redis' clock."""
     total = stats.total
     extrapolated = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
     entries, tokens = pluralize(total.entries, "entry", "entries"), pluralize(total.tokens, "token")

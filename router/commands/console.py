@@ -27,7 +27,6 @@ def print_err(message: str) -> None:
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
-    """Ends the command with a message of one line."""
     print_err(f"roundhouse: {' '.join(message.split())}")
     raise typer.Exit(code)
 
@@ -49,7 +48,6 @@ def load_settings(config: Path) -> Settings:
 
 
 def write_json(value: Any) -> None:
-    """Writes one line of JSON to standard output."""
     typer.echo(msgspec.json.encode(value))
 
 
@@ -70,7 +68,6 @@ def write_table(rows: Sequence[tuple[str, ...]]) -> None:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int], None]]:
-    """Shows a running count on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -84,12 +81,10 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def pluralize(count: int, singular: str, plural: str | None = None) -> str:
-    """`1 entry`, `2 entries`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def format_bytes(byte_count: float | None) -> str:
-    """A size in readable form; None: `?`."""
     if byte_count is None:
         return "?"
     for unit in ("B", "KiB", "MiB"):

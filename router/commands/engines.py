@@ -160,7 +160,6 @@ def _request_count(engine: "Engine") -> float | None:
 
 
 async def _probe_engines(settings: Settings, is_selected: Callable[[str], bool]) -> "list[Engine]":
-    """The selected engines, after one probe of each."""
     from router.net.client.transport import HTTPTransport
     from router.upstream.catalog import Catalog
     from router.upstream.client import EngineClient

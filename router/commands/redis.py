@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 
 def with_redis(settings: Settings, config: Path, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
-    """Runs `operation` with a client; if it fails, the command ends with a message of one line."""
+    """If `operation` fails, the command ends with a message of one line."""
     from router.net.redis.errors import RedisBackendError  # imported here, since commands without Redis do not need it
 
     try:

@@ -125,7 +125,6 @@ def _open_input(file: Path) -> Iterator[BinaryIO]:
 
 
 def _report(result: "ExportResult | ImportResult", summary: str, *, as_json: bool, stdout_in_use: bool = False) -> None:
-    """Writes the result; not to standard output if that holds the entries."""
     if as_json and not stdout_in_use:
         write_json(result)
     else:

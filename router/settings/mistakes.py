@@ -81,7 +81,6 @@ def hint(name: str, known: Iterable[str]) -> str | None:
 
 
 def _may_be_secret(text: str) -> bool:
-    """Whether it could be a key, or contain a password."""
     return len(text) > _LONGEST or _SECRET.search(text) is not None
 
 

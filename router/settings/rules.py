@@ -70,8 +70,8 @@ def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
 def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
     for index, tenant in enumerate(tenants):
         if tenant.name in RESERVED_TENANT_NAMES:
-            said = "stands for something else in Redis and cannot be a tenant's name"
-            yield Mistake(("tenant", index, "name"), said)
+            message = "stands for something else in Redis and cannot be a tenant's name"
+            yield Mistake(("tenant", index, "name"), message)
         if tenant.ttl is not None and tenant.ttl < 1:
             yield Mistake(("tenant", index, "ttl"), _TOO_SHORT)
     yield from _repeated(((("tenant", i, "name"), tenant.name) for i, tenant in enumerate(tenants)), "every tenant")
@@ -93,13 +93,13 @@ def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
                 yield Mistake(where, "stands for the choice by task and cannot be a model's name")
         all_names += own
         if model.fallback == model.name:
-            said = "is the model itself, which cannot fall back on itself"
-            yield Mistake((*place, "fallback"), said, reads=((*place, "name"),))
+            message = "is the model itself, which cannot fall back on itself"
+            yield Mistake((*place, "fallback"), message, reads=((*place, "name"),))
         elif model.fallback is not None and model.fallback not in names:
             yield Mistake((*place, "fallback"), _no_model(model.fallback, names), reads=(_ALL_MODELS,))
         if model.name not in served:
-            said = "is the model of no engine; write an [[engine]] that has it as its model"
-            yield Mistake((*place, "name"), said, reads=(("engine", None, "model"),))
+            message = "is the model of no engine; write an [[engine]] that has it as its model"
+            yield Mistake((*place, "name"), message, reads=(("engine", None, "model"),))
     yield from _repeated(all_names, "every model")
     if not models:
         yield Mistake(("model",), "is missing; write at least one [[model]]")
@@ -121,8 +121,8 @@ def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
             if not is_http_url(address.rstrip("/")):
                 yield Mistake(where, _NO_ADDRESS)
         if engine.launch is not None and len(engine.addresses) != 1:
-            said = "is for an engine with one url; write an [[engine]] for each"
-            yield Mistake((*place, "launch"), said, reads=(url, urls))
+            message = "is for an engine with one url; write an [[engine]] for each"
+            yield Mistake((*place, "launch"), message, reads=(url, urls))
     yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)), "every engine")
 
 
@@ -141,7 +141,6 @@ def _timeouts(timeouts: Timeouts) -> Iterator[Mistake]:
 
 
 def _repeated(values: Iterable[tuple[Place, str]], whose: str) -> Iterator[Mistake]:
-    """Values that occur more than once."""
     first: dict[str, Place] = {}
     for place, value in values:
         if value in first:

@@ -191,11 +191,10 @@ class Settings(Strict, frozen=True):
         """Settings in use that this version does not implement, a line each."""
         plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
-                for asked, place, what in plans if asked]  # fmt: skip
+                for is_set, place, what in plans if is_set]  # fmt: skip
 
 
 def tenants(settings: Settings) -> list[str]:
-    """The names of tenants that a request can belong to."""
     named = [tenant.name for tenant in settings.tenant]
     return named if settings.auth.mode != "open" or DEFAULT_TENANT in named else [DEFAULT_TENANT, *named]
 

@@ -95,7 +95,6 @@ class Walk:
         return value
 
     def _fill(self, text: str, place: Place) -> Any:
-        """Replaces `${VAR}` and `${VAR:-default}` by the environment's values."""
         missing = []
 
         def replace(match: re.Match[str]) -> str:
@@ -127,8 +126,8 @@ class Walk:
         if similar:  # the file sets it under a wrong name, so its default is not what is wanted
             self._unusable.append((*place[:-1], similar))
 
-    def _refuse(self, place: Place, said: str, *, of_value: bool = True) -> Any:
-        self.mistakes.append(Mistake(place, said, of_value))
+    def _refuse(self, place: Place, message: str, *, of_value: bool = True) -> Any:
+        self.mistakes.append(Mistake(place, message, of_value))
         self._unusable.append(place)
         return msgspec.UNSET
 

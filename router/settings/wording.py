@@ -42,7 +42,6 @@ def shown_if(kind: Any) -> str | None:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether the values of a type are texts."""
     info = inspect.type_info(kind)
     info = info.type if isinstance(info, inspect.Metadata) else info
     return isinstance(info, inspect.StrType | inspect.LiteralType)

@@ -216,7 +216,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._close()
 
     def _is_busy(self) -> bool:
-        """Whether a request is being answered or queued."""
         return self._active_cycle is not None or bool(self._queue)
 
     # -- rejection --------------------------------------------------------------------------------------------------

@@ -254,11 +254,8 @@ class RequestParser:
             self.receiving_cycle = None
 
     def close(self) -> None:
-        """Nothing comes any more."""
-        self._parser, self._connection = (
-            cast("HttptoolsParser", None),
-            cast("CycleConnection", None),
-        )  # which hold this
+        # Both refer to this object: without the cycles, reference counting frees all three.
+        self._parser, self._connection = cast("HttptoolsParser", None), cast("CycleConnection", None)
 
 
 def _invalid_http() -> ProtocolError:

@@ -40,7 +40,6 @@ class BufferedWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is pending, now."""
         data, self._buffer = self._buffer, b""
         if data:
             self._transport.write(data)
