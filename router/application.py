@@ -163,7 +163,7 @@ class Application:
                 raise
             self._runtime = new
             old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
-            # Only now: if the new one had failed to start, the old one would have gone on probing.
+            # Only after the new one has started; if that fails, the old one goes on probing.
             await old.stop_probing()
             task = asyncio.get_running_loop().create_task(self._retire(old))
             self._retiring[task] = old

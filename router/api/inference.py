@@ -83,7 +83,7 @@ class InferenceEndpoint:
             await self._handle(exchange, headers, client, receive, send)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # The cancellation ends here, so this task is no longer being cancelled.
+            # The cancellation is handled here; the task goes on to send the end of the response.
             assert task is not None
             task.uncancel()
             if client.cancelled_by_disconnect:

@@ -84,9 +84,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._render_error = render_error
         self._keep_alive_timeout = config.timeout_keep_alive
         self._check_interval = min(self._timeouts.receive, self._keep_alive_timeout)
-        # `send` returns this future where nothing has to be awaited: one for all calls.
         self._default_headers_source: Any = None
         self._default_header_lines = (b"", False)
+        # `send` returns this one future whenever there is nothing to await.
         self.completed_future: asyncio.Future[None] = self._loop.create_future()
         self.completed_future.set_result(None)
         self._queue: RequestQueue = deque()
@@ -270,7 +270,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return bool(self._queue) and self._queue[-1][0] is cycle
 
     def close(self) -> None:
-        self.writer.flush()
+        self.writer.flush()  # a transport sends what it has before it closes, but it does not know the writer's buffer
         self.transport.close()
 
     def _close(self) -> None:
@@ -294,6 +294,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.writer.is_full = True
         self._writable.clear()
         if self._write_timer is None:
+            # A client that reads nothing would hold its response in memory, and the generation that feeds it.
             self._write_timer = self._loop.call_later(self._timeouts.send, self.transport.abort)
 
     def resume_writing(self) -> None:
