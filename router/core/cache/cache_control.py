@@ -1,6 +1,6 @@
-"""What a client asks of the cache: its Cache-Control and X-Cache-TTL.
+"""Parses the client's Cache-Control and X-Cache-TTL request headers.
 
-Source: RFC 9111, section 5.2.1 (request directives). Directives that nobody here knows are passed over, as it demands.
+Source: RFC 9111, section 5.2.1 (request directives). Unknown directives are ignored, as it requires.
 """
 
 from math import inf
@@ -12,13 +12,13 @@ from router.errors import bad_request
 
 
 class CacheControl(msgspec.Struct, frozen=True):
-    """The wishes of one request.
+    """The cache directives of one request.
 
     - `no_store`: neither look up nor store. `no_cache`: do not look up, but store.
-    - `only_if_cached`: rather no answer than a generated one.
-    - `max_age`: the greatest age in seconds that a stored answer may have.
-    - `max_stale`: by how many seconds a stored answer may be older than its time to live.
-    - `ttl`: the longest that this answer may be kept, in seconds; it only ever shortens.
+    - `only_if_cached`: never generate a response.
+    - `max_age`: the maximum age of a stored response in seconds.
+    - `max_stale`: by how many seconds a stored response may exceed its time to live.
+    - `ttl`: an upper bound, in seconds, for how long this response is stored; it never extends the configured time.
     """
 
     no_store: bool = False
@@ -33,11 +33,11 @@ NO_DIRECTIVES: Final = CacheControl()
 
 
 def parse_cache_control(cache_control: bytes, cache_ttl: bytes | None) -> CacheControl:
-    """Reads the values of the two headers; several Cache-Control headers are one, joined by commas.
+    """Parses the values of the two headers; several Cache-Control headers are joined by commas first.
 
-    A `max-age` that is no number counts as 0, since the client does not want just any age (RFC 9111, section 4.2.1); a
-    `max-stale` that is none does not count. A `max-stale` without a number accepts any age (section 5.2.1.2).
-    Raises ApiError (400) for an X-Cache-TTL that is no number of seconds, because nobody else checks that one.
+    An invalid `max-age` counts as 0, because the client wants some limit (RFC 9111, section 4.2.1); an invalid
+    `max-stale` is ignored. A `max-stale` without a value accepts any age (section 5.2.1.2).
+    Raises ApiError (400) if X-Cache-TTL is not a number of seconds.
     """
     directives = {}
     for directive in cache_control.lower().split(b","):
@@ -58,4 +58,5 @@ def parse_cache_control(cache_control: bytes, cache_ttl: bytes | None) -> CacheC
 
 
 def _is_delta_seconds(text: bytes) -> bool:
+    # Ten digits cover 2**31 seconds, the greatest value that RFC 9111, section 1.2.2, asks for.
     return text.isdigit() and len(text) <= 10

@@ -1,4 +1,4 @@
-"""What a purge is about: one entry, or all that have some things in common."""
+"""Which entries a purge or a listing is about: one entry, or all entries that have given parts in common."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -11,11 +11,12 @@ from router.core.cache.redis_keys import KEY_PREFIX, claim_key
 from router.errors import bad_request
 
 MAX_DOCUMENT_NAME: Final = 128
-"""Characters of a document's id; of a longer one, its hash is the name."""
+"""Maximum length of a document id in characters; a longer id is replaced by its hash."""
 
 MAX_PAGE_SIZE: Final = 1000
-"""Entries on one page of a listing."""
+"""Maximum number of entries on one page of a listing."""
 
+# `\Z` and not `$`, which would also match before a newline at the end.
 KeyName = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 HexHash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 EntryKey = Annotated[
@@ -24,9 +25,10 @@ EntryKey = Annotated[
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is given must hold, all of it; `system` and `rag` are hex as in the key; `document` names one document.
+    """Matches the entries for which all given fields hold.
 
-    Of nothing given, nothing is meant: a purge of everything says `all`.
+    `system` and `rag` are hashes in hex, as in the key; `document` is the id, the text, or the hash of the text of a
+    document. An empty filter matches nothing; `all` matches everything.
     """
 
     key: EntryKey | None = None
@@ -39,74 +41,78 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_empty(self) -> bool:
-        """Whether it names nothing."""
         return not self.all and all(
             part is None for part in (self.key, self.tenant, self.model, self.system, self.rag, self.document)
         )
 
     def matches(self, key: str, documents: tuple[str, ...] = ()) -> bool:
-        """Whether the entry at a key, made with those documents, is meant."""
+        """Whether the filter matches the entry at a key, generated with these documents."""
         if self.is_empty or (self.key is not None and key != self.key):
             return False
         if self.document is not None and not possible_document_names(self.document) & set(documents):
             return False
         parts = key.removeprefix(KEY_PREFIX).split(":")
-        wanted = (self.tenant, self.model, self.system, self.rag)
-        return len(parts) == 5 and all(want is None or want == part for want, part in zip(wanted, parts, strict=False))
+        wanted_parts = (self.tenant, self.model, self.system, self.rag)
+        # strict=False: the key has a fifth part, the query, which no filter names.
+        return len(parts) == 5 and all(
+            wanted is None or wanted == part for wanted, part in zip(wanted_parts, parts, strict=False)
+        )
 
     @property
     def key_pattern(self) -> str:
-        """What Redis' SCAN MATCH takes to find the entries that may be meant; no part can hold a special character."""
+        """A pattern for Redis' SCAN MATCH that finds at least the matching entries; it ignores `document`."""
+        # Nothing needs escaping: no part can contain a special character of a pattern.
         return self.key or KEY_PREFIX + ":".join(
             part or "*" for part in (self.tenant, self.model, self.system, self.rag, None)
         )
 
     def to_json(self) -> bytes:
-        """The scope as JSON, of a bounded length, for those who are to be told: a long document stands by its name."""
+        """The filter as JSON of bounded length, for the purge log; a long document is replaced by its name."""
         document = None if self.document is None else document_name(self.document)
         return msgspec.json.encode(msgspec.structs.replace(self, document=document))
 
     @property
     def claim_pattern(self) -> str:
-        """The same for the claims of generations in flight."""
+        """As key_pattern, for the claims of in-flight requests."""
         return claim_key(self.key_pattern)
 
 
 def document_name(doc_id: str) -> str:
-    """By what name an entry knows a document that has an id."""
+    """The name that an entry stores for a document with this id."""
     return doc_id if 0 < len(doc_id) <= MAX_DOCUMENT_NAME and doc_id.isprintable() else text_document_name(doc_id)
 
 
 def text_document_name(text: str) -> str:
-    """By what name an entry knows a document that is nothing but text: the text's xxh3-64 in hex."""
+    """The name that an entry stores for a document without an id: the xxh3-64 of its text in hex."""
+    # surrogatepass: JSON may contain lone surrogates, which plain UTF-8 refuses.
     return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def possible_document_names(document: str) -> set[str]:
-    """The names that somebody may mean by an id, a text or the hash of a text."""
+    """The names under which an entry may store what a client gives as an id, a text, or the hash of a text."""
     return {document_name(document), text_document_name(document)}
 
 
 def parse_purge_filter(body: bytes) -> EntryFilter:
-    """The scope that a purge's JSON body names. Raises ApiError (400)."""
+    """Parses the JSON body of a purge. Raises ApiError (400) if it is invalid or empty."""
     try:
-        scope = msgspec.json.decode(body, type=EntryFilter)
+        entry_filter = msgspec.json.decode(body, type=EntryFilter)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"The purge is not understood: {error}", code="invalid_purge") from None
-    if scope.is_empty:
+    if entry_filter.is_empty:
         raise bad_request(
             "A purge names `key`, `tenant`, `model`, `system`, `rag` or `document`, or says `all`.",
             code="invalid_purge",
         )
-    if scope.all and not EntryFilter(all=True) == scope:
+    if entry_filter.all and not EntryFilter(all=True) == entry_filter:
         raise bad_request("A purge of `all` takes nothing else.", param="all", code="invalid_purge")
-    return scope
+    return entry_filter
 
 
 def parse_listing_filter(fields: Mapping[str, Any]) -> EntryFilter:
-    """The scope of a listing that is narrowed down by these; by none, it is of all. Raises ApiError (400)."""
+    """Parses the query parameters of a listing; without any, the filter matches all. Raises ApiError (400)."""
     try:
-        scope = msgspec.convert(fields, EntryFilter)
+        entry_filter = msgspec.convert(fields, EntryFilter)
     except msgspec.ValidationError as error:
         raise bad_request(f"The listing is not understood: {error}", code="invalid_query") from None
-    return EntryFilter(all=True) if scope.is_empty else scope
+    return EntryFilter(all=True) if entry_filter.is_empty else entry_filter

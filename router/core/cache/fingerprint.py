@@ -1,4 +1,4 @@
-"""A request's parts as its entry notes them, so that two requests can be told apart part by part."""
+"""A request's parts as hashes, to tell in which parts two requests differ."""
 
 from typing import Literal
 
@@ -10,9 +10,12 @@ MissReason = Literal["new", "expired", "system", "rag", "query", "params", "mode
 
 
 class Fingerprint(msgspec.Struct, frozen=True, gc=False):
-    """A request's parts as an entry notes them: those of its key, and hashes of the two halves of the last.
+    """The five parts of a key, and hashes of the two halves of the last one (`query`).
 
-    `question` is what was asked, `params` how: all fields but the messages, and the endpoint.
+    - `question`: hash of the messages.
+    - `params`: hash of the endpoint and all fields except the messages.
+
+    Both are empty for an entry that was stored without them.
     """
 
     tenant: str
@@ -24,25 +27,27 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
     params: str
 
     def differing_parts(self, other: "Fingerprint") -> list[MissReason]:
-        """In which parts another differs, of the same tenant; another revision of the model is another model.
+        """The parts in which another fingerprint of the same tenant differs.
 
-        Of an entry that does not know its two halves, the one or the other that differs counts as `query`.
+        Another revision of the model counts as `model`. Without `question` and `params`, a difference in either counts
+        as `query`.
         """
-        halves = bool(self.question and other.question)
-        asked, how = self.question != other.question, self.params != other.params
-        revision = halves and not asked and not how and self.query != other.query
+        has_halves = bool(self.question and other.question)
+        question_differs, params_differ = self.question != other.question, self.params != other.params
+        # The query part covers the question, the params and the revision. If the first two are equal, it is the third.
+        revision_differs = has_halves and not question_differs and not params_differ and self.query != other.query
         parts: list[tuple[MissReason, bool]] = [
-            ("model", self.model != other.model or revision),
+            ("model", self.model != other.model or revision_differs),
             ("system", self.system != other.system),
             ("rag", self.rag != other.rag),
-            ("query", asked if halves else self.query != other.query),
-            ("params", halves and how),
+            ("query", question_differs if has_halves else self.query != other.query),
+            ("params", has_halves and params_differ),
         ]
         return [name for name, differs in parts if differs]
 
 
 def entry_fingerprint(key: str, question: str, params: str) -> Fingerprint | None:
-    """The fingerprint of the entry at a key, with what it notes of itself; None where the key is none of an entry."""
+    """The fingerprint of an entry, from its key and its stored fields; None if the key is not an entry's key."""
     parts = key.removeprefix(KEY_PREFIX).split(":")
     if len(parts) != 5:
         return None

@@ -1,8 +1,8 @@
-"""The order of properties within the JSON schemas of a request, which is part of the key.
+"""Keeps the order of properties in the JSON schemas of a request, because it is part of the key.
 
-Guided decoding writes an object's properties in the order in which its schema has them, and a chat template writes a
-tool's schema as it stands. So two requests whose schemas differ in their order alone may have two answers. In the rest
-of a request the order of names does not matter.
+Guided decoding writes the properties of an object in the order of its schema, and a chat template copies the schema of
+a tool unchanged. So two requests whose schemas differ only in order may get different answers. In the rest of a request
+the order of names does not matter.
 """
 
 from typing import Any, Final
@@ -23,16 +23,16 @@ SCHEMA_NAMES_BY_FIELD: Final[dict[str, frozenset[str]]] = {
     "tools": _TOOL_SCHEMA_NAMES,
     "functions": _TOOL_SCHEMA_NAMES,
 }
-"""The fields that hold schemas, and under which names they hold them."""
+"""Request fields that contain schemas, and the names of the members that hold them."""
 
 SCHEMA_FIELDS: Final = frozenset((*SCHEMA_NAMES_BY_FIELD, "guided_json"))
-"""All fields of a request that hold schemas; `guided_json` is one itself."""
+"""All request fields with schemas; `guided_json` is a schema itself."""
 
 
 def preserve_property_order(field: str, value: Any) -> Any:
-    """The value of one of these fields, with each schema in it as JSON in its own order.
+    """The value of a field of SCHEMA_FIELDS, with each schema replaced by its JSON (msgspec.Raw).
 
-    The canonical form sorts names, but takes such a piece of JSON as it stands.
+    The canonical encoder sorts names, but copies Raw unchanged.
     """
     if field == "guided_json":
         return _raw_json(value)
@@ -44,12 +44,12 @@ def _preserve_schemas(value: Any, names: frozenset[str]) -> Any:
         return [_preserve_schemas(item, names) for item in value]
     if not isinstance(value, dict):
         return value
-    made = {}
+    replaced = {}
     for name, item in value.items():
-        # A structural tag has its schema under this name; a response format has there what holds its schema.
+        # `json_schema` is itself the schema in a structural tag, but wraps {"schema": ...} in a response format.
         is_schema = name in names or (name == "json_schema" and isinstance(item, dict) and "schema" not in item)
-        made[name] = _raw_json(item) if is_schema else _preserve_schemas(item, names)
-    return made
+        replaced[name] = _raw_json(item) if is_schema else _preserve_schemas(item, names)
+    return replaced
 
 
 def _raw_json(value: Any) -> Any:

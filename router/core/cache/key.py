@@ -1,4 +1,4 @@
-"""A key, and the parts of the request that it is derived from; see router.core.cache.key_derivation."""
+"""The values of a cache key and of the request parts it is derived from; see router.core.cache.key_derivation."""
 
 import hashlib
 from typing import Any
@@ -11,21 +11,23 @@ encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ContextMarkers(msgspec.Struct, frozen=True):
-    """What stands before and after retrieved context in a message's text."""
+    """Delimiters of retrieved context in the text of a message."""
 
     open: str = "<context>"
     close: str = "</context>"
 
 
 class CacheKey(msgspec.Struct, eq=False, gc=False):
-    """`text` is the Redis key; `form` all that it stands for: tenant, model, and the bytes of the three parts.
+    """The key of a request.
 
-    `digest`, the hex SHA-256 of the form, is what an entry under the key must bear; it is worked out when it is asked
-    for first, since whoever has the form of an entry needs none.
+    - `text`: the Redis key.
+    - `canonical_parts`: what it is a hash of: tenant, model, and the canonical JSON of the system, rag and query part.
+    - `digest`: hex SHA-256 of the canonical parts, which an entry under this key must have.
     """
 
     text: str
     canonical_parts: tuple[str | bytes, ...]
+    # Computed on first use: an entry in the local cache is compared by its canonical parts, which needs no hash.
     _digest: str = ""
 
     @property
@@ -34,22 +36,23 @@ class CacheKey(msgspec.Struct, eq=False, gc=False):
             digest = hashlib.sha256()
             for part in self.canonical_parts:
                 data = part.encode() if isinstance(part, str) else part
+                # The length prefix keeps ("ab", "c") and ("a", "bc") apart.
                 digest.update(b"%d:%b" % (len(data), data))
             self._digest = digest.hexdigest()
         return self._digest
 
     @property
     def size(self) -> int:
-        """Bytes of the form, about."""
+        """Approximate size of the canonical parts in bytes."""
         return sum(map(len, self.canonical_parts))
 
 
 class RequestParts(msgspec.Struct, frozen=True, gc=False):
-    """A request, taken apart; see the theory of router.core.cache.key_derivation.
+    """The parts of a request; router.core.cache.key_derivation explains them.
 
     - `query`: the endpoint, the messages, and all other fields.
-    - `question`: the last text of a user, without its context.
-    - `texts_only`: each message is a role and a text, so that none refers to anything elsewhere.
+    - `question`: the last user text, without its context.
+    - `texts_only`: every message is just a role and a text, so the request cannot refer to remote content.
     """
 
     system: list[Any]
@@ -59,10 +62,10 @@ class RequestParts(msgspec.Struct, frozen=True, gc=False):
     texts_only: bool = False
 
     def document_names(self) -> tuple[str, ...]:
-        """The names of the documents in the rag part: their ids, or the hashes of their texts."""
+        """Unique names of the documents in the rag part, in order: their ids, or the hashes of their texts."""
         if not self.rag:
             return ()
-        names: dict[str, None] = {}
+        names: dict[str, None] = {}  # a dict, because it keeps the order
         for item in self.rag:
             for document in item if isinstance(item, list) else [item]:
                 names[_rag_document_name(document)] = None
@@ -74,6 +77,7 @@ def _rag_document_name(document: Any) -> str:
         return text_document_name(document)
     fields = document if isinstance(document, dict) else {}
     for doc_id in (fields.get("doc_id"), fields.get("id")):
+        # True and False are ints in Python, but not ids.
         if isinstance(doc_id, str | int) and not isinstance(doc_id, bool) and doc_id != "":
             return document_name(str(doc_id))
     text = fields.get("text")

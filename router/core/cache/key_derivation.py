@@ -1,17 +1,18 @@
-"""From a request to the key of its answer: `rh:1:{tenant}:{model}:{system}:{rag}:{query}`.
+"""Derives the cache key of a request: `rh:1:{tenant}:{model}:{system}:{rag}:{query}`.
 
-Theory. Two requests may share an answer only if an engine would have to see them as the same. So everything is part of
-the key, fields that nobody here has heard of included, except what NOT_PART_OF_THE_ANSWER names with a reason. The
-request is taken apart into three parts, so that a person who lists keys sees which part differs:
+Theory. Two requests may share a response only if an engine cannot tell them apart. So the key covers the whole request,
+unknown fields included; IGNORED_FIELDS lists the exceptions, each with its reason. The request is split into three
+parts, so that a person who lists keys sees which part differs:
 
-- `system`: the text of its system and developer messages, and of `system` (/v1/messages) or `instructions`
+- `system`: the text of the system and developer messages, and of `system` (/v1/messages) or `instructions`
   (/v1/responses);
-- `rag`: its `documents`, and what stands between the context markers in its system and user messages;
-- `query`: all the rest, with a mark at each place that the text of another part took.
+- `rag`: `documents`, and the text between the context markers in system and user messages;
+- `query`: everything else, with a placeholder where the text of another part was cut out.
 
-The parts are lists and maps of plain values, written as JSON with sorted names (but in JSON schemas, see
-router.core.cache.json_schema), which no other list or map gives, and each with its length before it. So no part can
-flow into another. xxHash finds an entry; the SHA-256 of the same bytes, tenant and model included, proves it.
+Each part is encoded as canonical JSON with sorted names (except in JSON schemas, see router.core.cache.json_schema), so
+different values give different bytes. The digest puts the length before each part, so text cannot move from one part to
+another without changing it. xxHash locates an entry; the SHA-256 over the same bytes, tenant and model included,
+verifies it. See docs/decisions/0003-key-parts.md.
 """
 
 from typing import Any, Final
@@ -26,13 +27,14 @@ from router.core.types import Endpoint
 from router.errors import bad_request
 
 EMPTY_HASH: Final = "0" * 16
-"""The system or rag part of a request that has none."""
+"""Stands in the key for an empty system or rag part."""
 
+# Both limits bound the time that one request keeps the event loop busy while its key is derived.
 MAX_DOCUMENTS: Final = 10_000
-"""Documents and contexts of a request."""
+"""Maximum number of documents and marked contexts in a request."""
 
 MAX_PARTS: Final = 10_000
-"""Messages of a request, and parts of their contents; with MAX_DOCUMENTS it bounds how long one may take to read."""
+"""Maximum number of messages and content parts in a request."""
 
 IGNORED_FIELDS: Final = {
     "model": "the key has the model's public name, which an alias and `auto` stand for",
@@ -48,7 +50,7 @@ IGNORED_FIELDS: Final = {
     "priority": "vLLM's scheduling order: when, not what",
     "request_id": "vLLM's name for the request in its own logs",
 }
-"""The request fields that are left out of the key, by name and with the reason; but see SAID_BACK."""
+"""Request fields that are not part of the key, each with the reason; ECHOED_FIELDS lists exceptions by endpoint."""
 
 ECHOED_FIELDS: Final = {
     Endpoint.RESPONSES: {
@@ -59,93 +61,91 @@ ECHOED_FIELDS: Final = {
         "request_id": "the answer's id",
     },
 }
-"""What of those fields is part of the key at these endpoints all the same, since their answer shows it."""
+"""Fields of IGNORED_FIELDS that are part of the key at an endpoint, because its response repeats them."""
 
 _IGNORED_BY_ENDPOINT: Final = {
     endpoint: IGNORED_FIELDS.keys() - ECHOED_FIELDS.get(endpoint, {}).keys() for endpoint in Endpoint
 }
 _CONVERSATION_FIELD: Final = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
-_TEXT_TYPES: Final = ("text", "input_text")  # the types of parts that hold text of a user or a system
+_TEXT_TYPES: Final = ("text", "input_text")  # content part types that hold user or system text
 _SYSTEM_ROLES: Final = ("system", "developer")
-_SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}  # where it has its own
-_SYSTEM_PLACEHOLDER: Final = 0  # where a piece of the system part stood
-_CONTEXT_PLACEHOLDER: Final = 1  # where a piece of the rag part stood
-_ABSENT: Final = object()
+_SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}
+# Placeholders for text that was cut out of a message. They are numbers, so that no text in a request can imitate one.
+_SYSTEM_PLACEHOLDER: Final = 0
+_CONTEXT_PLACEHOLDER: Final = 1
+_ABSENT: Final = object()  # tells a missing field from one that is null
 
 
 def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestParts:
-    """Which text of the request belongs to which part of the key. Raises ApiError where there are too many of them."""
+    """Splits a request into the parts of its key. Raises ApiError (400) above MAX_DOCUMENTS or MAX_PARTS."""
     endpoint, fields = request.endpoint, request.fields
     system: list[Any] = []
     rag: list[Any] = []
-    rest = fields.copy()
+    other_fields = fields.copy()
     for name in _IGNORED_BY_ENDPOINT[endpoint].intersection(fields):
-        del rest[name]
-    if not schemas.SCHEMA_FIELDS.isdisjoint(rest):
-        for name in schemas.SCHEMA_FIELDS.intersection(rest):
-            rest[name] = schemas.preserve_property_order(name, rest[name])
+        del other_fields[name]
+    if not schemas.SCHEMA_FIELDS.isdisjoint(other_fields):
+        for name in schemas.SCHEMA_FIELDS.intersection(other_fields):
+            other_fields[name] = schemas.preserve_property_order(name, other_fields[name])
     question = ""
     texts_only = endpoint is not Endpoint.EMBEDDINGS
-    asked: list[Any] = []
-    conversation = _CONVERSATION_FIELD.get(endpoint)
-    if conversation is not None:
-        documents = rest.pop("documents", None)
+    conversation_rest: list[Any] = []
+    conversation_field = _CONVERSATION_FIELD.get(endpoint)
+    if conversation_field is not None:
+        documents = other_fields.pop("documents", None)
         if documents is not None:
             _check_document_count(len(documents))
             rag.append(documents)
-        place = _SYSTEM_FIELD.get(endpoint)
-        if place in rest:
-            rest[place], _ = _split_content(rest[place], markers, system, rag)
-        messages = rest.pop(conversation)
+        system_field = _SYSTEM_FIELD.get(endpoint)
+        if system_field in other_fields:
+            other_fields[system_field], _ = _split_content(other_fields[system_field], markers, system, rag)
+        messages = other_fields.pop(conversation_field)
         if isinstance(messages, str):
-            asked, question = _split_content(messages, markers, None, rag)
+            conversation_rest, question = _split_content(messages, markers, None, rag)
         else:
-            asked, question, texts_only = _split_messages(messages, markers, system, rag)
+            conversation_rest, question, texts_only = _split_messages(messages, markers, system, rag)
     elif endpoint is Endpoint.COMPLETIONS:
         prompt = fields["prompt"]
         first = prompt[0] if isinstance(prompt, list) else prompt
         question = first if isinstance(first, str) else ""
-    else:  # of embeddings, nobody asks anything
-        asked = [rest.pop("input", None), rest.pop("messages", None)]
-    if request.stream and (shape := _event_options(fields)):
-        rest["stream_options"] = shape
-    return RequestParts(system, rag, [endpoint.path, asked, rest], question, texts_only)
+    else:  # an embeddings request has no question
+        conversation_rest = [other_fields.pop("input", None), other_fields.pop("messages", None)]
+    if request.stream and (event_options := _event_options(fields)):
+        other_fields["stream_options"] = event_options
+    return RequestParts(system, rag, [endpoint.path, conversation_rest, other_fields], question, texts_only)
 
 
 def _split_messages(
     messages: list[dict[str, Any]], markers: ContextMarkers, system: list[Any], rag: list[Any]
 ) -> tuple[list[Any], str, bool]:
-    """What remains of a conversation once `system` and `rag` have taken their texts; and the last text of a user.
-
-    The third is whether each message is a role and a text; see Parts.
-    """
-    remains: list[Any] = []
+    """Moves text into `system` and `rag`. Returns the rest, the last user text, and `texts_only` (see RequestParts)."""
+    rest: list[Any] = []
     question = ""
     texts_only = True
-    parts = len(messages)
-    _check_part_count(parts)
+    part_count = len(messages)
+    _check_part_count(part_count)
     for message in messages:
-        others = message.copy()
-        content = others.pop("content", _ABSENT)
-        role = others.pop("role", _ABSENT)
+        other_fields = message.copy()
+        content = other_fields.pop("content", _ABSENT)
+        role = other_fields.pop("role", _ABSENT)
         if isinstance(content, list):
-            parts += len(content)
-            _check_part_count(parts)
-        if others or not isinstance(content, str):
+            part_count += len(content)
+            _check_part_count(part_count)
+        if other_fields or not isinstance(content, str):
             texts_only = False
-        if role is _ABSENT:  # an item of /v1/responses that nobody said
-            remains.append(message)
-        elif content is _ABSENT:  # whether it was there at all is something that a chat template can see
-            remains.append([role, others])
+        if role is _ABSENT:  # an item of /v1/responses that is no message, such as a function call
+            rest.append(message)
+        elif content is _ABSENT:  # a chat template can tell missing content from null, so the key must differ too
+            rest.append([role, other_fields])
         elif role == "user":
             pieces, text = _split_content(content, markers, None, rag)
             question = text or question
-            remains.append([role, pieces, others])
+            rest.append([role, pieces, other_fields])
         elif role in _SYSTEM_ROLES:
-            remains.append([role, _split_content(content, markers, system, rag)[0], others])
+            rest.append([role, _split_content(content, markers, system, rag)[0], other_fields])
         else:
-            remains.append([role, content, others])
-    return remains, question, texts_only
+            rest.append([role, content, other_fields])
+    return rest, question, texts_only
 
 
 def _check_part_count(count: int) -> None:
@@ -159,8 +159,9 @@ def _check_document_count(count: int) -> None:
 
 
 def _event_options(fields: dict[str, Any]) -> dict[str, Any]:
-    """The stream options that change the events themselves, as vLLM's continuous_usage_stats does."""
+    """The stream options that change the events themselves, such as vLLM's continuous_usage_stats."""
     options = fields.get("stream_options") or {}
+    # `include_usage` is left out: the usage is stored with every stream, and replayed only to clients that want it.
     return {
         name: value
         for name, value in options.items()
@@ -169,10 +170,8 @@ def _event_options(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_content(content: Any, markers: ContextMarkers, system: list[Any] | None, rag: list[Any]) -> tuple[Any, str]:
-    """What remains of a message's content once `system` (unless None) and `rag` have taken theirs; and its text.
-
-    The first item says which form the content had, so that no client can spell what we write for another form.
-    """
+    """Moves text of a message into `system` (unless None) and `rag`. Returns the rest of the content, and its text."""
+    # The first item names the form of the content, so that no content of another form gives the same bytes.
     if isinstance(content, str):
         pieces: list[Any] = ["text"]
         return pieces, _extract_context(content, markers, pieces, system, rag)
@@ -184,9 +183,9 @@ def _split_content(content: Any, markers: ContextMarkers, system: list[Any] | No
     for part in content:
         if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
             pieces = []
-            others = part.copy()
-            texts.append(_extract_context(others.pop("text"), markers, pieces, system, rag))
-            parts.append([pieces, others])
+            other_fields = part.copy()
+            texts.append(_extract_context(other_fields.pop("text"), markers, pieces, system, rag))
+            parts.append([pieces, other_fields])
         else:
             parts.append(part)
     return parts, "\n".join(texts)
@@ -195,20 +194,20 @@ def _split_content(content: Any, markers: ContextMarkers, system: list[Any] | No
 def _extract_context(
     text: str, markers: ContextMarkers, pieces: list[Any], system: list[Any] | None, rag: list[Any]
 ) -> str:
-    """Cuts the context out of a text, and puts what remains where it belongs; gives the text without the context."""
-    own: list[str] = []
+    """Moves marked context into `rag` and the rest into `system` or `pieces`. Returns the text without the context."""
+    plain: list[str] = []
     at = 0
-    # Most texts have none, and one character is found far faster than a word.
+    # Most texts have no context, and a search for one character is much faster than one for the whole marker.
     start = text.find(markers.open) if markers.open[0] in text else -1
     while start >= 0:
         start += len(markers.open)
         end = text.find(markers.close, start)
-        if end < 0:
+        if end < 0:  # an open marker that is never closed is ordinary text
             break
         _check_document_count(len(rag) + 1)
-        own.append(text[at:start])
+        plain.append(text[at:start])
         rag.append(text[start:end])
-        pieces += (_SYSTEM_PLACEHOLDER if system is not None else own[-1], _CONTEXT_PLACEHOLDER)
+        pieces += (_SYSTEM_PLACEHOLDER if system is not None else plain[-1], _CONTEXT_PLACEHOLDER)
         at = end
         start = text.find(markers.open, at)
     rest = text[at:]
@@ -216,17 +215,17 @@ def _extract_context(
         pieces.append(rest)
     else:
         pieces.append(_SYSTEM_PLACEHOLDER)
-        system += (*own, rest)
-    return "".join((*own, rest)) if own else rest
+        system += (*plain, rest)
+    return "".join((*plain, rest)) if plain else rest
 
 
 def derive_cache_key(parts: RequestParts, *, tenant: str, model: str, revision: str) -> CacheKey:
-    """The key of the answer that `model` at `revision` gives to `tenant`. Raises ApiError for what is too deep."""
+    """The key of a request by `tenant` to `model` at `revision`. Raises ApiError (400) if it is nested too deeply."""
     try:
         system = encode_canonical(parts.system) if parts.system else b""
         rag = encode_canonical(parts.rag) if parts.rag else b""
         query = encode_canonical([revision, *parts.query])
-    except RecursionError:  # a part may lie deeper here than it lay in the body
+    except RecursionError:  # splitting wraps values in lists, so a part can be nested deeper than the body was
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
     system_hash = xxhash.xxh3_64_hexdigest(system) if system else EMPTY_HASH
     rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else EMPTY_HASH

@@ -1,8 +1,8 @@
-"""Why a request was not answered from the cache: the word of X-Cache-Reason beside X-Cache: MISS.
+"""Why a request is a cache miss: the value of X-Cache-Reason with X-Cache: MISS.
 
-Theory. A key says in which parts two requests differ, but to find the nearest entry among all would cost more than a
-miss is worth. So a process remembers, for each entry that it hears of, what the entry's key is without one of its
-parts. A request that is known without its system part differs from some entry in that part alone.
+Theory. Two keys show in which parts two requests differ, but a search for the nearest entry would cost more than the
+reason is worth. So a process remembers, for each entry that it learns of, hashes of the key with one part left out. If
+the hash without the system part is known, the request differs from some entry in its system part only.
 """
 
 from typing import Final
@@ -14,13 +14,12 @@ from router.core.cache.key import RequestParts, encode_canonical
 from router.core.cache.redis_keys import KEY_PREFIX
 
 MAX_REMEMBERED_ENTRIES: Final = 4096
-"""Entries of which a process remembers the key; some 3 MB."""
+"""Entries whose keys a process remembers; about 3 MB."""
 
-_HASHES_PER_ENTRY: Final = 7  # what is remembered of one entry
+_HASHES_PER_ENTRY: Final = 7  # the length of what hash_parts returns
 
 
 def fingerprint_request(key: str, parts: RequestParts) -> Fingerprint:
-    """The fingerprint of a request that was taken apart, and whose key was derived from that."""
     endpoint, messages, rest = parts.query
     question, params = encode_canonical(messages), encode_canonical([endpoint, rest])
     tenant, model, system, rag, query = key[len(KEY_PREFIX) :].split(":")
@@ -30,16 +29,16 @@ def fingerprint_request(key: str, parts: RequestParts) -> Fingerprint:
 
 
 PartHashes = tuple[int, ...]
-"""Hashes of a request's parts: of all that are in its key, and of all but one. See _REASONS."""
+"""Hashes of the whole key, and of the key with one part left out; _REASONS_BY_HASH gives the order."""
 
 
 def hash_parts(fingerprint: Fingerprint) -> PartHashes:
-    """What Hints remembers of an entry, and looks for."""
+    # Each tuple begins with a tag, so that hashes of different parts cannot be mistaken for each other.
     tenant, model, system, rag = fingerprint.tenant, fingerprint.model, fingerprint.system, fingerprint.rag
     question, params = fingerprint.question, fingerprint.params
     return (
         *_hash_key_parts(tenant, model, system, rag, fingerprint.query),
-        # Where all is the same but the key's last part, that is the model's revision.
+        # No query part: if the question and the params are the same, only the model's revision can differ there.
         hash(("revision", tenant, model, system, rag, question, params)),
         hash(("params", tenant, model, system, rag, question)),
         hash(("model", tenant, system, rag, question, params)),
@@ -55,44 +54,45 @@ def _hash_key_parts(tenant: str, model: str, system: str, rag: str, query: str) 
     )
 
 
+# Index into PartHashes, and the reason if that hash is known. The first known one counts: 0 is the whole key; then
+# come the hashes with question or params (4 to 6), which say more than those of the key parts alone (1 to 3).
 _REASONS_BY_HASH: Final[tuple[tuple[int, MissReason], ...]] = (
     (0, "expired"), (4, "model"), (5, "params"), (6, "model"), (1, "system"), (2, "rag"), (3, "query"),
 )  # fmt: skip
-"""What it means that a mark is known, by its place among the marks; the first counts."""
 
 
 class SeenKeys:
-    """The keys that a process has heard of, each with one part left out; the oldest are forgotten first.
-
-    What is new goes into one set; when that is full, it becomes the old one, and what was there before is forgotten.
-    """
+    """The keys of entries that a process has learned of, as hashes; the oldest are forgotten first."""
 
     __slots__ = ("_max_new_hashes", "_new", "_old")
 
     def __init__(self, max_entries: int = MAX_REMEMBERED_ENTRIES) -> None:
-        """`remembered`: entries that are remembered at most; half of them are for certain."""
+        """`max_entries`: the most entries remembered; at least the newest half of that many always are."""
+        # Two generations instead of a queue: when `_new` is full it becomes `_old`, and the previous `_old` is dropped.
+        # That needs no order per entry, and a hash that is added again is young again.
         self._new: set[int] = set()
         self._old: set[int] = set()
         self._max_new_hashes = _HASHES_PER_ENTRY * max_entries // 2
 
     def miss_reason(self, hashes: PartHashes) -> MissReason:
-        """The word for a request that has no entry."""
+        """The reason for a request that has no entry."""
         new, old = self._new, self._old
-        for place, reason in _REASONS_BY_HASH:
-            mark = hashes[place]
-            if mark in new or mark in old:
+        for index, reason in _REASONS_BY_HASH:
+            part_hash = hashes[index]
+            if part_hash in new or part_hash in old:
                 return reason
         return "new"
 
     def add(self, hashes: PartHashes) -> None:
-        """An entry of which all is known."""
+        """Adds an entry with a known question and params."""
         self._add_hashes(hashes)
 
     def add_key(self, key: str) -> None:
-        """An entry of which the key is known, as another process wrote it, or this one."""
+        """Adds an entry of which only the key is known, such as one that another process stored."""
         parts = key[len(KEY_PREFIX) :].split(":")
-        if len(parts) == 5 and (marks := _hash_key_parts(*parts))[0] not in self._new:
-            self._add_hashes(marks)
+        # This process is also notified of its own writes; those keys are in `_new` already.
+        if len(parts) == 5 and (hashes := _hash_key_parts(*parts))[0] not in self._new:
+            self._add_hashes(hashes)
 
     def clear(self) -> None:
         self._new, self._old = set(), set()

@@ -1,4 +1,4 @@
-"""May this request be looked up, may its answer be stored, and may a stored answer be given?"""
+"""Decides whether a request is looked up, whether its response is stored, and whether a stored response is served."""
 
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
@@ -11,20 +11,21 @@ from router.core.types import BypassReason, Endpoint
 StorePolicy = Literal["all", "deterministic"]
 
 RemoteContentPolicy = Literal["uncacheable", "stable"]
-"""What content is taken for that a request refers to by an address or an id."""
+"""How to treat content that a request refers to by URL or id: it may change, or it never does."""
 
+# Any other type, such as `mcp` or `web_search`, runs on the server: its results can change, and it can have effects.
 _CLIENT_TOOL_TYPES: Final = (None, "function", "custom", "namespace")
-"""The types of tools that the client runs itself; any other, such as `mcp` or `web_search`, somebody else runs."""
+"""The types of tools that the client runs itself."""
 
 _STATE_FIELDS: Final = {
     Endpoint.RESPONSES: ("previous_response_id", "conversation", "background", "prompt"),
     Endpoint.MESSAGES: ("mcp_servers", "container"),
 }
-"""The fields by which a request refers to what is kept elsewhere, or has something kept there."""
+"""Fields that refer to state on a server, or create some."""
 
 
 class CacheDecision(NamedTuple):
-    """`bypass`: why the request is not looked up, or None where it is. `keep`: whether its answer may be stored."""
+    """`bypass`: why the request is not looked up; None if it is."""
 
     bypass: BypassReason | None
     may_store: bool
@@ -43,23 +44,24 @@ def decide_caching(
 ) -> CacheDecision:
     """What the configuration and the client allow.
 
-    `deterministic` leaves out what may be answered otherwise the next time: anything without temperature 0 or a seed.
-    `remote`: whether content that the request only refers to may change. `texts_only`: it refers to none; see Parts.
+    The store policy `deterministic` excludes requests with neither temperature 0 nor a seed. `remote_policy`: see
+    RemoteContentPolicy. `texts_only`: the request has no remote content; see RequestParts.
     """
     if control.no_store:
         return CacheDecision(BypassReason.NO_STORE, may_store=False)
-    looks = request.endpoint in _STATE_FIELDS or not texts_only  # most requests need no look
-    if looks and uncacheable_reason(request, "stable" if texts_only else remote_policy) is not None:
+    # Skips the search for most requests: texts alone refer to nothing, except at endpoints with state.
+    may_be_uncacheable = request.endpoint in _STATE_FIELDS or not texts_only
+    if may_be_uncacheable and uncacheable_reason(request, "stable" if texts_only else remote_policy) is not None:
         return CacheDecision(BypassReason.UNCACHEABLE, may_store=False)
     if store_policy == "deterministic" and not request.deterministic:
         return CacheDecision(BypassReason.POLICY, may_store=False)
-    if control is NO_DIRECTIVES:
+    if control is NO_DIRECTIVES:  # most requests: no new object
         return _LOOKUP_AND_STORE
     return CacheDecision(BypassReason.NO_CACHE if control.no_cache else None, may_store=control.ttl != 0)
 
 
 def uncacheable_reason(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> str | None:
-    """Why the answer depends on more than the request, so that it answers no other, however equal; or None."""
+    """Why the response depends on more than the request, so that it must not be reused; None if it does not."""
     if request.endpoint in _STATE_FIELDS:
         fields = request.fields
         for name in _STATE_FIELDS[request.endpoint]:
@@ -77,27 +79,29 @@ def uncacheable_reason(request: InferenceRequest, remote_policy: RemoteContentPo
 
 
 def _is_item_reference(item: dict[str, Any]) -> bool:
-    """Whether an item of /v1/responses stands for one that is kept elsewhere; without a type, an id alone does."""
+    """Whether an item of /v1/responses refers to a stored item: by its type, or by having nothing but an id."""
     return item.get("type") == "item_reference" or item.keys() == {"id"}
 
 
 class Freshness(Enum):
-    """What a stored answer is good for, by its age."""
+    """Whether a stored response of a given age may be served."""
 
     FRESH = "fresh"
-    STALE = "stale"  # the client takes it although it has outlived its time
-    STALE_IF_ERROR = "if-error"  # if no engine can give a new one
+    STALE = "stale"  # past its time to live, within the client's max-stale
+    STALE_IF_ERROR = "if-error"  # only if no engine can generate a new one
     UNUSABLE = "none"
 
 
 def evaluate_freshness(age: float, ttl: float, control: CacheControl, stale_if_error: float) -> Freshness:
-    """All in seconds. A client that wants no more than a certain age gets no older answer even then."""
-    too_old = control.max_age is not None and age > control.max_age
-    over = age - ttl
-    if over <= 0 and not too_old:
+    """Source: RFC 9111, sections 4.2 and 5.2.1; `stale_if_error` is the setting of the cache. All in seconds."""
+    exceeds_max_age = control.max_age is not None and age > control.max_age
+    staleness = age - ttl
+    if staleness <= 0 and not exceeds_max_age:
         return Freshness.FRESH
     if control.max_stale is not None:
-        beyond = max(over, age - control.max_age if control.max_age is not None else over)
-        if beyond <= control.max_stale:
-            return Freshness.STALE if over > 0 else Freshness.FRESH
-    return Freshness.STALE_IF_ERROR if not too_old and over <= stale_if_error else Freshness.UNUSABLE
+        # max-stale extends both limits, the time to live and the client's own max-age.
+        excess = max(staleness, age - control.max_age if control.max_age is not None else staleness)
+        if excess <= control.max_stale:
+            return Freshness.STALE if staleness > 0 else Freshness.FRESH
+    # An explicit max-age also holds if the engines fail.
+    return Freshness.STALE_IF_ERROR if not exceeds_max_age and staleness <= stale_if_error else Freshness.UNUSABLE

@@ -1,7 +1,7 @@
-"""What has been purged, found by what an entry is rather than by a walk over all purges.
+"""An index of purges: tells whether an entry is covered without a walk over all purges.
 
-Of a scope only its last purge counts, since that one covers all that the earlier ones covered. Scopes that name the
-same parts have one shape. So an entry is looked up once for each shape (there are a handful) and document.
+Only the last purge with a given filter counts, because it covers everything that the earlier ones covered. Filters that
+name the same parts have the same shape. So a check costs one lookup per shape (there are a handful) and document.
 """
 
 from typing import Final
@@ -10,75 +10,77 @@ from router.core.cache.entry_filter import EntryFilter, possible_document_names
 from router.core.cache.redis_keys import KEY_PREFIX
 
 PurgePosition = tuple[int, int]
-"""A position in the log of purges: the id of a record, as Redis counts it."""
+"""A position in the purge log: the two numbers of a Redis stream id."""
 
 BEGINNING: Final[PurgePosition] = (0, 0)
 
-_IndexKey = tuple[str | int | None, ...]  # a shape, and the values of the parts that it names
+_IndexKey = tuple[str | int | None, ...]  # a shape, then the values of the parts that it names
 
 
 class PurgeIndex:
-    """The last purge of each scope, of the `limit` scopes that were purged last.
+    """The position of the last purge of each filter, for the `limit` filters that were purged last.
 
-    - `covers` is true of an entry that some purge after `since` means.
-    - It is also true where such a purge may have been forgotten.
+    - `covers` is true for an entry that a purge after `since` covers.
+    - It is also true if such a purge may have been evicted.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._positions: dict[_IndexKey, PurgePosition] = {}  # in the order of the marks
-        self._shape_counts: dict[int, int] = {}  # how many places there are of each
+        self._positions: dict[_IndexKey, PurgePosition] = {}  # ordered by position, so the first is the oldest
+        self._shape_counts: dict[int, int] = {}  # how many index keys have each shape
         self._last_evicted = BEGINNING
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def add(self, position: PurgePosition, entry_filter: EntryFilter) -> None:
-        """A purge; marks are added in their order."""
+        """Adds a purge; positions must be added in ascending order."""
         if entry_filter.is_empty:
             return
         shape = _filter_shape(entry_filter)
         parts = (entry_filter.key, entry_filter.tenant, entry_filter.model, entry_filter.system, entry_filter.rag)
         values = tuple([part for part in parts if part is not None])
+        # A document filter may mean an id or a text, so it is indexed under every name that an entry may know it by.
         for document in (None,) if entry_filter.document is None else possible_document_names(entry_filter.document):
-            place: _IndexKey = (shape, *values) if document is None else (shape, *values, document)
-            if self._positions.pop(place, None) is None:
+            index_key: _IndexKey = (shape, *values) if document is None else (shape, *values, document)
+            # Remove and insert, instead of assign: that moves the key to the end of the dict.
+            if self._positions.pop(index_key, None) is None:
                 self._shape_counts[shape] = self._shape_counts.get(shape, 0) + 1
-            self._positions[place] = position
+            self._positions[index_key] = position
         while len(self._positions) > self._limit:
             self._evict_oldest()
 
     def _evict_oldest(self) -> None:
-        place = next(iter(self._positions))
-        self._last_evicted = self._positions.pop(place)
-        shape = place[0]
+        index_key = next(iter(self._positions))
+        self._last_evicted = self._positions.pop(index_key)
+        shape = index_key[0]
         assert isinstance(shape, int)
         self._shape_counts[shape] -= 1
         if not self._shape_counts[shape]:
             del self._shape_counts[shape]
 
     def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
-        if since < self._last_evicted:
+        if since < self._last_evicted:  # a purge after `since` was evicted, and may have covered this entry
             return True
         parts = key.removeprefix(KEY_PREFIX).split(":")
         if len(parts) != 5:
             return False
-        named = (key, *parts[:4])
+        part_values = (key, *parts[:4])  # in the order of the bits in _filter_shape
         for shape in self._shape_counts:
-            values = [part for bit, part in enumerate(named) if shape >> bit & 1]
-            places: list[_IndexKey] = [(shape, *values)]
+            values = [part for bit, part in enumerate(part_values) if shape >> bit & 1]
+            index_keys: list[_IndexKey] = [(shape, *values)]
             if shape & _DOCUMENT_BIT:
-                places = [(shape, *values, document) for document in documents]
-            if any(self._positions.get(place, BEGINNING) > since for place in places):
+                index_keys = [(shape, *values, document) for document in documents]
+            if any(self._positions.get(place, BEGINNING) > since for place in index_keys):
                 return True
         return False
 
 
-_DOCUMENT_BIT: Final = 1 << 5
+_DOCUMENT_BIT: Final = 1 << 5  # the index of `document` in _filter_shape
 
 
 def _filter_shape(entry_filter: EntryFilter) -> int:
-    """Which parts a scope names, a bit each."""
+    """A bit for each part that a filter names; no bit for a filter that covers all entries."""
     parts = (
         entry_filter.key,
         entry_filter.tenant,
