@@ -1,12 +1,12 @@
-"""Whose turn it is, where more want a place than there are places.
+"""A bounded queue that shares the slots of engines fairly between tenants.
 
-Theory of operation. What is scarce is places at engines, and tenants hold them for very different times. So a place
-that comes free goes to the tenant who holds the fewest, and among those who hold equally many to the one who was given
-one the longest ago; within a tenant, to who came first. A tenant with long answers so gets its share of the places and
-not all of them, and one with a thousand waiting takes no turn from one with a single request.
+Theory of operation. Slots at engines are scarce, and tenants hold them for very different times. A slot that becomes
+free goes to the tenant that holds the fewest slots, and among equals to the one whose last grant is the oldest; within
+a tenant, in order of arrival. So a tenant with long responses gets its share of the slots and not all of them, and a
+tenant with a thousand queued requests does not delay one with a single request.
 
-The queue has a bound. Once it is full, whoever has the most in it gives way with its newest, so that no tenant can keep
-the others out, and a tenant that is alone may fill it.
+When the queue is full, the tenant with the most items loses its newest one. So no tenant can keep the others out, and
+a tenant that is alone may fill the queue.
 """
 
 import heapq
@@ -18,30 +18,32 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_ADVISED_RETRY_AFTER: Final = 60
-"""The longest that anybody is told to stay away, in seconds; OpenAI's clients take no longer advice."""
+"""Maximum Retry-After in seconds; OpenAI's clients ignore a longer one."""
 
+# Outdated ranks that the heap may hold beyond a constant share, so that a small heap is not rebuilt all the time.
 _HEAP_SLACK: Final = 64
 
-_TenantRank = tuple[int, int, str]  # places held, when the last was given, and whose they are; the least has its turn
+_TenantRank = tuple[int, int, str]  # slots held, number of the last grant, tenant; the least is next
 
 
 class FairQueue(Generic[T]):
-    """What waits for a place, by tenant; items are told apart by identity or by their hash.
+    """Items that wait for a slot, by tenant; items must be hashable.
 
-    - Of a tenant's items, the first that came has its turn first.
-    - A tenant's turn comes once no other that waits holds fewer places, or as many and got its last longer ago.
+    - The items of a tenant are served in order of arrival.
+    - A tenant is next if no other in the queue holds fewer slots, or as many with an older last grant.
     - There are never more than `limit` items.
-    - All take O(log tenants), but a `pop` that passes over what does not accept, and a `push` onto a full queue.
+    - All methods take O(log tenants), except a `pop` that skips items, and a `push` onto a full queue.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._queues: dict[str, OrderedDict[T, None]] = {}
+        self._queues: dict[str, OrderedDict[T, None]] = {}  # ordered sets; a tenant without items has none
         self._slots_held: dict[str, int] = {}
-        self._last_grant: dict[str, int] = {}
+        self._last_grant: dict[str, int] = {}  # the value of _grant_count at that time
         self._grant_count = 0
         self._size = 0
-        # A heap of turns, in which those that no longer hold stay until they come up.
+        # A heap cannot drop an inner element cheaply: outdated ranks stay until `pop` meets them, and `_ranks` has the
+        # current one of each tenant in the queue.
         self._heap: list[_TenantRank] = []
         self._ranks: dict[str, _TenantRank] = {}
 
@@ -49,89 +51,91 @@ class FairQueue(Generic[T]):
         return self._size
 
     def waiting(self, tenant: str) -> int:
-        """How many items of a tenant wait."""
+        """The number of a tenant's items."""
         return len(self._queues.get(tenant, ()))
 
     def has_fair_share(self, tenant: str) -> bool:
-        """Whether a tenant has as much of the queue as each of those who wait would have of it, and is not alone."""
-        sharing = len(self._queues) + (tenant not in self._queues)
-        return sharing > 1 and self.waiting(tenant) * sharing >= self.limit
+        """Whether a tenant has an equal share of the queue or more, and is not alone."""
+        tenant_count = len(self._queues) + (tenant not in self._queues)
+        return tenant_count > 1 and self.waiting(tenant) * tenant_count >= self.limit
 
-    # -- places -----------------------------------------------------------------------------------------------------
+    # -- slots ------------------------------------------------------------------------------------------------------
 
     def on_acquired(self, tenant: str) -> None:
-        """A tenant was given a place."""
+        """A tenant got a slot; `pop` calls this itself."""
         self._grant_count += 1
         self._last_grant[tenant] = self._grant_count
         self._slots_held[tenant] = self._slots_held.get(tenant, 0) + 1
         self._update_rank(tenant)
 
     def on_released(self, tenant: str) -> None:
-        """A tenant gave one back."""
         self._slots_held[tenant] -= 1
         self._update_rank(tenant)
 
     # -- items ------------------------------------------------------------------------------------------------------
 
     def push(self, tenant: str, item: T) -> tuple[str, T] | None:
-        """Lets an item wait. Gives what has to give way for it, as tenant and item, which may be the item itself."""
-        gave_way = None
+        """Adds an item. Returns the item that is evicted for it, with its tenant; that may be the new item itself."""
+        evicted = None
         if self._size >= self.limit:
-            most = max(self._queues, key=self.waiting, default=tenant)
-            if self.waiting(tenant) + 1 >= self.waiting(most):
+            largest = max(self._queues, key=self.waiting, default=tenant)
+            # The tenant would have as many as the longest queue: evicting another's item would not make it fairer.
+            if self.waiting(tenant) + 1 >= self.waiting(largest):
                 return tenant, item
-            gave_way = most, next(reversed(self._queues[most]))
-            self.remove(*gave_way)
-        line = self._queues.setdefault(tenant, OrderedDict())
-        line[item] = None
+            evicted = largest, next(reversed(self._queues[largest]))
+            self.remove(*evicted)
+        queue = self._queues.setdefault(tenant, OrderedDict())
+        queue[item] = None
         self._size += 1
-        if len(line) == 1:
+        if len(queue) == 1:  # a tenant has a rank only while it has items
             self._update_rank(tenant)
-        return gave_way
+        return evicted
 
     def remove(self, tenant: str, item: T) -> None:
-        """It does not wait any more; nothing where it did not."""
-        line = self._queues.get(tenant)
-        if line is None or item not in line:
+        """Removes an item; does nothing if it is not in the queue."""
+        queue = self._queues.get(tenant)
+        if queue is None or item not in queue:
             return
-        del line[item]
+        del queue[item]
         self._size -= 1
-        if not line:
+        if not queue:
             del self._queues[tenant]
             self._ranks.pop(tenant, None)
 
     def pop(self, accepts: Callable[[T], bool]) -> T | None:
-        """Takes out the item whose turn it is among those that accept the place, which is its tenant's from now on."""
-        passed: list[_TenantRank] = []
-        found = None
-        while self._heap and found is None:
-            turn = heapq.heappop(self._heap)
-            tenant = turn[2]
-            if self._ranks.get(tenant) != turn:
+        """Removes and returns the next item that accepts the slot; its tenant holds the slot from then on."""
+        skipped: list[_TenantRank] = []
+        next_item = None
+        while self._heap and next_item is None:
+            rank = heapq.heappop(self._heap)
+            tenant = rank[2]
+            if self._ranks.get(tenant) != rank:  # outdated
                 continue
-            found = next((item for item in self._queues[tenant] if accepts(item)), None)
-            if found is None:
-                passed.append(turn)
+            next_item = next((item for item in self._queues[tenant] if accepts(item)), None)
+            if next_item is None:
+                skipped.append(rank)
             else:
-                self.remove(tenant, found)
+                self.remove(tenant, next_item)
                 self.on_acquired(tenant)
-        for turn in passed:
-            heapq.heappush(self._heap, turn)
-        return found
+        for rank in skipped:  # a tenant that was skipped keeps its rank
+            heapq.heappush(self._heap, rank)
+        return next_item
 
     def _update_rank(self, tenant: str) -> None:
         if tenant not in self._queues:
             return
-        turn = self._ranks[tenant] = (self._slots_held.get(tenant, 0), self._last_grant.get(tenant, 0), tenant)
-        heapq.heappush(self._heap, turn)
+        rank = self._ranks[tenant] = (self._slots_held.get(tenant, 0), self._last_grant.get(tenant, 0), tenant)
+        heapq.heappush(self._heap, rank)
+        # Bounds the outdated ranks. A sorted list is a heap, and the sort is paid by as many pushes before it.
         if len(self._heap) > 2 * len(self._ranks) + _HEAP_SLACK:
             self._heap = sorted(self._ranks.values())
 
 
 def estimate_retry_after(waiting: int, finish_times: Sequence[float], now: float, *, default: float) -> int:
-    """For `Retry-After`: whole seconds after which so many who wait, and one more, will have had a place; 1 to 60.
+    """The `Retry-After` of a rejected request: whole seconds, 1 to 60, in which the queue and one more are served.
 
-    `finished`: instants at which work has been finished lately, the oldest first; `unknown`: seconds without any.
+    `waiting`: the length of the queue. `finish_times`: instants at which requests finished recently, the oldest first.
+    `default`: seconds if there are none.
     """
     if not finish_times:
         return _clamp_seconds(default)

@@ -1,17 +1,16 @@
-"""What a tenant may use, what it has used, and what it is told of that.
+"""The rate limits of a tenant: its quota, its usage, and the headers and errors that report them.
 
-Three limits, each counted in one place for all routers (router.shared.rate_limits), or in one router while Redis is
-away:
+Three limits, each counted in Redis for all routers (router.shared.rate_limits), or in each process while Redis is down:
 
-- requests: no more in any 60 seconds than the limit says. They are counted by the second in which they came; those of a
-  second count until the last of them is a minute old.
-- tokens: a bucket that holds a minute's worth and fills evenly. What a request will use is not known when it comes, so
-  it may come as long as there is a token in the bucket; what was read and generated is taken out once that is over. So
-  the bucket may be in debt, and no request comes in until it has been filled again.
-- concurrent requests: those that came in and have not been answered to the end. Each router process tells how many it
-  has; what one that is gone has told is forgotten after a lease.
+- requests: at most the limit in any 60 seconds. They are counted per second of arrival; the requests of one second
+  count until the last of them is a minute old.
+- tokens: a bucket that holds the limit of one minute and fills at a constant rate. The usage of a request is not known
+  on arrival. So a request is admitted while the bucket holds at least one token, and its tokens are subtracted when it
+  ends. The bucket can become negative; then no request is admitted until it holds a token again.
+- concurrent requests: those that were admitted and have not ended. Each process reports how many it has, with a lease;
+  the report of a process that is gone expires.
 
-The same is written twice, here and as a script for Redis, since only Redis can do it for all in one step.
+The same logic exists twice, here and as a script for Redis, because only Redis can apply it atomically for all routers.
 """
 
 from math import ceil, floor
@@ -23,16 +22,16 @@ from router.errors import RATE_LIMIT, ApiError
 
 LimitKind = Literal["requests", "tokens", "concurrent requests"]
 
-MINUTE_MS: Final = 60_000  # milliseconds
-ONE_TOKEN: Final = 0.999  # what counts as one; sums of fractions come short
-CONCURRENT_RETRY_MS: Final = 1000  # milliseconds; nobody knows when a request will be over
+MINUTE_MS: Final = 60_000
+ONE_TOKEN: Final = 0.999  # the level that counts as one token: a sum of fractions can end slightly below 1
+CONCURRENT_RETRY_MS: Final = 1000  # a guess, because the end of a request cannot be predicted
 
 _BYTES_PER_TOKEN: Final = 4
-"""As of English prose; see https://help.openai.com/en/articles/4936856."""
+"""For English prose; see https://help.openai.com/en/articles/4936856."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may use; None is any amount."""
+    """The limits of a tenant; None is unlimited."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -40,16 +39,17 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit at all."""
         return self != Quota()
 
 
 class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a tenant, and asked, all at once.
+    """A change of a tenant's usage, reported by one process.
 
-    - `process`: who tells it. `spent`: tokens that were used; `done`: requests of this process that are over.
-    - `working`: how many requests this process has, where it knows that for certain.
-    - `ask`: whether a request may come in, which then counts.
+    - `process`: the id of the process.
+    - `acquire`: asks for admission of a request, which counts if it is granted.
+    - `released`: how many requests of this process have ended.
+    - `running`: how many requests this process has; None if it is not certain. It replaces the reported count.
+    - `tokens_used`: tokens to subtract.
     """
 
     process: str
@@ -60,12 +60,14 @@ class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a tenant stands after a step.
+    """The status of a tenant after an update.
 
-    - `refused`: the limit for which the request that was asked for may not come in, if it may not.
-    - `wait`: milliseconds after which it may, if nobody else does.
-    - `requests_left`, `tokens_left`: what may still come before the next is refused; `requests_reset`, `tokens_reset`:
-      milliseconds after which all of the limit is there again. They mean nothing where there is no such limit.
+    - `exceeded`: the limit for which the request is refused; None if it is admitted.
+    - `retry_after_ms`: when it can be admitted, if no other request is.
+    - `requests_remaining`, `tokens_remaining`: what is left of the limit.
+    - `requests_reset_ms`, `tokens_reset_ms`: when the whole limit is available again.
+
+    `remaining` and `reset` are meaningless without such a limit.
     """
 
     exceeded: LimitKind | None = None
@@ -77,52 +79,55 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantUsage:
-    """What one tenant has used, as far as this process knows: what the script keeps in Redis."""
+    """The usage of one tenant, as this process counts it while Redis is down; the script keeps the same in Redis."""
 
     __slots__ = ("_requests", "_running", "_token_level", "_updated_at")
 
     def __init__(self) -> None:
         self._updated_at = 0
         self._token_level: float | None = None
-        self._requests: list[tuple[int, int]] = []  # by second: when the last of it came, and how many
-        self._running: dict[str, tuple[int, int]] = {}  # by process: how many, and until when that holds
+        self._requests: list[tuple[int, int]] = []  # per second: the instant of the last request, and how many
+        self._running: dict[str, tuple[int, int]] = {}  # by process: how many, and when the lease expires
 
     def apply(self, quota: Quota, update: UsageUpdate, now: int, lease: int) -> RateLimitStatus:
-        """Takes a step; `now` and `lease`, for how long a process' word holds, in milliseconds."""
-        # What is to come was seen on a clock that has been set back, or on that of a server that is no more.
+        """Applies an update. `now` in milliseconds; `lease`: how many milliseconds the report of a process is valid."""
+        # An instant in the future is from a clock that was set back, or from a previous Redis server: drop it too.
         self._requests = [pair for pair in self._requests if now - MINUTE_MS < pair[0] < now + MINUTE_MS]
-        used = sum(count for _, count in self._requests)
-        cap = quota.tokens_per_minute or 0
+        request_count = sum(count for _, count in self._requests)
+        bucket_size = quota.tokens_per_minute or 0
         level = (
-            min(cap, self._token_level + max(0, now - self._updated_at) * cap / MINUTE_MS)
+            min(bucket_size, self._token_level + max(0, now - self._updated_at) * bucket_size / MINUTE_MS)
             if self._token_level is not None
-            else cap
+            else bucket_size
         )
         level -= update.tokens_used
-        mine = self._running.pop(update.process, (0, 0))[0]
-        mine = max(0, mine - update.released) if update.running is None else update.running
-        # A clock that was set back must not keep the places of a process that is gone: none holds longer than a lease.
-        working = ((name, count, min(until, now + lease)) for name, (count, until) in self._running.items())
-        self._running = {name: (count, until) for name, count, until in working if until > now}
-        refused, wait = self._check_limits(quota, now, used, level, mine) if update.acquire else (None, 0)
+        own_running = self._running.pop(update.process, (0, 0))[0]
+        own_running = max(0, own_running - update.released) if update.running is None else update.running
+        # After a clock was set back, min keeps the report of a dead process from outliving a lease.
+        leases = ((name, count, min(expires_at, now + lease)) for name, (count, expires_at) in self._running.items())
+        self._running = {name: (count, expires_at) for name, count, expires_at in leases if expires_at > now}
+        refused, wait = (
+            self._check_limits(quota, now, request_count, level, own_running) if update.acquire else (None, 0)
+        )
         if update.acquire and refused is None:
-            used += 1
-            mine += 1
+            request_count += 1
+            own_running += 1
+            # One pair per second keeps the list short. >=: after a clock was set back, the last may be ahead of now.
             if self._requests and self._requests[-1][0] // 1000 >= now // 1000:
                 last, count = self._requests[-1]
                 self._requests[-1] = (max(last, now), count + 1)
             else:
                 self._requests.append((now, 1))
-        if mine:
-            self._running[update.process] = (mine, now + lease)
-        self._updated_at, self._token_level = now, level if cap else None
+        if own_running:
+            self._running[update.process] = (own_running, now + lease)
+        self._updated_at, self._token_level = now, level if bucket_size else None
         return RateLimitStatus(
             exceeded=refused,
             retry_after_ms=wait,
-            requests_remaining=max(0, (quota.requests_per_minute or 0) - used),
+            requests_remaining=max(0, (quota.requests_per_minute or 0) - request_count),
             requests_reset_ms=self._requests[-1][0] + MINUTE_MS - now if self._requests else 0,
             tokens_remaining=max(0, floor(level)),
-            tokens_reset_ms=ceil((cap - level) * MINUTE_MS / cap) if cap else 0,
+            tokens_reset_ms=ceil((bucket_size - level) * MINUTE_MS / bucket_size) if bucket_size else 0,
         )
 
     def _check_limits(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[LimitKind | None, int]:
@@ -130,6 +135,7 @@ class TenantUsage:
         if concurrent is not None and mine + sum(count for count, _ in self._running.values()) >= concurrent:
             return "concurrent requests", CONCURRENT_RETRY_MS
         if requests is not None and used >= requests:
+            # Finds the first second whose expiry makes room for one more request.
             for last, count in self._requests:
                 used -= count
                 if used < requests:
@@ -140,34 +146,31 @@ class TenantUsage:
 
 
 def estimate_tokens(prompt_bytes: int, event_count: int, body_bytes: int) -> int:
-    """Tokens of a generation whose usage nobody told, from the bytes that were asked and what was said.
+    """Estimates the tokens of a generation that ended without a usage report.
 
-    `events`: how many events of a stream came; `body`: the bytes of a JSON answer.
+    `event_count`: received events of a stream, about one token each; `body_bytes`: received bytes of a JSON response.
     """
     return prompt_bytes // _BYTES_PER_TOKEN + event_count + body_bytes // _BYTES_PER_TOKEN
 
 
 def rate_limit_headers(quota: Quota, status: RateLimitStatus) -> list[tuple[bytes, bytes]]:
-    """What the client is told of its limits.
-
-    Source: https://platform.openai.com/docs/guides/rate-limits, "Rate limits in headers".
-    """
-    told: list[tuple[bytes, bytes]] = []
-    for name, limit, left, reset in (
+    """Source: https://platform.openai.com/docs/guides/rate-limits, "Rate limits in headers"."""
+    headers: list[tuple[bytes, bytes]] = []
+    for name, limit, remaining, reset in (
         (b"requests", quota.requests_per_minute, status.requests_remaining, status.requests_reset_ms),
         (b"tokens", quota.tokens_per_minute, status.tokens_remaining, status.tokens_reset_ms),
     ):
         if limit is not None:
-            told += [
+            headers += [
                 (b"x-ratelimit-limit-" + name, b"%d" % limit),
-                (b"x-ratelimit-remaining-" + name, b"%d" % left),
+                (b"x-ratelimit-remaining-" + name, b"%d" % remaining),
                 (b"x-ratelimit-reset-" + name, encode_duration(reset)),
             ]
-    return told
+    return headers
 
 
 def encode_duration(milliseconds: int) -> bytes:
-    """As OpenAI writes durations: `20ms`, `1s`, `6m0s`."""
+    """Formats a duration as OpenAI does: `20ms`, `1s`, `6m0s`."""
     if 0 < milliseconds < 1000:
         return b"%dms" % milliseconds
     minutes, seconds = divmod(ceil(milliseconds / 1000), 60)
@@ -175,7 +178,7 @@ def encode_duration(milliseconds: int) -> bytes:
 
 
 def rate_limit_error(quota: Quota, status: RateLimitStatus) -> ApiError:
-    """What a client is told whose request may not come in: 429."""
+    """The 429 for a request that was refused."""
     assert status.exceeded is not None
     limit = {
         "requests": f"{quota.requests_per_minute} requests per minute",

@@ -1,11 +1,11 @@
-"""When an engine gets no work: a state machine over frozen values.
+"""The circuit breaker of an engine: a state machine over frozen values.
 
-    closed ── failures in a row ──► open ── the cooldown is over ──► half-open ── its one request went well ──► closed
-                                     ▲                                   └── it failed ──► open
-    closed ── KV cache at or above `open_above` ──► open ── below `close_below`, or no reading any more ──► closed
+    closed ── consecutive failures ──► open ── cooldown elapsed ──► half-open ── probe succeeded ──► closed
+                                        ▲                               └── probe failed ──► open
+    closed ── KV cache usage at `open_above` or more ──► open ── below `close_below`, or reading expired ──► closed
 
-The two reasons stand beside each other: whichever holds keeps it open. All instants are seconds of one clock, which
-nobody should set: a process' monotonic clock. Routers tell one another instants of another clock, see `moved`.
+The two conditions are independent: the breaker is open while either holds. All instants are seconds of the process'
+monotonic clock. Routers exchange instants of Redis' clock; `on_clock` converts them.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,22 @@ import msgspec
 from msgspec.structs import replace
 
 KV_USAGE_TTL: Final = 10.0
-"""Seconds for which a reading of the KV cache holds; what has not been measured since is unknown, and no pressure."""
+"""Seconds for which a reading of the KV cache is valid; after that the usage is unknown, which is not pressure."""
 
 
 class BreakerState(Enum):
-    """The word is for people."""
-
     CLOSED = "closed"
     HALF_OPEN = "half-open"
     OPEN = "open"
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True):
-    """`open_above`, `close_below`: shares of the KV cache, 0 to 1; `cooldown` in seconds. See settings.Breaker."""
+    """See settings.Breaker.
+
+    - `open_above`, `close_below`: shares of the KV cache, 0 to 1. They differ, so that the breaker does not flap.
+    - `failures`: how many in a row open the breaker.
+    - `cooldown`: in seconds.
+    """
 
     open_above: float
     close_below: float
@@ -37,11 +40,11 @@ class BreakerPolicy(msgspec.Struct, frozen=True):
 
 
 class EngineBreaker(msgspec.Struct, frozen=True):
-    """One engine's breaker.
+    """One engine's breaker, also its JSON in Redis.
 
-    - `failures`: how many there were since the last success, as long as it is closed.
-    - `until`: opened for failures, and half-open from then on; None: not opened for failures.
-    - `pressed`: opened for pressure, and that is known until then; None: no pressure.
+    - `failures`: consecutive failures while it is closed.
+    - `until`: open for failures until this instant, then half-open; None: not open for failures.
+    - `pressed`: open for KV cache pressure until this instant, when the reading expires; None: no pressure.
     """
 
     failures: int = 0
@@ -57,38 +60,41 @@ class EngineBreaker(msgspec.Struct, frozen=True):
         return self.pressed is not None and now < self.pressed
 
     def on_failure(self, now: float, policy: BreakerPolicy, *, probe: bool = False) -> "EngineBreaker":
-        """An attempt failed. `probe`: it was the one of a half-open breaker; else it may be news of long ago."""
+        """An attempt failed. `probe`: it was the one request of a half-open breaker."""
         if self.until is None and self.failures + 1 < policy.failures:
             return replace(self, failures=self.failures + 1)
         if self.until is None or probe:
             return replace(self, failures=0, until=now + policy.cooldown)
+        # Open or half-open already: the attempt began before that, so its failure does not prolong the cooldown.
         return self
 
     def on_success(self, *, probe: bool = False) -> "EngineBreaker":
-        """An attempt went well; one that began before the breaker opened does not close it."""
+        """An attempt succeeded. `probe`: it was the one request of a half-open breaker."""
         if self.until is not None:
+            # Only the probe closes it: any other attempt began before the breaker opened.
             return replace(self, until=None) if probe else self
         return replace(self, failures=0) if self.failures else self
 
     def on_recovered(self, now: float) -> "EngineBreaker":
-        """The engine had gone and is back: the rest of the cooldown is not waited for."""
+        """The engine was down and is up again: skips the rest of the cooldown."""
         return replace(self, until=now) if self.until is not None and self.until > now else self
 
     def on_kv_usage(self, usage: float | None, now: float, policy: BreakerPolicy) -> "EngineBreaker":
-        """What the engine says of its KV cache; None is unknown, which neither opens nor keeps open."""
-        if usage is None:
+        """A new reading of the engine's KV cache usage, 0 to 1; None is unknown."""
+        if usage is None:  # does not open the breaker, and keeps it open only until the last reading expires
             return self if self.pressed is None or self.under_pressure(now) else replace(self, pressed=None)
         if usage >= policy.open_above or (self.under_pressure(now) and usage >= policy.close_below):
             return replace(self, pressed=now + KV_USAGE_TTL)
         return replace(self, pressed=None) if self.pressed is not None else self
 
     def on_clock(self, convert: Callable[[float], float]) -> "EngineBreaker":
-        """The same by another clock; `move` gives that clock's instant for one of this."""
+        """The same breaker with its instants converted to another clock."""
         until = convert(self.until) if self.until is not None else None
         return replace(self, until=until, pressed=convert(self.pressed) if self.pressed is not None else None)
 
     def merge(self, other: "EngineBreaker", now: float, policy: BreakerPolicy) -> "EngineBreaker":
-        """What another router says of the same engine counts; its clock cannot keep the breaker open for longer."""
+        """The breaker after another router has published its own as `other`."""
+        # min: an instant from a wrong clock must not keep the breaker open for longer than a cooldown or a reading.
         return EngineBreaker(
             failures=self.failures if other.until is None else 0,
             until=min(other.until, now + policy.cooldown) if other.until is not None else None,
@@ -96,5 +102,6 @@ class EngineBreaker(msgspec.Struct, frozen=True):
         )
 
     def should_publish(self, other: "EngineBreaker") -> bool:
-        """Whether others must hear of it that it is no longer as `other`; how long a reading holds is one's own."""
+        """Whether other routers need to know of a change from `other` to this."""
+        # Each router reads the KV cache itself, so only the beginning and the end of pressure count, not its instant.
         return self.until != other.until or (self.pressed is None) != (other.pressed is None)

@@ -1,17 +1,16 @@
-"""What is given up first as pressure on a model rises, and taken back last as it falls."""
+"""Brownout: which quality of service to give up as the pressure on a model rises."""
 
 from enum import IntEnum
 from typing import Final
 
 
 class BrownoutLevel(IntEnum):
-    """Each holds what the ones before it do.
+    """Each level includes the ones before it.
 
-    - FALLBACK: new work goes to the fallback model first, if it is well itself.
-    - STALE: an answer that is stored and has outlived its time is given at once, instead of a new one.
+    - FALLBACK: new requests go to the fallback model first, unless that is under pressure itself.
+    - STALE: a stale response is served immediately instead of a new one.
 
-    Beyond that there is nothing to decide: with no engine left that takes work, it is the fallback model, a stale
-    answer, or 503.
+    There is no higher level: if no engine accepts work, the fallback model, a stale response or 503 follow anyway.
     """
 
     NORMAL = 0
@@ -19,15 +18,16 @@ class BrownoutLevel(IntEnum):
     STALE = 2
 
 
+# A level is entered at one share and left below a lower one (hysteresis), so that it does not flap.
 _ENTER_AT: Final = {BrownoutLevel.FALLBACK: 0.5, BrownoutLevel.STALE: 0.75}
 _LEAVE_BELOW: Final = {BrownoutLevel.FALLBACK: 0.25, BrownoutLevel.STALE: 0.5}
 
 
 def brownout_level(pressured_share: float, previous: BrownoutLevel) -> BrownoutLevel:
-    """The level for that share (0 to 1) of a model's engines being under pressure, where it was `before` until now."""
-    rising = max((at for at in _ENTER_AT if pressured_share >= _ENTER_AT[at]), default=BrownoutLevel.NORMAL)
-    holding = max(
-        (at for at in _LEAVE_BELOW if at <= previous and pressured_share >= _LEAVE_BELOW[at]),
+    """The level at which `pressured_share` (0 to 1) of a model's engines are under pressure, after level `previous`."""
+    entered = max((level for level in _ENTER_AT if pressured_share >= _ENTER_AT[level]), default=BrownoutLevel.NORMAL)
+    held = max(
+        (level for level in _LEAVE_BELOW if level <= previous and pressured_share >= _LEAVE_BELOW[level]),
         default=BrownoutLevel.NORMAL,
     )
-    return max(rising, holding)
+    return max(entered, held)

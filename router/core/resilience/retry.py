@@ -1,4 +1,4 @@
-"""Who is asked again, when, and how often: decisions about attempts that failed before the first token."""
+"""Retries: which engine is tried next after an attempt failed before the first token, when, and how often."""
 
 from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
@@ -9,28 +9,29 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 INITIAL_BACKOFF: Final = 0.1
-"""Seconds: the most that is waited before an engine is asked a second time; it doubles from then on."""
+"""Maximum wait before the first retry of an engine, in seconds; it doubles with each retry."""
 
 MAX_WAIT: Final = 2.0
-"""Seconds: the most that a request waits between two attempts, whatever an engine asks for."""
+"""Maximum wait between two attempts in seconds; an engine whose Retry-After asks for more is not retried."""
 
 MAX_ATTEMPTS: Final = 3
-"""Attempts at the engines of one model that a request may have; one that did not connect is none."""
+"""Maximum number of attempts per request and model, not counting those that did not connect."""
 
 MAX_TIMEOUTS: Final = 2
-"""Attempts that may run into a limit of time: a third would only make the client wait longer."""
+"""Maximum number of attempts that may time out: a third one would only keep the client waiting."""
 
 MAX_RETRY_AFTER: Final = 60.0
-"""Seconds: for longer than that no engine is taken at its word."""
+"""Maximum Retry-After of an engine in seconds; a higher one is capped."""
 
 
 class FailureClass(msgspec.Struct, frozen=True):
-    """What an attempt that failed means.
+    """What follows from a failed attempt.
 
-    - `counts`: for the engine's breaker. `busy`: the engine has too much to do.
-    - `again`: the same engine may be asked once more by the same request.
-    - `cost`: the attempt may have cost the engine work, so that another one is paid for from the budget.
-    - `attempt`: it is one of the request's MOST_ATTEMPTS.
+    - `counts_for_breaker`: it is a failure of the engine.
+    - `engine_busy`: the engine is well, but overloaded.
+    - `may_retry_engine`: the same request may try the same engine again.
+    - `uses_retry_budget`: the attempt may have cost the engine work, so the next one needs the retry budget.
+    - `counts_as_attempt`: it counts towards MAX_ATTEMPTS.
     """
 
     counts_for_breaker: bool = True
@@ -44,29 +45,27 @@ _NOT_ENGINE_FAILURE: Final = FailureClass(counts_for_breaker=False, may_retry_en
 
 
 def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
-    """`reason` is an EngineError's; `retry_after`, in seconds, what the engine said with it.
-
-    A 429, and a 503 that says when to come back, are an engine's way to say that it is well and busy. A 503 that does
-    not say may as well be a proxy before an engine that is gone.
-    """
+    """`reason`: that of an EngineError; `retry_after`: the engine's Retry-After in seconds."""
     match reason:
         case "connect":
             return FailureClass(may_retry_engine=False, uses_retry_budget=False, counts_as_attempt=False)
-        case "local":  # the router has no descriptor or port left, which says nothing of the engine
+        case "local":  # the router ran out of file descriptors, ports or memory, which says nothing about the engine
             return FailureClass(
                 counts_for_breaker=False, may_retry_engine=False, uses_retry_budget=False, counts_as_attempt=False
             )
-        case "refused" | "too-large":  # the client's own fault, and a limit of ours
+        case "refused" | "too-large":  # the client's mistake, and a limit of the router
             return _NOT_ENGINE_FAILURE
         case "timeout":
             return FailureClass(may_retry_engine=False)
         case "status-429":
             return FailureClass(counts_for_breaker=False, engine_busy=True)
-        case "status-404" | "status-405" | "status-501":  # it lacks what the request names; another one may have it
+        case "status-404" | "status-405" | "status-501":  # this engine lacks what the request names; others may have it
             return _NOT_ENGINE_FAILURE
         case "status-503":
+            # With Retry-After the engine is well and busy. Without, it may be a proxy in front of a dead engine.
             return FailureClass(counts_for_breaker=retry_after is None, engine_busy=True)
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
+            # Such as 401: it concerns the router's own credentials, not the engine's health.
             return FailureClass(counts_for_breaker=False, may_retry_engine=False)
         case _:
             return FailureClass()
@@ -76,56 +75,55 @@ T = TypeVar("T")
 
 
 class Attempt(msgspec.Struct, Generic[T], frozen=True):
-    """Whose turn it is: any of these engines, the best first, once so many seconds have been waited."""
+    """The next attempt: at any of `engines`, the best first, after `wait` seconds."""
 
     engines: tuple[T, ...]
     wait: float
 
 
 class RetrySchedule(Generic[T]):
-    """The turns of one model's engines at one request: each once, then those that may be asked again, with waits.
+    """The attempts of one request at the engines of one model: each engine once, then retries with waits.
 
-    After each `next`, `took` says which one had its turn, whether it was asked or left out; and `failed`, that it
-    failed.
+    After `next_attempt`, call `mark_tried` with the engine that was tried or skipped, and `on_failure` if it failed.
     """
 
     def __init__(self, engines: Iterable[T]) -> None:
         self._untried = list(engines)
-        self._retryable: list[tuple[float, T]] = []
+        self._retryable: list[tuple[float, T]] = []  # the instant from which an engine accepts a retry, and the engine
         self._attempt_count = 0
         self._timeout_count = 0
         self._retry_count = 0
 
     def next_attempt(self, now: float, random: float) -> Attempt[T] | None:
-        """`now` in seconds of one clock; `random`: 0 to 1. None: it is over."""
+        """`now`: seconds of a clock; `random`: 0 to 1. None: no attempts are left."""
         if self._attempt_count >= MAX_ATTEMPTS or self._timeout_count >= MAX_TIMEOUTS:
             return None
-        if self._untried:
+        if self._untried:  # all of them at once: admission takes the first that has a free slot
             return Attempt(tuple(self._untried), 0.0)
         if not self._retryable:
             return None
-        first, engine = min(self._retryable, key=itemgetter(0))
-        # Obeyed first and spread out then, lest all that were sent away come back together.
-        wait = max(0.0, first - now) + backoff(self._retry_count, random)
+        not_before, engine = min(self._retryable, key=itemgetter(0))
+        # The jitter comes after the Retry-After: otherwise all rejected requests would return at the same instant.
+        wait = max(0.0, not_before - now) + backoff(self._retry_count, random)
         return Attempt((engine,), wait) if wait <= MAX_WAIT else None
 
     def mark_tried(self, engine: T) -> None:
         if engine in self._untried:
             self._untried.remove(engine)
-        else:
-            self._retryable = [(at, other) for at, other in self._retryable if other != engine]
+        else:  # a retry; if it fails, on_failure adds the engine again
+            self._retryable = [(retry_at, other) for retry_at, other in self._retryable if other != engine]
             self._retry_count += 1
 
     def on_failure(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
-        failed = classify_failure(reason, retry_after)
-        self._attempt_count += failed.counts_as_attempt
+        failure = classify_failure(reason, retry_after)
+        self._attempt_count += failure.counts_as_attempt
         self._timeout_count += reason == "timeout"
-        if failed.may_retry_engine:
+        if failure.may_retry_engine:
             self._retryable.append((now + (retry_after or 0.0), engine))
 
 
 def backoff(retry_index: int, random: float) -> float:
-    """Seconds before the retry of that number, from 0 on: exponential, with full jitter.
+    """Seconds to wait before a retry, numbered from 0: exponential, with full jitter (`random`: 0 to 1).
 
     Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
     """
@@ -133,28 +131,27 @@ def backoff(retry_index: int, random: float) -> float:
 
 
 class RetryBudget:
-    """How many retries there may be: a share of the requests, and a few a second in any case.
+    """Limits retries to a share of the requests, plus a few per second in any case.
 
-    A bucket of tokens that leaks: what was not used is forgotten over `WINDOW` seconds, so that a calm hour does not
-    pay for a storm. Source of the idea: Finagle's RetryBudget.
+    A token bucket that leaks: unused tokens decay with a time constant of `WINDOW` seconds, so that a calm hour does
+    not pay for a storm. `now` is in seconds of a monotonic clock. Source: Finagle's RetryBudget.
     """
 
-    RETRY_RATIO: Final = 0.2
-    MIN_RETRIES_PER_SECOND: Final = 5.0
+    RETRY_RATIO: Final = 0.2  # retries per request
+    MIN_RETRIES_PER_SECOND: Final = 5.0  # for a router with few requests
     WINDOW: Final = 30.0
 
     def __init__(self, now: float) -> None:
-        """`now`, here and below, in seconds of one clock that does not go back."""
+        # The level at which the steady inflow and the decay balance, so that a router starts with some retries.
         self._tokens = self.MIN_RETRIES_PER_SECOND * self.WINDOW
         self._updated_at = now
 
     def on_request(self, now: float) -> None:
-        """A request has come."""
         self._decay(now)
         self._tokens += self.RETRY_RATIO
 
     def try_acquire(self, now: float) -> bool:
-        """Whether one more retry may be; it is taken then."""
+        """Takes a token for one retry; False if there is none."""
         self._decay(now)
         if self._tokens < 1.0:
             return False
@@ -168,11 +165,11 @@ class RetryBudget:
 
 
 def parse_retry_after(text: str | None, now: float) -> float | None:
-    """Seconds from `now`, an instant since the epoch, that a Retry-After asks for, at most LONGEST_RETRY_AFTER.
+    """Seconds that a Retry-After header asks for, at most MAX_RETRY_AFTER; None if it is missing or invalid.
 
-    It has seconds or a date (RFC 9110, section 10.2.3); None for what has neither.
+    It is a number of seconds or a date (RFC 9110, section 10.2.3). `now`: seconds since the epoch.
     """
-    if text is None or len(text) > 64:
+    if text is None or len(text) > 64:  # longer than any valid value
         return None
     text = text.strip()
     if text.isascii() and text.isdigit():
@@ -182,5 +179,5 @@ def parse_retry_after(text: str | None, now: float) -> float | None:
         return None
     try:
         return min(max(0.0, mktime_tz(date) - now), MAX_RETRY_AFTER)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError):  # a date with fields out of range
         return None
