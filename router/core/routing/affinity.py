@@ -1,13 +1,13 @@
-"""Which replica has probably seen the beginning of a prompt before, so that its prefix cache hits.
+"""Prefix affinity: which replica probably has the beginning of a prompt in its prefix cache.
 
-Theory. vLLM keeps the KV blocks of prompts that it has worked on, and skips what a new prompt shares with them from its
-beginning. What requests share is mostly the system prompt and the documents, or the conversation so far. So a request
-has an affinity: a text that is the same for those which share such a beginning. Each engine gets a weight that is a
-hash of the affinity and its name, and the heaviest is preferred (rendezvous hashing; Thaler and Ravishankar, 1998): all
-routers agree without talking, and an engine that comes or goes moves only its own share.
+Theory. vLLM keeps the KV blocks of earlier prompts, and skips the prefix that a new prompt shares with them. Requests
+mostly share the system prompt and the documents, or the conversation so far. So a request has an affinity key, which is
+the same for all requests with such a common prefix. Each engine has a weight, a hash of the affinity key and its name,
+and the engine with the highest weight is preferred (rendezvous hashing; Thaler and Ravishankar, 1998). So all routers
+agree without communication, and an engine that is added or removed moves only its own share.
 
-One affinity can be of more requests than a replica can take. So one that has more than its part of the work is passed
-over (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016), for the next heaviest.
+One affinity key can have more requests than a replica can serve. So a replica with more than its share of the load is
+skipped (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016) for the next highest weight.
 """
 
 import re
@@ -20,16 +20,17 @@ import xxhash
 from router.core.cache.key_derivation import EMPTY_HASH
 
 SESSION_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-"""What an X-Session-ID may be; any other is passed over."""
+"""A valid X-Session-ID; any other is ignored."""
 
 LOAD_BOUND: Final = 1.25
-"""How many times the mean load an engine may have and still be preferred."""
+"""The multiple of the mean load up to which an engine is preferred for its affinity."""
 
 
 def affinity_key(key: str, tenant: str, session: str | None, sharing_group: str | None = None) -> str | None:
-    """The affinity of a request with this key: its session's, else that of its system prompt and documents, if any.
+    """The affinity key of a request: of its session, or else of its system prompt and documents; None without any.
 
-    `shares`: the name of those whose prompts share prefixes; the tenant's where it is left out. See cache_salt.
+    `key`: the cache key. `sharing_group`: the tenants that share prefixes in vLLM's cache (see cache_salt); the tenant
+    alone if it is None.
     """
     if session is not None:
         return f"session:{tenant}:{session}"
@@ -42,14 +43,15 @@ def affinity_key(key: str, tenant: str, session: str | None, sharing_group: str 
 
 
 def rendezvous_weight(affinity: str, engine: str) -> int:
-    """How much an engine is preferred for an affinity: 64 bits, the same in every process."""
+    # Not Python's hash(), which differs between processes. The zero byte keeps name and key apart.
     return xxhash.xxh3_64_intdigest(f"{engine}\0{affinity}".encode())
 
 
 def is_within_load_bound(load: float, loads: Iterable[float]) -> bool:
-    """Whether an engine with this load may be preferred beside engines with these, its own included.
+    """Whether an engine with this load may be preferred; `loads` are those of all engines, its own included.
 
-    Loads count the request that is to be placed. The bound is rounded up, so that few requests stay together.
+    Each load includes the new request.
     """
     all_ = list(loads)
+    # Rounded up: otherwise a few requests with one affinity would be spread over idle replicas.
     return load <= ceil(LOAD_BOUND * sum(all_) / len(all_))

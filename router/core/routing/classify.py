@@ -1,17 +1,17 @@
-"""Is a prompt "code" or "chat"? A linear model over the words and symbols of a bounded window.
+"""Classifies a prompt as "code" or "chat": a linear model over the words and symbols of a bounded window.
 
-How it works, in the order in which it happens:
+The steps:
 
-1. The window. Instructions stand at the beginning or at the end of a prompt, so only `HEAD` characters from the front
-   and `TAIL` from the back are looked at. What a prompt costs is therefore bounded, however long it is.
-2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`), a few marks of layout such as an
-   indented line, and pairs of characters where a script has no spaces. `bytes.translate` and `str.split` find the
-   words without a step of Python for each character. A pair is read as one number out of the text's UTF-16, since
-   cutting a string at every character costs ten times as much.
-3. The score. The weights of the known features are summed, divided by the square root of their number, so that a
-   long prompt is not surer for being long, and passed through the logistic function.
+1. The window. Instructions are at the beginning or the end of a prompt, so only `HEAD_LENGTH` characters from the front
+   and `TAIL_LENGTH` from the back are read. This bounds the cost of a prompt of any length.
+2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`), a few layout features such as an
+   indented line, and pairs of characters for scripts without spaces. `bytes.translate` and `str.split` find the words
+   without a Python step per character. A pair is read as one number from the text's UTF-16, because slicing a string at
+   every character costs ten times as much.
+3. The score. The weights of the known features are summed, divided by the square root of their number, so that length
+   alone does not raise the certainty, and passed through the logistic function.
 
-The weights come from `tools/train_classifier.py`; docs/classifier.md says how good they are.
+The weights come from `tools/train_classifier.py`; docs/classifier.md has the accuracy.
 """
 
 import math
@@ -27,51 +27,51 @@ from router.core.types import Task
 
 HEAD_LENGTH: Final = 400
 TAIL_LENGTH: Final = 200
-# The characters of a prompt that is judged as a short one.
+# Prompts up to this length in characters use the table for short prompts.
 MAX_SHORT_PROMPT: Final = 200
-# Other scripts cost more and say more in a character, those that are read in pairs most of all.
+# Smaller windows for other scripts: a character costs more and says more, most of all in scripts read in pairs.
 WIDE_HEAD_LENGTH: Final = 240
 WIDE_TAIL_LENGTH: Final = 160
 PAIRS_HEAD_LENGTH: Final = 140
 PAIRS_TAIL_LENGTH: Final = 100
 
-# Tables for `bytes.translate` over UTF-8. Words: what is no character of a word becomes a space; bytes of other scripts
-# stay, or go in the second table. Symbols: the reverse. The end of a line belongs to the symbols (`;⏎`), and so must
-# outlive `split`.
+# Tables for `bytes.translate` over UTF-8. The word tables replace what is not part of a word by a space; _WORD_TABLE
+# keeps the bytes of other scripts, _ASCII_WORD_TABLE does not. The symbol table is the reverse. It maps a newline to 1,
+# because a newline is part of a run of symbols (`;⏎`), and `split` would remove it.
 _ASCII_WORD_TABLE: Final = bytes(b if (b < 128 and chr(b).isalnum()) or b in b"_+#\\" else 32 for b in range(256))
 _WORD_TABLE: Final = _ASCII_WORD_TABLE[:128] + bytes(range(128, 256))
 _SYMBOL_TABLE: Final = bytes(1 if b == 10 else 32 if b < 32 or b > 127 or chr(b).isalnum() else b for b in range(256))
 
-# Scripts without spaces between words, or with endings that matter more than the spaces: Thai, Lao, Kana, ideographs,
-# Hangul.
+# Scripts without spaces between words: Thai, Lao, Kana, ideographs; and Hangul, whose endings matter more than spaces.
 _UNSPACED: Final = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 
-# What word processors and telephones put between words.
+# Punctuation that word processors and phones insert; it is treated as a space.
 _TYPOGRAPHIC_CHARACTERS: Final = "\u2019\u2018\u201c\u201d\u201e\u2013\u2014\u2026\u00ab\u00bb\u00bf\u00a1\ufeff"
 
-# What may stand anywhere, within a word or across several, and its feature. Each is a search of the window: a few are
-# affordable. Where a mark has a rare character, that is looked for first: it is missed in a tenth of the time.
+# Substrings that count anywhere, within a word or across several, and their features. Each costs a search of the
+# window, so there are only a few. The first item is a rare character of the substring: a search for it mostly fails,
+# and takes a tenth of the time.
 _LAYOUT_FEATURES: Final = [(mark, "~" + mark) for mark in ("\n    ", "\n\t", "\n\n", ";\n")]
 _SUBSTRING_FEATURES: Final = [
     (rare, mark, "~" + mark)
     for rare, mark in (("_", "_"), ("(", "()"), ("=", " = "), ("`", "```"), ("error", "error"), ("\\", "\\d"))
 ]
 
-# A word, a run of symbols or a mark as itself; a pair of characters as its two units of UTF-16 in one number.
+# A word, a run of symbols or a layout feature is a str; a pair of characters is an int, its two units of UTF-16.
 Feature = str | int
 
 
 class Classification(msgspec.Struct, frozen=True):
-    """What a prompt asks for. `score` is the estimated probability, from 0 to 1, that it asks for code."""
+    """`score`: the estimated probability, from 0 to 1, that the prompt asks for code."""
 
     task: Task
     score: float
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights in hundredths of log-odds: above 0 speaks for code, below 0 for chat.
+    """Weights in hundredths of log-odds: above 0 for code, below 0 for chat.
 
-    Whole numbers, since their sum does not depend on the order, which for sets of text changes from process to process.
+    They are integers, because a sum of floats depends on the order, and that of a set of str differs between processes.
     """
 
     bias: int
@@ -79,42 +79,42 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What training found: for short prompts, where a word says much, and for long ones, where it may just occur."""
+    """Trained weights: for short prompts, where a word says much, and for long ones, where it may occur by chance."""
 
     short: Table
     long: Table
 
 
 def is_short(text: str) -> bool:
-    """Which of the two tables judges a prompt."""
+    """Whether the table for short prompts applies."""
     return len(text) <= MAX_SHORT_PROMPT
 
 
 def features(text: str) -> list[Feature]:
-    """The features of a prompt, repeats and all, in no order that matters. Those of layout begin with `~`."""
+    """The features of a prompt, with repeats, in no particular order. Layout features begin with `~`."""
     lowered = _window(text, HEAD_LENGTH, TAIL_LENGTH).lower()
     if not lowered.isascii():
         lowered = _window(lowered, WIDE_HEAD_LENGTH, WIDE_TAIL_LENGTH)
         for typographic in _TYPOGRAPHIC_CHARACTERS:
             lowered = lowered.replace(typographic, " ")
-    if lowered.isspace():  # which has a layout, but says nothing
+    if lowered.isspace():  # it would have layout features, but they mean nothing
         return []
     packed = lowered.encode("utf-8", "replace")
-    found: list[Feature] = []
+    result: list[Feature] = []
     if lowered.isascii():
-        found += packed.translate(_WORD_TABLE).decode("ascii").split()
+        result += packed.translate(_WORD_TABLE).decode("ascii").split()
     elif _UNSPACED.search(lowered):
-        found += packed.translate(_ASCII_WORD_TABLE).decode("ascii").split()
-        found += _character_pairs(_window(lowered, PAIRS_HEAD_LENGTH, PAIRS_TAIL_LENGTH))
+        result += packed.translate(_ASCII_WORD_TABLE).decode("ascii").split()
+        result += _character_pairs(_window(lowered, PAIRS_HEAD_LENGTH, PAIRS_TAIL_LENGTH))
     else:
-        # From Greek on, words are cut short, so that inflected ones repeat themselves.
+        # From Greek (U+0370) on, only the first five characters count, so that inflected forms give the same feature.
         words = packed.translate(_WORD_TABLE).decode("utf-8").split()
-        found += [word if word < "\u0370" else word[:5] for word in words]
-    found += packed.translate(_SYMBOL_TABLE).decode("ascii").split()
-    found += [name for rare, mark, name in _SUBSTRING_FEATURES if rare in lowered and mark in lowered]
+        result += [word if word < "\u0370" else word[:5] for word in words]
+    result += packed.translate(_SYMBOL_TABLE).decode("ascii").split()
+    result += [name for rare, mark, name in _SUBSTRING_FEATURES if rare in lowered and mark in lowered]
     if "\n" in lowered:
-        found += [name for mark, name in _LAYOUT_FEATURES if mark in lowered]
-    return found
+        result += [name for mark, name in _LAYOUT_FEATURES if mark in lowered]
+    return result
 
 
 def _window(text: str, head: int, tail: int) -> str:
@@ -122,33 +122,33 @@ def _window(text: str, head: int, tail: int) -> str:
 
 
 def _character_pairs(text: str) -> list[int]:
-    """Each two units of UTF-16 that stand side by side, as one number: first the even places, then the odd ones."""
+    """Every two adjacent units of UTF-16 as one number: first those at even positions, then those at odd ones."""
     units = memoryview(text.encode("utf-16-le", "surrogatepass"))
-    even, odd = len(units) // 4 * 4, (len(units) - 2) // 4 * 4
-    return units[:even].cast("I").tolist() + units[2 : 2 + odd].cast("I").tolist()
+    even_bytes, odd_bytes = len(units) // 4 * 4, (len(units) - 2) // 4 * 4
+    return units[:even_bytes].cast("I").tolist() + units[2 : 2 + odd_bytes].cast("I").tolist()
 
 
 def feature(name: str) -> Feature:
-    """The feature that `name_of` calls so."""
+    """The inverse of `name_of`."""
     return _character_pairs(name)[0] if len(name) == 2 and _UNSPACED.match(name) and _UNSPACED.match(name, 1) else name
 
 
 def name_of(feature: Feature) -> str:
-    """A feature as people read it, and as the file of weights spells it."""
+    """A feature as text, as the file of weights has it."""
     return feature if isinstance(feature, str) else feature.to_bytes(4, sys.byteorder).decode("utf-16-le", "replace")
 
 
 def _printable_name(name: str) -> str:
-    """A name that can be printed: the end of a line and the tab as their signs."""
+    """A name with newlines and tabs as visible symbols."""
     return name.replace("\x01", "⏎").replace("\n", "⏎").replace("\t", "⇥")
 
 
 class Classifier:
-    """Tells code from chat by weights that do not change; safe to share between threads.
+    """Classifies prompts with constant weights; safe to share between threads.
 
-    - The same text has the same verdict, in every process.
-    - A text without a known feature, the empty one included, is judged by the bias alone, which is chat.
-    - Any `str` is classified, lone surrogates and control characters included; nothing is raised.
+    - The same text gets the same result in every process.
+    - A text without known features, such as an empty one, is classified by the bias alone, as chat.
+    - Any `str` is classified, including lone surrogates and control characters; nothing is raised.
     """
 
     __slots__ = ("_long_model", "_short_model")
@@ -159,24 +159,21 @@ class Classifier:
 
     @classmethod
     def load(cls) -> Self:
-        """The classifier with the weights that come with this package.
-
-        Raises OSError or msgspec.DecodeError where they are missing or damaged.
-        """
+        """Loads the weights of this package. Raises OSError or msgspec.DecodeError if they are missing or invalid."""
         packed = resources.files(__package__ or "router.core").joinpath("classify_weights.json").read_bytes()
         return cls(msgspec.json.decode(packed, type=Weights))
 
     def classify(self, text: str) -> Classification:
-        """What the query asks for; the caller leaves system prompt and retrieved context out of `text`."""
+        """`text`: the question, without system prompt and retrieved context."""
         log_odds = self._model_for(text).log_odds(features(text))
         return Classification(_task_for(log_odds), 1 / (1 + math.exp(-log_odds)))
 
     def task(self, text: str) -> Task:
-        """The task of the verdict, for those who need no more of it."""
+        """The task alone, without the cost of a score."""
         return _task_for(self._model_for(text).log_odds(features(text)))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
-        """What each known feature adds to the log-odds, the bias as `(bias)` among them; the weightiest first."""
+        """What each known feature, and the bias as `(bias)`, adds to the log-odds; the largest contributions first."""
         return self._model_for(text).contributions(features(text))
 
     def _model_for(self, text: str) -> "_LinearModel":
@@ -188,36 +185,35 @@ def _task_for(log_odds: float) -> Task:
 
 
 class _LinearModel:
-    """One table, laid out for a quick sum.
+    """One table, laid out for a fast sum."""
 
-    It is large, and cold by the time that the next prompt comes: so each feature is looked up once, and equal weights
-    are one object. They are held as what they are above the least of them, from 1 on, so that whatever is found counts
-    as true, as an unknown feature's None does not.
-    """
+    # The table is large and not in the CPU's caches when the next prompt comes. So each feature is looked up only once,
+    # and equal weights share one object. Weights are stored as offsets from the lowest one, starting at 1: all are
+    # truthy, so `filter(None, ...)` drops exactly the unknown features.
 
     __slots__ = ("_bias", "_offset", "_shifted_weights")
 
     def __init__(self, table: Table) -> None:
         self._bias = table.bias
         self._offset = min(table.features.values(), default=0) - 1
-        heights = {value: value - self._offset for value in table.features.values()}
+        offsets = {value: value - self._offset for value in table.features.values()}
         self._shifted_weights: Mapping[Feature, int] = {
-            feature(name): heights[value] for name, value in table.features.items()
+            feature(name): offsets[value] for name, value in table.features.items()
         }
 
-    def log_odds(self, found: list[Feature]) -> float:
-        heights = list(filter(None, map(self._shifted_weights.get, set(found))))
-        known = len(heights)
-        if not known:
+    def log_odds(self, prompt_features: list[Feature]) -> float:
+        offsets = list(filter(None, map(self._shifted_weights.get, set(prompt_features))))
+        known_count = len(offsets)
+        if not known_count:
             return self._bias / 100
-        return (self._bias + (sum(heights) + known * self._offset) / math.sqrt(known)) / 100
+        return (self._bias + (sum(offsets) + known_count * self._offset) / math.sqrt(known_count)) / 100
 
-    def contributions(self, found: list[Feature]) -> list[tuple[str, float]]:
-        known = self._shifted_weights.keys() & found
+    def contributions(self, prompt_features: list[Feature]) -> list[tuple[str, float]]:
+        known = self._shifted_weights.keys() & prompt_features
         scale = 100 * math.sqrt(len(known))
-        weights = {one: self._shifted_weights[one] + self._offset for one in known}
-        parts = [
+        weights = {feature: self._shifted_weights[feature] + self._offset for feature in known}
+        contributions = [
             ("(bias)", self._bias / 100),
-            *((_printable_name(name_of(one)), weights[one] / scale) for one in known),
+            *((_printable_name(name_of(feature)), weights[feature] / scale) for feature in known),
         ]
-        return sorted(parts, key=lambda part: (-abs(part[1]), part[0]))
+        return sorted(contributions, key=lambda part: (-abs(part[1]), part[0]))

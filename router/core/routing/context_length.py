@@ -1,8 +1,8 @@
-"""Which engines can take a prompt of this length.
+"""Whether a request fits into the context of an engine.
 
-The router does not count tokens, which would cost more than it gains and needs each model's vocabulary. It knows two
-bounds: a token stands for at least one byte, so a prompt has at most as many tokens as bytes; and what a client counted
-itself (`max_tokens`, a prompt of token ids) is certain. Between the two, the engine decides.
+The router does not tokenize: that would cost more than it gains, and needs the vocabulary of each model. It knows two
+bounds. A token is at least one byte, so a prompt has at most as many tokens as bytes. What the client has counted
+itself (`max_tokens`, a prompt of token ids) is a lower bound. In between, the engine decides.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
 
 TEMPLATE_OVERHEAD: Final = 256
-"""Tokens that a chat template may add of its own, beside what it writes for each message."""
+"""Tokens that a chat template may add, in addition to those for each message."""
 
 _TEXT_TYPES: Final = (
     "text",
@@ -36,11 +36,11 @@ _PROMPT_FIELD: Final = {
 
 
 class TokenBounds(msgspec.Struct, frozen=True):
-    """What a request takes of a context, in tokens; vLLM's context holds prompt and answer together.
+    """The context that a request needs, in tokens; vLLM's context holds prompt and completion together.
 
-    - `prompt`: what the prompt has for certain.
-    - `answer`: how many tokens of an answer are asked for; vLLM refuses one that the context could not even hold alone.
-    - `most`: prompt and answer cannot have more; None where nobody can say, as with images.
+    - `min_prompt`: the prompt has at least so many.
+    - `completion`: the `max_tokens` of the request; vLLM refuses more than its whole context.
+    - `max_total`: upper bound for prompt and completion; None if there is none, as with images.
     """
 
     min_prompt: int
@@ -57,64 +57,65 @@ class Fit(IntEnum):
 
 
 def token_bounds(request: InferenceRequest) -> TokenBounds:
-    """The bounds of a request."""
-    prompt, answer = _known_token_counts(request)
-    most = None if _has_non_text(request.fields) else len(request.body) + TEMPLATE_OVERHEAD + max(answer, 1)
-    return TokenBounds(prompt, answer, most)
+    min_prompt, completion = _known_token_counts(request)
+    max_total = None if _has_non_text(request.fields) else len(request.body) + TEMPLATE_OVERHEAD + max(completion, 1)
+    return TokenBounds(min_prompt, completion, max_total)
 
 
 def min_context(request: InferenceRequest) -> int:
-    """The tokens that a context must have at the least: to one with fewer, the request is Fit.NEVER."""
+    """The minimum context length: with a smaller one, the request is Fit.TOO_LONG."""
     return max(_known_token_counts(request))
 
 
 def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
-    """How many tokens the prompt and the answer have for certain."""
-    fields, answer = request.fields, max(request.max_tokens or 0, 0)
-    place = _PROMPT_FIELD.get(request.endpoint)
-    # Whoever has his prompt cut to fit can send one of any length.
-    if place is None or fields.get("truncate_prompt_tokens") is not None:
-        return 0, answer
-    return _token_id_count(fields.get(place)), answer
+    """`min_prompt` and `completion` of TokenBounds."""
+    fields, completion = request.fields, max(request.max_tokens or 0, 0)
+    prompt_field = _PROMPT_FIELD.get(request.endpoint)
+    # With truncate_prompt_tokens, vLLM cuts the prompt to fit, so any length is fine.
+    if prompt_field is None or fields.get("truncate_prompt_tokens") is not None:
+        return 0, completion
+    return _token_id_count(fields.get(prompt_field)), completion
 
 
 def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
-    """`max_model_len`: the engine's; None is unknown, and then it may well fit."""
+    """`max_model_len`: the engine's; None is unknown, which gives Fit.MAY_FIT."""
     if max_model_len is None:
         return Fit.MAY_FIT
+    # max, not the sum: `completion` is only asked for, and vLLM refuses it only if it exceeds the context by itself.
     if max(bounds.min_prompt, bounds.completion) > max_model_len:
         return Fit.TOO_LONG
     return Fit.FITS if bounds.max_total is not None and bounds.max_total <= max_model_len else Fit.MAY_FIT
 
 
 def context_length_error(request: InferenceRequest, bounds: TokenBounds, max_context: int) -> ApiError:
-    """What a client is told whose request no engine could take, in OpenAI's words; `longest` is the largest context."""
-    place = "messages" if "messages" in request.fields else _PROMPT_FIELD.get(request.endpoint, "messages")
+    """The 400 for a request that fits no engine, in OpenAI's words; `max_context` is the largest context."""
+    field = "messages" if "messages" in request.fields else _PROMPT_FIELD.get(request.endpoint, "messages")
     return bad_request(
         f"This model's maximum context length is {max_context} tokens. However, you requested at least "
-        f"{bounds.min_prompt + bounds.completion} tokens ({bounds.min_prompt} in the {place}, "
-        f"{bounds.completion} in the completion; `max_tokens`). Please reduce the length of the {place} or completion.",
-        param=place,
+        f"{bounds.min_prompt + bounds.completion} tokens ({bounds.min_prompt} in the {field}, "
+        f"{bounds.completion} in the completion; `max_tokens`). Please reduce the length of the {field} or completion.",
+        param=field,
         code="context_length_exceeded",
     )
 
 
 def _token_id_count(prompt: Any) -> int:
-    """How many tokens the longest prompt of ids has; 0 for a text, of which nothing is certain."""
+    """The length of the longest prompt of token ids; 0 for text, whose tokens are not known."""
     if not isinstance(prompt, list) or not prompt:
         return 0
     if isinstance(prompt[0], list):
-        return max((_token_id_count(one) for one in prompt), default=0)
+        return max((_token_id_count(item) for item in prompt), default=0)
     return len(prompt) if isinstance(prompt[0], int) else 0
 
 
 def _has_non_text(fields: dict[str, Any]) -> bool:
-    """Whether a request has images or the like, of which a short address can be many tokens, or refers to a text."""
+    """Whether a request has images or the like, or refers to stored text: a short URL or id can be many tokens."""
     if any(map(fields.get, _REFERENCE_FIELDS)) or isinstance(fields.get("prompt"), dict):
         return True
-    said = fields.get("messages") or fields.get("input")
-    for item in said if isinstance(said, list) else ():
+    items = fields.get("messages") or fields.get("input")
+    for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
+            # In /v1/responses, an item with neither a type nor a role is a reference to a stored item.
             kind = item.get("type", "message" if "role" in item else "item_reference")
             content = item.get("content")
             if kind == "item_reference" or (isinstance(content, list) and not _is_text_only(content)):
@@ -123,7 +124,7 @@ def _has_non_text(fields: dict[str, Any]) -> bool:
 
 
 def _is_text_only(content: Any) -> bool:
-    """Whether all parts of a message's content are text, those in the results of tools too."""
+    """Whether all parts of a message's content are text, including the parts of tool results."""
     parts = content if isinstance(content, list) else ()
     return all(
         part.get("type", "text") in _TEXT_TYPES and _is_text_only(part.get("content"))

@@ -1,15 +1,15 @@
-"""Which engines may do a piece of work, the best first.
+"""Ranks the engines of a model for a request, the best first.
 
-What counts, from the first to the last:
+The criteria, in order of priority:
 
-1. An engine that is known to be down comes last and not never: what is known may be old, and a refused connection costs
-   little.
-2. The context: an engine that can surely take the request, then the one with the largest; one that never could is not
-   asked at all (lengths.py).
-3. The crowd: an engine at which many wait already comes behind those at which hardly anyone does.
-4. The task: an engine that has proved clearly slower at it than another of the model comes behind (speculation.py);
-   else its draft's own task, then `any`, then the other's.
-5. Among those that are the same so far, affinity (affinity.py), and then who has less to do.
+1. Up: an engine that is known to be down ranks last, but stays in the list: the information may be outdated, and a
+   refused connection costs little.
+2. Context: engines that certainly have room for the request come first, then those with the largest context. An engine
+   that is certainly too small is left out (context_length.py).
+3. Backlog: engines with a backlog rank below engines without one.
+4. Task: an engine that is clearly slower at the task than another of the model ranks below it (draft_stats.py). Then
+   come the engines for the task, then those for `any`, then those for the other task.
+5. Affinity (affinity.py) and load, among engines that are equal so far.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,22 +23,22 @@ from router.core.routing.context_length import Fit, TokenBounds, check_fit
 from router.core.types import EngineTask, Task
 
 BACKLOG_RATIO: Final = 0.25
-"""How many may wait at an engine, as a share of those that it works on, before it is crowded."""
+"""More waiting requests than this share of the running ones are a backlog."""
 
-_MIN_BACKLOG: Final = 4  # waiting requests that mean nothing: vLLM's next step may take them all
-_MAX_KV_USAGE: Final = 0.95  # of a KV cache; a share nearer to 1 would tell nothing more
+_MIN_BACKLOG: Final = 4  # so few waiting requests are no backlog: vLLM's next step may start all of them
+_MAX_KV_USAGE: Final = 0.95  # caps the weight of a full KV cache at 20; the weight is 1 / (1 - usage)
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
-    """What the choice knows of an engine. None is unknown, which is never 0.
+    """What is known about an engine. None is unknown, which is different from 0.
 
-    - `up`: None until somebody has asked it; then it may well be up.
-    - `in_flight`: what this router has it do at this moment; `others`: what it did besides when it was last asked, for
-      other routers or of its own queue, in requests.
-    - `running`, `waiting`: what the engine itself said then.
-    - `kv_cache_usage`: share of its KV cache in use when it was last asked, 0 to 1.
-    - `max_model_len`: its context in tokens.
-    - `slow`: whether another engine has proved clearly faster at this task.
+    - `up`: None before the first probe; it ranks like an engine that is up.
+    - `in_flight`: requests that this process has at the engine now.
+    - `external_load`: other requests at the engine, running or waiting, as of the last probe.
+    - `running`, `waiting`: the engine's own metrics, as of the last probe.
+    - `kv_cache_usage`: used share of its KV cache, 0 to 1, as of the last probe.
+    - `max_model_len`: its context length in tokens.
+    - `slow`: another engine of the model is clearly faster at this task.
     """
 
     name: str
@@ -55,15 +55,15 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a request would have to wait there, as far as is known."""
+        """Whether a new request would have to wait at the engine, as far as is known."""
         return self.waiting is not None and self.waiting > max(_MIN_BACKLOG, BACKLOG_RATIO * (self.running or 0.0))
 
     def load(self, default_kv_usage: float) -> float:
-        """Requests that it would have to work on with one more, weighed by how full its KV cache is.
+        """The number of its requests, with the new one, weighted by its KV cache usage.
 
-        What is in flight from here counts at once; what else is known of it is as old as the last probe. `usual`: the
-        usage of a cache that does not tell it.
+        `default_kv_usage`: assumed if the engine does not report its own.
         """
+        # `in_flight` is current, while `external_load` is as old as the last probe.
         work = 1 + self.in_flight + (self.external_load or 0.0)
         usage = self.kv_cache_usage if self.kv_cache_usage is not None else default_kv_usage
         return work / (1 - min(usage, _MAX_KV_USAGE))
@@ -72,49 +72,51 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 def rank_engines(
     task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, affinity: str | None = None
 ) -> list[EngineSnapshot]:
-    """The engines of a model in the order in which they are to be tried.
-
-    None that could never take the request, and none that is drained.
-    """
-    able = [
+    """The engines in the order in which they are to be tried, without drained ones and those that are too small."""
+    usable = [
         engine
         for engine in engines
         if not engine.drained and (bounds is None or check_fit(bounds, engine.max_model_len) is not Fit.TOO_LONG)
     ]
-    # One that does not say how large it is counts as no larger than the others, so that this alone decides nothing.
-    smallest = min((engine.max_model_len for engine in able if engine.max_model_len is not None), default=None)
+    # An unknown context counts as the smallest known one, so that being unknown decides nothing by itself.
+    smallest_context = min(
+        (engine.max_model_len for engine in usable if engine.max_model_len is not None), default=None
+    )
 
     def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, int]:
-        """What counts before affinity and load."""
-        size = engine.max_model_len or smallest
-        surely = bounds is None or check_fit(bounds, size) is Fit.FITS
-        # Where none surely suffices, the largest is the best guess.
-        room = 0 if surely else -(size or 0)
-        distance = 0 if engine.task == task else 1 if engine.task == "any" else 2
-        return engine.up is False, not surely, room, engine.has_backlog, engine.slow, distance
+        """The criteria before affinity and load as a sort key; the lowest is the best."""
+        context = engine.max_model_len or smallest_context
+        certainly_fits = bounds is None or check_fit(bounds, context) is Fit.FITS
+        # Among engines that may be too small, the largest is the best guess.
+        context_rank = 0 if certainly_fits else -(context or 0)
+        task_distance = 0 if engine.task == task else 1 if engine.task == "any" else 2
+        # Known to be down; may be too small; larger contexts first; has a backlog; slower; distance of the task.
+        return engine.up is False, not certainly_fits, context_rank, engine.has_backlog, engine.slow, task_distance
 
-    order: list[EngineSnapshot] = []
-    for _, equals in groupby(sorted(able, key=grade), key=grade):
-        order += _rank_equals(list(equals), affinity)
-    return order
+    ranked: list[EngineSnapshot] = []
+    for _, equal_engines in groupby(sorted(usable, key=grade), key=grade):
+        ranked += _rank_equals(list(equal_engines), affinity)
+    return ranked
 
 
 def _rank_equals(engines: Sequence[EngineSnapshot], affinity: str | None) -> list[EngineSnapshot]:
-    known = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
-    usual = sum(known) / len(known) if known else 0.0
+    # An unknown KV cache usage counts as the mean of the others.
+    known_usages = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
+    mean_usage = sum(known_usages) / len(known_usages) if known_usages else 0.0
 
-    def idlest(engine: EngineSnapshot) -> tuple[float, str]:
-        return engine.load(usual), engine.name
+    def load_order(engine: EngineSnapshot) -> tuple[float, str]:
+        return engine.load(mean_usage), engine.name
 
     if affinity is None or len(engines) == 1:
-        return sorted(engines, key=idlest)
-    loads = [engine.load(usual) for engine in engines]
+        return sorted(engines, key=load_order)
+    loads = [engine.load(mean_usage) for engine in engines]
 
-    def nearest(engine: EngineSnapshot) -> tuple[bool, int, str]:
+    def affinity_order(engine: EngineSnapshot) -> tuple[bool, int, str]:
+        # Overloaded engines last; then the highest weight first; the name makes the order the same in all processes.
         return (
-            not is_within_load_bound(engine.load(usual), loads),
+            not is_within_load_bound(engine.load(mean_usage), loads),
             -rendezvous_weight(affinity, engine.name),
             engine.name,
         )
 
-    return sorted(engines, key=nearest)
+    return sorted(engines, key=affinity_order)
