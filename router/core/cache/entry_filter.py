@@ -46,7 +46,6 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def matches(self, key: str, documents: tuple[str, ...] = ()) -> bool:
-        """Whether the filter matches the entry at a key, generated with these documents."""
         if self.is_empty or (self.key is not None and key != self.key):
             return False
         if self.document is not None and not possible_document_names(self.document) & set(documents):
@@ -73,7 +72,6 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def claim_pattern(self) -> str:
-        """As key_pattern, for the claims of in-flight requests."""
         return claim_key(self.key_pattern)
 
 

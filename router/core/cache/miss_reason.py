@@ -75,7 +75,6 @@ class SeenKeys:
         self._max_new_hashes = _HASHES_PER_ENTRY * max_entries // 2
 
     def miss_reason(self, hashes: PartHashes) -> MissReason:
-        """The reason for a request that has no entry."""
         new, old = self._new, self._old
         for index, reason in _REASONS_BY_HASH:
             part_hash = hashes[index]
@@ -84,7 +83,6 @@ class SeenKeys:
         return "new"
 
     def add(self, hashes: PartHashes) -> None:
-        """Adds an entry with a known question and params."""
         self._add_hashes(hashes)
 
     def add_key(self, key: str) -> None:

@@ -40,7 +40,6 @@ def entry_prefix(tenant: str) -> str:
 
 
 def claim_key(key: str) -> str:
-    """The key of the claim on the entry at `key`."""
     return _CLAIM_PREFIX + key[len(KEY_PREFIX) :]
 
 
@@ -49,7 +48,6 @@ def claimed_entry_key(claim: str) -> str:
 
 
 def flight_key(key: str, flight_id: str) -> str:
-    """The key of the stream of an in-flight request that generates the entry at `key`."""
     return f"{_FLIGHT_PREFIX}{key[len(KEY_PREFIX) :]}:{flight_id}"
 
 
@@ -66,7 +64,6 @@ def breaker_key(engine: str) -> str:
 
 
 def probe_key(engine: str) -> str:
-    """The key of the claim on the one request of a half-open breaker."""
     return _BREAKER_PREFIX + engine + _PROBE_SUFFIX
 
 

@@ -51,7 +51,6 @@ class FairQueue(Generic[T]):
         return self._size
 
     def waiting(self, tenant: str) -> int:
-        """The number of a tenant's items."""
         return len(self._queues.get(tenant, ()))
 
     def has_fair_share(self, tenant: str) -> bool:

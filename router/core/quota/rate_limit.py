@@ -178,7 +178,6 @@ def encode_duration(milliseconds: int) -> bytes:
 
 
 def rate_limit_error(quota: Quota, status: RateLimitStatus) -> ApiError:
-    """The 429 for a request that was refused."""
     assert status.exceeded is not None
     limit = {
         "requests": f"{quota.requests_per_minute} requests per minute",

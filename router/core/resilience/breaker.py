@@ -69,7 +69,6 @@ class EngineBreaker(msgspec.Struct, frozen=True):
         return self
 
     def on_success(self, *, probe: bool = False) -> "EngineBreaker":
-        """An attempt succeeded. `probe`: it was the one request of a half-open breaker."""
         if self.until is not None:
             # Only the probe closes it: any other attempt began before the breaker opened.
             return replace(self, until=None) if probe else self

@@ -151,7 +151,6 @@ class RetryBudget:
         self._tokens += self.RETRY_RATIO
 
     def try_acquire(self, now: float) -> bool:
-        """Takes a token for one retry; False if there is none."""
         self._decay(now)
         if self._tokens < 1.0:
             return False

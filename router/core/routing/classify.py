@@ -86,7 +86,6 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_short(text: str) -> bool:
-    """Whether the table for short prompts applies."""
     return len(text) <= MAX_SHORT_PROMPT
 
 
@@ -139,7 +138,6 @@ def name_of(feature: Feature) -> str:
 
 
 def _printable_name(name: str) -> str:
-    """A name with newlines and tabs as visible symbols."""
     return name.replace("\x01", "⏎").replace("\n", "⏎").replace("\t", "⇥")
 
 
@@ -169,7 +167,6 @@ class Classifier:
         return Classification(_task_for(log_odds), 1 / (1 + math.exp(-log_odds)))
 
     def task(self, text: str) -> Task:
-        """The task alone, without the cost of a score."""
         return _task_for(self._model_for(text).log_odds(features(text)))
 
     def explain(self, text: str) -> list[tuple[str, float]]:

@@ -63,7 +63,6 @@ def token_bounds(request: InferenceRequest) -> TokenBounds:
 
 
 def min_context(request: InferenceRequest) -> int:
-    """The minimum context length: with a smaller one, the request is Fit.TOO_LONG."""
     return max(_known_token_counts(request))
 
 
@@ -124,7 +123,6 @@ def _has_non_text(fields: dict[str, Any]) -> bool:
 
 
 def _is_text_only(content: Any) -> bool:
-    """Whether all parts of a message's content are text, including the parts of tool results."""
     parts = content if isinstance(content, list) else ()
     return all(
         part.get("type", "text") in _TEXT_TYPES and _is_text_only(part.get("content"))

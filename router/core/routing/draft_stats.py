@@ -85,7 +85,6 @@ class DraftPerformance(msgspec.Struct, frozen=True):
 
 
 def _remaining_share(seconds: float) -> float:
-    """The weight that a measurement keeps after so many seconds, 0 to 1."""
     return float(0.5 ** (max(0.0, seconds) / HALF_LIFE))
 
 
@@ -119,7 +118,6 @@ class _Estimate(NamedTuple):
     standard_error: float
 
     def is_clearly_above(self, other: "_Estimate", margin: float) -> bool:
-        """Whether it is higher by at least `margin`, and by more than chance explains."""
         difference = self.mean - other.mean
         return difference >= margin and difference >= _STANDARD_ERRORS * hypot(
             self.standard_error, other.standard_error
@@ -143,7 +141,6 @@ class _DecayingSpeeds:
         self._updated_at = now
 
     def count(self, now: float) -> float:
-        """The total weight of the generations."""
         return self._count * _remaining_share(now - self._updated_at)
 
     def estimate(self, now: float) -> _Estimate | None:
@@ -177,7 +174,6 @@ class DraftStats:
             speeds.add(tokens / seconds, now)
 
     def record_counters(self, engine: str, family: str, counters: SpeculationCounters, now: float) -> None:
-        """A probe has read an engine's counters."""
         previous = self._last_counters.get(engine)
         self._last_counters[engine] = counters
         tokens_by_task = self._tokens_since_probe.pop(engine, {})
@@ -207,7 +203,6 @@ class DraftStats:
         )
 
     def slow_families(self, families: Iterable[str], task: Task, now: float) -> frozenset[str]:
-        """The families of a model that are clearly slower at a task than another one of them."""
         known = self._estimates(families, task, now)
         return frozenset(name for name in known if _is_slower(name, known, SPEED_MARGIN))
 
@@ -248,5 +243,4 @@ class DraftStats:
 
 
 def _is_slower(family: str, known: Mapping[str, _Estimate], margin: float) -> bool:
-    """Whether another family is clearly `margin` times as fast or faster."""
     return any(other.is_clearly_above(known[family], log(margin)) for other in known.values())

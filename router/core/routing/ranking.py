@@ -55,7 +55,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def has_backlog(self) -> bool:
-        """Whether a new request would have to wait at the engine, as far as is known."""
         return self.waiting is not None and self.waiting > max(_MIN_BACKLOG, BACKLOG_RATIO * (self.running or 0.0))
 
     def load(self, default_kv_usage: float) -> float:
@@ -84,7 +83,6 @@ def rank_engines(
     )
 
     def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, int]:
-        """The criteria before affinity and load as a sort key; the lowest is the best."""
         context = engine.max_model_len or smallest_context
         certainly_fits = bounds is None or check_fit(bounds, context) is Fit.FITS
         # Among engines that may be too small, the largest is the best guess.
