@@ -1,4 +1,4 @@
-"""An entry as it was found at its key, and what has been worked out of it."""
+"""An entry as it was looked up, and what has been derived from it."""
 
 from typing import ClassVar, Final
 
@@ -8,29 +8,31 @@ from router.core.endpoints.request import InferenceRequest
 from router.core.types import Entry
 
 MAX_CANONICAL_SIZE: Final = 4096
-"""Bytes of a request's form that stay beside an entry. A longer one is hashed each time, which costs less than the room
-that it would take from other entries."""
+"""Bytes of canonical parts that are kept with an entry. Longer ones are hashed for each request, which costs less than
+the memory that they would take from other entries.
+"""
 
 
 class CachedEntry:
-    """What is found out of an entry stays with it for the next who asks, where there is room for that.
+    """An entry that keeps what is derived from it for later requests, if there is memory for that.
 
-    - `answers` is proven by the digest; once that is done, by the request's form, byte for byte, which costs no hash.
-    - `replay` makes or joins a form of the answer once for all who want the same.
+    - `matches` compares the digest; after the first match, it compares the canonical parts byte for byte, which needs
+      no hash.
+    - `replay` encodes or joins each form of the response once for all requests.
     """
 
     __slots__ = ("_canonical_parts", "_replays", "entry")
 
     shared: ClassVar = False
-    """Whether others may come who ask for it."""
+    """Whether later requests may use this object."""
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self._canonical_parts: tuple[str | bytes, ...] | None = None
-        self._replays: dict[bool | None, bytes] = {}  # whether a stream has the usage; None for JSON
+        self._replays: dict[bool | None, bytes] = {}  # by include_usage of a stream; None for JSON
 
     def matches(self, key: CacheKey) -> bool:
-        """Whether the entry answers this very request: the hash in its key only finds it."""
+        """Whether the entry answers this request. The key's hashes do not prove it: they may be made to collide."""
         if self._canonical_parts == key.canonical_parts:
             return True
         if self.entry.digest != key.digest:
@@ -56,13 +58,13 @@ class CachedEntry:
         return answer
 
     def drop_replays(self) -> None:
-        """Drops the replayed forms; they are made again when they are asked for."""
+        """Drop the replays; they are encoded again when needed."""
         self._replays.clear()
 
     def reserve(self, size: int) -> bool:
-        """Whether so many bytes more may stay beside the entry; it is asked before they do."""
+        """Whether so many more bytes may be kept with the entry; called before they are."""
         return False
 
     def reserve_replay(self, size: int) -> bool:
-        """The same for a replayed form of the answer, which may be many times the size of the entry."""
+        """The same for a replay, which may be many times the size of the entry."""
         return False

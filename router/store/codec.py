@@ -1,4 +1,4 @@
-"""An entry as the fields of a Redis hash, and back; docs/debugging-a-miss.md names them for people."""
+"""Encodes an entry as the fields of a Redis hash, and decodes it. docs/debugging-a-miss.md lists the fields."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,16 +9,15 @@ import xxhash
 from router.core.types import Entry, Task
 
 FORMAT_VERSION: Final = b"2"
-"""The version of this format. What stands in Redis in another one is a miss."""
+"""The version of this format. An entry of another version is a miss."""
 
 FIELD_NAMES: Final = (*Entry.__struct_fields__, "checksum", "format")
-"""The names of all fields."""
 
 _ENCODED_FIELD_NAMES: Final = [name.encode() for name in FIELD_NAMES]
 
 
 def _field_template(*names: str) -> str:
-    """Fields with holes for the length of the value, and the value, of each."""
+    """Fields with placeholders for the length of each value and the value."""
     return "".join([f"${len(name)}\r\n{name}\r\n$%d\r\n%s\r\n" for name in names])
 
 
@@ -34,38 +33,38 @@ _REQUIRED_FIELDS: Final = _field_template(
     "generation_ms",
     "stale",
 )
-_REQUIRED_WORD_COUNT: Final = 20  # words of these
+_REQUIRED_WORD_COUNT: Final = 20  # names and values of these
 _QUERY_HASH_FIELDS: Final = _field_template("question", "params")
 _PURGES_FIELD: Final = _field_template("purges")
 _CHECKSUM_AND_FORMAT_FIELDS: Final = (
     f"$8\r\nchecksum\r\n$16\r\n%s\r\n$6\r\nformat\r\n${len(FORMAT_VERSION)}\r\n{FORMAT_VERSION.decode()}\r\n"
 )
 _FORMAT_1_FIELDS: Final = frozenset((b"digest", b"model", b"engine", b"task", b"created", b"completion_tokens"))
-_MAX_NUMBER: Final = 1e18  # of any number in an entry; what is beyond it is none of ours
+_MAX_NUMBER: Final = 1e18  # the router writes no larger number
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
 _encode_json = msgspec.json.Encoder().encode
 _decode_document_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def encode_entry(entry: Entry, checked_purges: tuple[int, int]) -> tuple[int, list[bytes]]:
-    """What is written: fields and values, as words of Redis' protocol, and how many they are.
+    """The number of words and their encoding, to be sent to Redis: fields and values in Redis' protocol.
 
-    What an entry does not have is left out. Its names are ASCII, as the configuration's are. `purges` becomes the
-    entry's, which only its writer knows.
+    Absent values are left out. All text but the body, the stream and the documents is ASCII, as the names in the
+    configuration are. `checked_purges` replaces the entry's `purges`: only the writer knows it.
     """
     created, ttl, stale = repr(entry.created), repr(entry.ttl), repr(entry.stale)
-    prompt, completion, took = f"{entry.prompt_tokens}", f"{entry.completion_tokens}", f"{entry.generation_ms}"
+    prompt, completion, generation_ms = f"{entry.prompt_tokens}", f"{entry.completion_tokens}", f"{entry.generation_ms}"
     text = _REQUIRED_FIELDS % (
         len(entry.digest), entry.digest, len(entry.model), entry.model, len(entry.engine), entry.engine,
         len(entry.task), entry.task, len(created), created, len(ttl), ttl, len(prompt), prompt,
-        len(completion), completion, len(took), took, len(stale), stale,
+        len(completion), completion, len(generation_ms), generation_ms, len(stale), stale,
     )  # fmt: skip
     count = _REQUIRED_WORD_COUNT
     if entry.question:
         text += _QUERY_HASH_FIELDS % (len(entry.question), entry.question, len(entry.params), entry.params)
         count += 4
-    mark = f"{checked_purges[0]}-{checked_purges[1]}"
-    text += _PURGES_FIELD % (len(mark), mark) + _CHECKSUM_AND_FORMAT_FIELDS % checksum(entry.body, entry.stream)
+    purges = f"{checked_purges[0]}-{checked_purges[1]}"
+    text += _PURGES_FIELD % (len(purges), purges) + _CHECKSUM_AND_FORMAT_FIELDS % checksum(entry.body, entry.stream)
     count += 6
     words = [text.encode("ascii")]
     documents = _encode_json(entry.documents) if entry.documents else None
@@ -77,7 +76,7 @@ def encode_entry(entry: Entry, checked_purges: tuple[int, int]) -> tuple[int, li
 
 
 def checksum(body: bytes, stream: bytes | None) -> str:
-    """xxh3-64 in hex over what clients are given of an entry. Lengths come first; that of no stream is -1."""
+    """xxh3-64 in hex over what clients get of an entry. The lengths come first; that of an absent stream is -1."""
     digest = xxhash.xxh3_64(b"%d %d\n" % (len(body), len(stream) if stream is not None else -1))
     digest.update(body)
     if stream is not None:
@@ -86,18 +85,18 @@ def checksum(body: bytes, stream: bytes | None) -> str:
 
 
 def decode_entry(fields: Mapping[bytes, bytes]) -> Entry | None:
-    """None for what is not there, and for what is there and is no entry, or a damaged one."""
+    """None for an absent or damaged entry, and for fields that are no entry."""
     return decode_values([fields.get(name) for name in _ENCODED_FIELD_NAMES])
 
 
 def decode_values(values: Any) -> Entry | None:
-    """The same, from the values of all FIELDS in their order, each of them bytes or None."""
+    """The same for the values of all FIELD_NAMES in their order, each of them bytes or None."""
     (
-        digest, body, stream, model, engine, known, created, ttl,
-        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, mark,
+        digest, body, stream, model, engine, task_name, created, ttl,
+        prompt_tokens, completion_tokens, generation_ms, stale, documents, question, params, position,
         written_checksum, format_,
     ) = values  # fmt: skip
-    task = _TASKS.get(known)
+    task = _TASKS.get(task_name)
     if task is None or body is None or format_ != FORMAT_VERSION:
         return None
     try:
@@ -108,12 +107,12 @@ def decode_values(values: Any) -> Entry | None:
         documents = _decode_document_names(documents) if documents is not None else ()
         question = question.decode("ascii") if question is not None else ""
         params = params.decode("ascii") if params is not None else ""
-        milliseconds, _, number = mark.partition(b"-")
+        milliseconds, _, number = position.partition(b"-")
         purges = (int(milliseconds), int(number))
-    except (AttributeError, TypeError, ValueError):  # it is None, or not what it should be
+    except (AttributeError, TypeError, ValueError):  # a value is None or malformed
         return None
-    # What goes into headers and counters must be fit for them, whoever wrote it.
-    fit = (
+    # Anyone with access to Redis may have written it, and these values go into headers and counters.
+    valid = (
         engine.isprintable()
         and 0.0 <= created <= _MAX_NUMBER
         and 0.0 <= ttl <= _MAX_NUMBER
@@ -124,8 +123,8 @@ def decode_values(values: Any) -> Entry | None:
         and 0 <= purges[0] <= _MAX_NUMBER
         and 0 <= purges[1] <= _MAX_NUMBER
     )
-    # The JSON of a body that was cut or replaced may still be valid, so only a checksum shows the damage.
-    if not fit or written_checksum != checksum(body, stream).encode():
+    # A truncated or replaced body may still be valid JSON, so only the checksum detects the damage.
+    if not valid or written_checksum != checksum(body, stream).encode():
         return None
     return Entry(
         digest, body, stream, model, engine, task, created, ttl,
@@ -134,12 +133,12 @@ def decode_values(values: Any) -> Entry | None:
 
 
 def is_other_format(format_: bytes | None) -> bool:
-    """Whether the field `format` is that of an entry which an older or newer router wrote; the first had none."""
+    """Whether `format` is that of an entry from an older or newer router; the first format had no such field."""
     return format_ != FORMAT_VERSION
 
 
 def invalid_entry_reason(fields: Mapping[bytes, bytes]) -> str:
-    """Why `to_entry` gives none for these fields, in words for people."""
+    """Why `decode_entry` returns None for these fields, as a message for people."""
     format_ = fields.get(b"format")
     if format_ is None and fields.keys() >= _FORMAT_1_FIELDS:
         format_ = b"1"  # which had no such field
@@ -149,5 +148,5 @@ def invalid_entry_reason(fields: Mapping[bytes, bytes]) -> str:
 
 
 def decode_documents(field: bytes | None) -> tuple[str, ...]:
-    """The names in an entry's field `documents`. Raises ValueError where they cannot be read."""
+    """The document names in an entry's field `documents`. Raises ValueError if they are malformed."""
     return _decode_document_names(field) if field is not None else ()

@@ -1,4 +1,4 @@
-"""Entries in Redis, and beside them the copy that this process holds of some."""
+"""The cache's entries in Redis, with a local copy of some in this process."""
 
 import contextlib
 import logging
@@ -21,22 +21,22 @@ log = logging.getLogger("roundhouse.store")
 WriteResult = Literal["stored", "failed", "dropped", "purged"]
 
 MAX_BACKLOG: Final = 64 << 20
-"""Bytes of entries that may wait to be written; what comes beyond that is dropped."""
+"""Bytes of entries that may wait to be written; further entries are dropped."""
 
-_GET_TEMPLATE: Final = command_template(
-    "HMGET", None, *FIELD_NAMES
-)  # its reply is cheaper to read than that of HGETALL
+# HMGET and not HGETALL: parsing a list costs a quarter of parsing a map (docs/decisions/0001).
+_GET_TEMPLATE: Final = command_template("HMGET", None, *FIELD_NAMES)
 
-# In one step, and on a cluster too. SET comes first because it replaces what is there whatever it is, and because a
-# Redis without memory refuses it: once a script has deleted something, Redis refuses it nothing any more.
+# A script, so that the entry is replaced atomically, on a cluster too. SET comes first for two reasons: it replaces a
+# value of any type, and a Redis that is out of memory refuses it. After a script's first write, here the DEL, Redis no
+# longer checks the memory.
 _WRITE_SCRIPT: Final = (
     "redis.call('SET', KEYS[1], '') redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], unpack(ARGV, 2)) "
     "return redis.call('PEXPIRE', KEYS[1], ARGV[1])"
 )
 _PUT_TEMPLATE: Final = b"*%d\r\n" + template_part("EVAL", _WRITE_SCRIPT, 1, None, None)
-_PUT_WORD_COUNT: Final = 5
+_PUT_WORD_COUNT: Final = 5  # EVAL, the script, the number of keys, the key and the lifetime
 
-# Only the entry that was read: another process may have replaced it since.
+# Deletes only the entry that was read: another process may have replaced it since.
 _DELETE_IF_UNCHANGED_SCRIPT: Final = (
     "local there = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
     "if (there[1] or '') == ARGV[1] and (there[2] or '') == ARGV[2] then return redis.call('DEL', KEYS[1]) end return 0"
@@ -47,13 +47,13 @@ _FORMAT_INDEX: Final = FIELD_NAMES.index("format")
 
 
 class EntryStore:
-    """Where whole answers are kept, for every replica to find.
+    """Stores complete responses, which every replica can look up.
 
-    - What was put is found by the next `get` of this process, and by other processes as soon as Redis has it.
-    - Every entry has an expiry from the moment it exists, and no field of an entry that stood there before.
-    - What is at a key and is no entry, or a damaged one, is a miss, not an error; `damaged` is called for each.
-    - What has been purged since its generation began is not stored; should it be there all the same, it is a miss.
-    - A `put` never raises and never waits; what it came to is told to its `written`.
+    - An entry that was put is returned by the next `get` of this process, and by other processes once Redis has it.
+    - Every entry has an expiry from the moment it exists, and no field of an entry that was at its key before.
+    - A damaged entry, or a value that is no entry, is a miss and not an error; `on_damaged` is called for each.
+    - An entry that was purged after its generation began is not stored; if it is there nevertheless, it is a miss.
+    - `put` never raises and never waits; its result is passed to `on_written`.
     """
 
     def __init__(
@@ -74,41 +74,42 @@ class EntryStore:
         self._backlog = 0
 
     async def get(self, key: str) -> Entry | None:
-        """The entry at a key, or None; it may be older than its time to live. Raises RedisDownError."""
+        """The entry at a key, or None. It may be older than its time to live. Raises RedisDownError."""
         fetched = self._local.begin_fetch(key)
         entry = None
         try:
-            at = key.encode()
-            (reply,) = await self._pipeline.execute_eager(_GET_TEMPLATE % (len(at), at))
+            encoded_key = key.encode()
+            (reply,) = await self._pipeline.execute_eager(_GET_TEMPLATE % (len(encoded_key), encoded_key))
             if isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE"):
                 self._on_damaged()
                 return None
             if isinstance(reply, Exception):
                 raise RedisDownError
-            found = decode_values(reply)
-            if found is None:
-                if reply.count(None) != len(reply):
+            decoded = decode_values(reply)
+            if decoded is None:
+                if reply.count(None) != len(reply):  # something is there
                     if not is_other_format(reply[_FORMAT_INDEX]):
                         self._on_damaged()
                     self._delete_if_unchanged(key, reply)
                 return None
-            purges, mark = self._purges, found.purges
-            known = (mark <= purges.last_position and purges.up_to_date) or await self._catch_up()
-            if not known and mark > purges.last_position:
+            purges, position = self._purges, decoded.purges
+            up_to_date = (position <= purges.last_position and purges.up_to_date) or await self._catch_up()
+            # Without the latest purges, only an entry whose writer knew no more of them than this process can be used.
+            if not up_to_date and position > purges.last_position:
                 return None
-            # A mark beyond the end of the log is one of a log that is gone.
-            if mark != purges.last_position and (
-                mark > purges.last_position or purges.covers(key, found.documents, mark)
+            # A position beyond the end of the log belongs to a log that is lost.
+            if position != purges.last_position and (
+                position > purges.last_position or purges.covers(key, decoded.documents, position)
             ):
-                self._delete_if_unchanged(key, reply)  # its writer did not learn of the purge
+                self._delete_if_unchanged(key, reply)  # its writer did not know of the purge
                 return None
-            entry = found
-        finally:
+            entry = decoded
+        finally:  # also for a miss, an error or a cancellation: the fetch must not stay pending
             fetched(entry)
         return entry
 
     async def _catch_up(self) -> bool:
-        """Whether all purges are known; else the server of a cluster that has them is away. Raises RedisDownError."""
+        """Whether all purges are known now; False if the cluster node with the log is down. Raises RedisDownError."""
         try:
             await self._purges.catch_up()
         except RedisDownError:
@@ -118,14 +119,17 @@ class EntryStore:
         return True
 
     def _delete_if_unchanged(self, key: str, values: list[bytes | None]) -> None:
-        """Deletes what was read. While it is there, whoever claims the key takes its answer for stored already."""
+        """Delete the entry that was read.
+
+        While it is there, a process that acquires the key's lease takes the response for stored already.
+        """
         created, checksum = values[_CREATED_INDEX] or b"", values[_CHECKSUM_INDEX] or b""
         with contextlib.suppress(RedisDownError):
             self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
 
     def put(self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None]) -> None:
-        """Keeps an entry, as long as it may be given; its generation began when the purges were known up to `since`."""
-        size = entry.size + 1024
+        """Store an entry for its lifetime. `since`: the purge position at which its generation began."""
+        size = entry.size + 1024  # with room for the key and the other fields
         if self._purges.covers(key, entry.documents, since):
             on_written("purged")
             return
@@ -144,34 +148,33 @@ class EntryStore:
             on_written("dropped")
             return
         self._backlog += size
-        # Redis will tell of it too, but only in a moment, and the next `get` of this process may come before that.
+        # Redis' own invalidation message comes later, possibly after the next `get` of this process.
         self._local.invalidate([key])
 
     def _on_write_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
-        """What became of a write. Where the reply is lost, the entry may be there: readers check its mark."""
+        """Process the replies to a write and to the fetch of purges behind it."""
         self._backlog -= write.size
-        if replies is None:
+        if replies is None:  # the entry may have been written nevertheless: readers check its purge position
             write.on_written("failed")
             return
-        reply, found = replies
+        reply, fetched_purges = replies
         if isinstance(reply, Exception):
-            # It answers, so it is not down; out of memory or read-only, it still gives what it has.
+            # Redis replies, so it is not down: out of memory or read-only, it can still be read.
             log.warning("an entry could not be written: %s", reply)
             write.on_written("failed")
             return
-        self._check_purges(write, found)
+        self._check_purges(write, fetched_purges)
 
-    def _check_purges(self, write: "_PendingWrite", found: object) -> None:
-        """Whether the purges that were read after a write cover it. It counts as stored once all of them were read."""
-        unsure = isinstance(
-            found, RedisBackendError
-        )  # of a cluster, the one server that knows the purges does not answer
-        read_all = self._purges.apply(write.purge_fetch, found)
+    def _check_purges(self, write: "_PendingWrite", fetched_purges: object) -> None:
+        """Apply the purges that were fetched after a write. The entry counts as stored once all of them were read."""
+        # The cluster node that holds the log does not answer: whether a purge covers the entry is unknown.
+        unknown = isinstance(fetched_purges, RedisBackendError)
+        read_all = self._purges.apply(write.purge_fetch, fetched_purges)
         covered = self._purges.covers(write.key, write.documents, write.since)
-        if unsure or covered:
+        if unknown or covered:
             with contextlib.suppress(RedisDownError):
                 self._pipeline.send(("DEL", write.key))
-            write.on_written("failed" if unsure else "purged")
+            write.on_written("failed" if unknown else "purged")
         elif read_all:
             write.on_written("stored")
         else:
@@ -189,7 +192,7 @@ class EntryStore:
 
 
 class _PendingWrite:
-    """A write under way: of the entry at `key`, `size` bytes; `news` is what was asked behind it."""
+    """A write in progress: `size` bytes for the entry at `key`; `purge_fetch` is sent behind it."""
 
     __slots__ = ("documents", "key", "on_written", "purge_fetch", "since", "size")
 
@@ -207,5 +210,7 @@ class _PendingWrite:
 
 def _encode_put(key: str, entry: Entry, mark: PurgePosition) -> EncodedCommand:
     count, words = encode_entry(entry, mark)
-    at, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
-    return b"".join([_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(at), at, len(lifetime), lifetime), *words])
+    encoded_key, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
+    return b"".join(
+        [_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(encoded_key), encoded_key, len(lifetime), lifetime), *words]
+    )

@@ -1,9 +1,9 @@
 """A copy of hot entries in the process, kept coherent by Redis.
 
-Theory of operation. Redis tells this process of every change under its prefixes (router.net.redis.listener). What it
-tells comes over another connection than the entries do, so the news that an entry has changed may overtake the entry as
-it was before. Therefore an entry that is being fetched is marked, and if anything is heard of it meanwhile, it is used
-once and not copied. While nobody listens, there is no copy.
+Theory of operation. Redis sends this process an invalidation message for every change under its prefixes
+(router.net.redis.listener). These messages come over another connection than the entries, so the invalidation of an
+entry may arrive before the old value. Therefore each fetch of an entry is registered, and if the entry is invalidated
+before the fetch ends, its value is used once and not copied. Without a listener connection there is no copy.
 """
 
 import time
@@ -14,24 +14,24 @@ from router.core.types import Entry
 from router.store.cached_entry import CachedEntry
 
 _ENTRY_OVERHEAD: Final = 1500
-"""Bytes that an entry takes beside its forms."""
+"""Bytes of an entry besides its body and stream."""
 
 _REPLAYS_DIVISOR: Final = 4
-"""Replayed forms take at most the limit divided by this."""
+"""Replays may use the limit divided by this."""
 
 _DOCUMENT_OVERHEAD: Final = 64
-"""Bytes that the name of a document takes beside its characters."""
+"""Bytes of a document's name besides its characters."""
 
 
 class LocalCache:
-    """The entries that were fetched last, as many as there is room for, with what was worked out of them here.
+    """The most recently fetched entries, as many as fit, with what was derived from them in this process.
 
-    - What `get` gives is what Redis holds, or held less than a second ago.
-    - It never holds more than `limit` bytes; the least recently used entry goes first. Of these, the replayed forms of
-      answers take no more than a quarter; those of the least recently used entry go first, and the entry stays.
+    - `get` returns what Redis holds, or held less than a second ago.
+    - It never holds more than `limit` bytes; the least recently used entry is evicted first. Replays of entries use at
+      most a quarter of the limit; those of the least recently used entry are dropped first, and the entry stays.
     - An entry that was changed while it was fetched is not kept.
-    - Nothing is held or given while nobody listens, and nothing is given while Redis has shown no sign of late.
-    - What a purge covers is not given, whether or not Redis has told that it was deleted.
+    - Nothing is held or returned without a listener, and nothing is returned while Redis shows no sign of life.
+    - An entry that a purge covers is not returned, whether or not Redis has reported its deletion.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class LocalCache:
     ) -> None:  # fmt: skip
         """`limit` in bytes; 0 turns it off. `clock` gives seconds since the epoch, as Redis counts them.
 
-        `covered`: see Purges.cover. `alive`: whether Redis has shown of late that it tells of changes; see Liveness.
+        `is_purged`: see Purges.covers. `alive`: whether the connection for invalidations has shown a sign of life
+        recently; see Liveness.
         """
         self._limit = limit
         self._clock = clock
         self._is_purged = is_purged
         self._alive = alive
-        self._purge_count = (
-            0  # how many have become known; an entry is checked once after each that was, if it is asked for
-        )
+        # Purges known so far. An entry is checked against them at its next `get`, not at the purge.
+        self._purge_count = 0
         self._entries: dict[str, _LocalEntry] = {}
-        self._with_replays: dict[str, _LocalEntry] = {}  # those with replayed forms, the least recently used first
+        self._with_replays: dict[str, _LocalEntry] = {}  # those with replays, least recently used first
         self._replays_size = 0
         self._fetches: dict[str, _PendingFetches] = {}
         self._size = 0
@@ -62,16 +62,16 @@ class LocalCache:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds, about."""
+        """Approximate memory use in bytes."""
         return self._size
 
     def get(self, key: str) -> CachedEntry | None:
-        """The entry, if it is here; it may be older than its time to live, as in Redis."""
+        """The entry, if it is here. It may be older than its time to live, as in Redis."""
         if key not in self._entries or not self._alive():
             return None
-        held = self._entries.pop(key)
+        held = self._entries.pop(key)  # put back below as the most recently used: dictionaries keep insertion order
         if self._clock() > held.expires_at:
-            # Redis gives it no longer, but tells of that only once it comes upon it, which may be much later.
+            # Redis no longer returns it, but sends the invalidation only when it removes the key, possibly much later.
             self._release(held)
             return None
         if held.purges_checked != self._purge_count:
@@ -79,14 +79,14 @@ class LocalCache:
             if self._is_purged(key, held.entry.documents, held.entry.purges):
                 self._release(held)
                 return None
-        self._entries[key] = held  # now the most recently used
+        self._entries[key] = held
         if held.replays_size:
             self._with_replays.pop(key)
             self._with_replays[key] = held
         return held
 
     def begin_fetch(self, key: str) -> Callable[[Entry | None], None]:
-        """Says that an entry is being fetched; what it returns must be called with what came of that."""
+        """Register a fetch of an entry. The function that it returns must be called with the result."""
         if not self._coherent:
             return _ignore_fetched
         fetches = self._fetches.get(key)
@@ -112,7 +112,7 @@ class LocalCache:
         self.reserve(self._entries[key], size)
 
     def reserve(self, held: "_LocalEntry", size: int) -> bool:
-        """Makes room for so many bytes more of an entry, unless there is none, or it is not here any more."""
+        """Reserve more bytes for an entry, evicting others. False if they do not fit or the entry is no longer here."""
         if held.size + size > self._limit or self._entries.get(held.key) is not held:
             return False
         held.size += size
@@ -122,7 +122,7 @@ class LocalCache:
         return self._entries.get(held.key) is held  # it may have been the least recently used
 
     def reserve_replay(self, held: "_LocalEntry", size: int) -> bool:
-        """The same for a replayed form of its answer."""
+        """Reserve bytes for a replay of an entry."""
         limit = self._limit // _REPLAYS_DIVISOR
         if size > limit or not self.reserve(held, size):
             return False
@@ -131,7 +131,7 @@ class LocalCache:
         self._with_replays[held.key] = held
         while self._replays_size > limit:
             self._drop_replays(next(iter(self._with_replays.values())))
-        return held.replays_size > 0
+        return held.replays_size > 0  # 0 if its own replays were dropped in the loop
 
     def _drop_replays(self, held: "_LocalEntry") -> None:
         held.drop_replays()
@@ -147,19 +147,18 @@ class LocalCache:
             self._release(held)
 
     def _release(self, held: "_LocalEntry") -> None:
-        """Frees the room of an entry that is no longer among those held."""
+        """Free the bytes of an entry that has been removed from `_entries`."""
         if held.replays_size:
             self._drop_replays(held)
         self._size -= held.size
 
-    # -- what is heard ----------------------------------------------------------------------------------------------
+    # -- called by the listener -------------------------------------------------------------------------------------
 
     def enable(self) -> None:
-        """From now on, every change is told."""
+        """From now on, every change is reported."""
         self._coherent = self._limit > 0
 
     def invalidate(self, keys: Sequence[str]) -> None:
-        """These have changed."""
         for key in keys:
             self._remove(key)
             fetches = self._fetches.pop(key, None)
@@ -167,23 +166,22 @@ class LocalCache:
                 fetches.invalidated = True
 
     def on_purge(self) -> None:
-        """A purge has become known."""
         self._purge_count += 1
 
     def invalidate_all(self) -> None:
-        """Everything may have changed."""
+        """Drop all entries, since any of them may have changed."""
         self.invalidate([*self._entries, *self._fetches])
 
     def disable(self) -> None:
-        """From now on, nothing is told."""
+        """From now on, changes are not reported."""
         self._coherent = False
         self.invalidate_all()
 
 
 class _LocalEntry(CachedEntry):
-    """One that is here: `until` in seconds since the epoch, `checked` against so many purges.
+    """An entry in the local cache: `expires_at` in seconds since the epoch, checked against `purges_checked` purges.
 
-    `size` in bytes, of which `answers_size` are replayed forms.
+    `size` in bytes, `replays_size` of which are replays.
     """
 
     __slots__ = ("_cache", "expires_at", "key", "purges_checked", "replays_size", "size")
@@ -206,7 +204,7 @@ class _LocalEntry(CachedEntry):
 
 
 class _PendingFetches:
-    """Those of one entry that are under way, `count` of them, and whether the entry has `changed` since they began."""
+    """The fetches of one entry in progress: their `count`, and whether the entry was `invalidated` since they began."""
 
     __slots__ = ("count", "invalidated")
 

@@ -1,4 +1,4 @@
-"""What this router serves: the models of the configuration, their engines, and what is known of those now."""
+"""The models of the configuration, their engines, and the engines' current state."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from router.net.client.target import RequestTarget
 log = logging.getLogger("roundhouse.engines")
 
 MAX_FALLBACKS: Final = 3
-"""Models that may answer in the place of one that was asked for, one after the other."""
+"""Maximum length of a fallback chain, without the requested model itself."""
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model as clients know it. `auto` are the tasks for which it may be picked when a client leaves the choice.
+    """A model as clients know it. `auto`: the tasks for which a request for the model `auto` may get it.
 
-    `fallback`: the name of the model that answers where this one has no engine that can.
+    `fallback`: the name of the model that answers if no engine of this one can.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class EngineGauges(msgspec.Struct, frozen=True):
-    """What an engine's own metrics said last; None is unknown, which is never 0. Shares are 0 to 1."""
+    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1."""
 
     kv_cache_usage: float | None = None
     running: float | None = None
@@ -44,7 +44,10 @@ class EngineGauges(msgspec.Struct, frozen=True):
 
 
 class DraftStatus(msgspec.Struct, frozen=True):
-    """What is known of an engine at one task; None is unknown. See speculation.Learned; `pays` is that of its draft."""
+    """What is known of an engine's draft model at one task; None is unknown. See draft_stats.DraftPerformance.
+
+    `pays`: whether the draft is worth using; see DraftStats.pays.
+    """
 
     tokens_per_second: float | None
     tokens_per_step: float | None
@@ -52,14 +55,14 @@ class DraftStatus(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One engine process and what this router knows of it.
+    """One engine process and its state as this router knows it.
 
-    - `up`: None until it has been asked.
+    - `up`: None before the first check.
     - `family`: the engine of the configuration that it is a replica of.
-    - `max_model_len`: its context in tokens, as configured, or as it says itself.
-    - `others`: how many requests it had beside this router's when it was last asked; None is unknown.
-    - `speculates`: whether it has a draft; None is unknown.
-    - `drafts`: what was learned of it, by task.
+    - `max_model_len`: its context length in tokens, from the configuration or from the engine itself.
+    - `external_load`: requests of others than this router process at the last check; None is unknown.
+    - `has_draft`: whether it has a draft model; None is unknown.
+    - `drafts`: measurements of the draft, by task.
     - `drained`: it gets no new work; see router.shared.drains.
     """
 
@@ -97,9 +100,10 @@ class Engine:
         family: str | None = None,
         has_draft: bool = False,
     ) -> None:
-        """`max_in_flight`: how much this process may give it to do at once; None is any amount.
+        """`max_in_flight`: maximum number of concurrent requests from this process; None is no limit.
 
-        `draft`: whether the configuration gives it one; of one that roundhouse does not start, nobody can say.
+        `has_draft`: whether the configuration gives the engine a draft; unknown for an engine that roundhouse did not
+        start.
         """
         self.name = name
         self.family = family if family is not None else name
@@ -115,31 +119,29 @@ class Engine:
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
         self.in_flight = 0
-        self.on_slot_freed: Callable[[Engine], None] | None = None  # told when it has less to do
+        self.on_slot_freed: Callable[[Engine], None] | None = None  # called when a slot becomes free
         self.up: bool | None = None
         self.drained = False
         self.gauges = EngineGauges()
 
     def target(self, path: str) -> RequestTarget:
-        """One of the engine's pages; there are few of them, and each is made ready once."""
-        page = self._targets.get(path)
-        if page is None:
-            page = self._targets[path] = RequestTarget(self.url + path)
-        return page
+        """The request target of a path. There are few paths, so all targets are kept."""
+        target = self._targets.get(path)
+        if target is None:
+            target = self._targets[path] = RequestTarget(self.url + path)
+        return target
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether it may be given more to do."""
         return self.max_in_flight is None or self.in_flight < self.max_in_flight
 
     def update_status(self, *, up: bool) -> None:
-        """Somebody has asked it, or tried to."""
         if up is not self.up:
             log.info("engine %s is %s", self.name, "up" if up else "down")
         self.up = up
 
     def inherit_state(self, previous: "Engine") -> None:
-        """It is the same engine in other settings: what is known of it is still true."""
+        """Take over the state of the same engine from before a reload of the settings."""
         self.up, self.drained, self.gauges, self.external_load = (
             previous.up,
             previous.drained,
@@ -151,18 +153,19 @@ class Engine:
             self.max_model_len = previous.max_model_len
 
     def update_gauges(self, gauges: EngineGauges) -> None:
-        """What its own metrics say at this moment; without a page, the gauges are empty."""
+        """Set the current metrics; empty gauges if there is no metrics page."""
         self.gauges = gauges
         known = [count for count in (gauges.running, gauges.waiting) if count is not None]
+        # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
         self.external_load = max(0.0, sum(known) - self.in_flight) if known else None
         if gauges.spec_counts is not None:
             self.has_draft = True
-        elif gauges.running is not None:  # a page of vLLM's, and no word of a draft
+        elif gauges.running is not None:  # a vLLM metrics page without speculation metrics
             self.has_draft = False
 
     @property
     def discovers_max_model_len(self) -> bool:
-        """Whether it is to be asked for its context, since the configuration does not give it."""
+        """Whether to request the context length from the engine, since the configuration does not give it."""
         return not self._max_model_len_is_configured
 
     def snapshot(self, *, slow: bool = False) -> EngineSnapshot:
@@ -175,7 +178,7 @@ class Engine:
 
 
 class Catalog:
-    """All models and engines, by name; built at start-up, and never grown by what clients ask for."""
+    """All models and engines, by name. Built at start-up; requests never add to it."""
 
     def __init__(self, models: Sequence[Model], engines: Sequence[Engine]) -> None:
         self.models = list(models)
@@ -186,45 +189,46 @@ class Catalog:
         self._engines_by_model = {model.name: [e for e in engines if e.model == model.name] for model in models}
 
     def resolve(self, name: str, task: Task | None) -> Model:
-        """The model that a client means. Raises ApiError (404) for a name that is none.
+        """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
 
-        `auto` means, among the models that take part in it for the task, the first that has an engine for exactly
-        this task, else the first; a task that none takes part in goes to a model that takes part in any. Any other
-        name needs no task.
+        `auto` is, among the models with this task in `auto`, the first that has an engine for exactly this task, else
+        the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Other
+        names ignore the task.
         """
         if name != AUTO:
             model = self._models_by_name.get(name)
             if model is None:
                 raise unknown_model(name)
             return model
-        willing = [m for m in self.models if task in m.auto] or [m for m in self.models if m.auto]
-        if not willing:
+        candidates = [m for m in self.models if task in m.auto] or [m for m in self.models if m.auto]
+        if not candidates:
             raise unknown_model(name)
-        return next((m for m in willing if any(e.task == task for e in self._engines_by_model[m.name])), willing[0])
+        return next(
+            (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
+        )
 
     def engines_for(self, model: str) -> Sequence[Engine]:
-        """The engines that have a model."""
         return self._engines_by_model[model]
 
     def named_models(self) -> Iterator[tuple[str, Model | None]]:
-        """Every name that a client may ask for, with what it stands for; `auto` stands for none."""
+        """Every name that a client may use, with its model; None for `auto`."""
         yield from self._models_by_name.items()
         if any(model.auto for model in self.models):
             yield AUTO, None
 
     def set_drained(self, names: Collection[str]) -> None:
-        """From now on, these engines get no new work, and all others do."""
+        """Drain these engines and return all others to service."""
         for engine in self.engines.values():
             if engine.drained is not (drained := engine.name in names):
                 log.info("engine %s is %s", engine.name, "drained" if drained else "back in service")
                 engine.drained = drained
 
     def fallback_chain(self, model: str) -> Sequence[str]:
-        """A model and those that may answer in its place, the nearest first; at most MOST_FALLBACKS, and none twice."""
+        """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice."""
         return self._fallback_chains[model]
 
     def ready(self, takes_work: Callable[[str], bool]) -> bool:
-        """Whether of each model, or of a fallback of it, at least one engine is up, not drained, and takes work."""
+        """Whether each model, or a fallback of it, has an engine that is up, not drained, and takes work."""
         return all(self._can_answer(model.name, takes_work) for model in self.models)
 
     def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
@@ -233,8 +237,8 @@ class Catalog:
 
 
 def _fallback_chain(model: str, fallbacks: Mapping[str, str | None]) -> Sequence[str]:
-    """See Catalog.chain."""
     chain = [model]
-    while (following := fallbacks[chain[-1]]) is not None and following not in chain:
-        chain.append(following)
+    # `not in chain` ends a circle of fallbacks.
+    while (fallback := fallbacks[chain[-1]]) is not None and fallback not in chain:
+        chain.append(fallback)
     return chain[: 1 + MAX_FALLBACKS]

@@ -1,4 +1,4 @@
-"""The one seam to the engines: what is asked of them, and how the answer comes."""
+"""The requests that engines get: the only interface between the router and its engines."""
 
 from collections.abc import Awaitable
 
@@ -10,9 +10,10 @@ from router.upstream.catalog import Engine
 
 
 class EngineClient:
-    """Asks engines, through the transport that it is given. See EngineResponse.
+    """Sends requests to engines over a transport. See EngineResponse.
 
-    `patience`: seconds until the head of the answer must be there, and its body too, unless that is poured by and by.
+    `head_timeout`: seconds until the head must be there; and the body too, unless it is streamed with a
+    `chunk_timeout`.
     """
 
     def __init__(self, transport: HTTPTransport, *, connect_timeout: float) -> None:
@@ -24,21 +25,21 @@ class EngineClient:
         self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
         head_timeout: float, total_timeout: float,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
-        """Sends a request; gives the answer once its head is there. Raises EngineError.
+        """Send a request; returns the response once its head is there. Raises EngineError.
 
-        `total`: seconds until the whole answer must be there in any case.
+        `total_timeout`: seconds until the complete response must be there in any case.
         """
-        page = engine.target(endpoint.path)
+        target = engine.target(endpoint.path)
         trace = header_line("traceparent", traceparent) if traceparent is not None else b""
         message = b"%b%d\r\n%b%b\r\n%b" % (
-            page.post_prefix,
+            target.post_prefix,
             len(body),
             header_line("x-request-id", request_id),
             trace,
             body,
         )
         return self._transport.send(
-            page.origin,
+            target.origin,
             message,
             connect_timeout=self._connect_timeout,
             head_timeout=head_timeout,
@@ -46,11 +47,11 @@ class EngineClient:
         )
 
     def get(self, engine: Engine, path: str, *, timeout: float) -> Awaitable[EngineResponse]:
-        """Asks for one of an engine's own pages, such as /health. Raises EngineError."""
-        page = engine.target(path)
+        """Request one of an engine's own paths, such as /health. Raises EngineError."""
+        target = engine.target(path)
         return self._transport.send(
-            page.origin,
-            page.get_request,
+            target.origin,
+            target.get_request,
             connect_timeout=self._connect_timeout,
             head_timeout=timeout,
             total_timeout=timeout,

@@ -1,4 +1,4 @@
-"""Asks every engine now and then how it is: is it up, and what do its own metrics say?"""
+"""Checks the engines periodically: whether they are up, and what their own metrics report."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ MAX_METRICS: Final = 4 << 20
 
 _METRIC_NAMES: Final = (
     "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",  # until vLLM renamed it
+    "vllm:gpu_cache_usage_perc",  # the name in older vLLM versions
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:prefix_cache_queries_total",
@@ -34,15 +34,16 @@ _METRIC_NAMES: Final = (
 
 
 def parse_gauges(page: str) -> EngineGauges:
-    """What a vLLM engine's metrics page says; a metric that is not on it is unknown. Raises ValueError for no page.
+    """The gauges of a vLLM engine's metrics page; None for a metric that is not on it. Raises ValueError if unparsable.
 
-    Several engine cores behind one address (data parallel) are summed, and the fullest KV cache counts.
+    Several engine cores behind one address (data parallel) are summed; of their KV caches, the fullest counts.
     """
-    wanted = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
+    # A vLLM page has hundreds of lines; only those in use are parsed.
+    metric_lines = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
     values: dict[str, list[float]] = {}
-    for family in text_string_to_metric_families(wanted + "\n"):
+    for family in text_string_to_metric_families(metric_lines + "\n"):
         for sample in family.samples:
-            if isfinite(sample.value):  # NaN is how an exporter says that it does not know
+            if isfinite(sample.value):  # an exporter gives NaN for an unknown value
                 values.setdefault(sample.name, []).append(sample.value)
 
     def total(name: str) -> float | None:
@@ -61,7 +62,7 @@ def parse_gauges(page: str) -> EngineGauges:
         waiting=total("vllm:num_requests_waiting"),
         prefix_cache_hit_rate=ratio(total("vllm:prefix_cache_hits_total"), total("vllm:prefix_cache_queries_total")),
         spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
-        # Each step yields the accepted draft tokens and one of the target's own.
+        # Each step yields the accepted draft tokens and one token of the target model.
         spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
         spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
     )
@@ -80,12 +81,12 @@ _decode_model_list = msgspec.json.Decoder(_ModelList).decode
 
 
 def parse_max_model_len(page: bytes, served_model: str) -> int | None:
-    """The context that an engine's /v1/models gives for a model; None where it does not. Never raises."""
+    """A model's context length as an engine's /v1/models gives it; None where it does not. Never raises."""
     try:
-        found = _decode_model_list(page).data
-    except (msgspec.DecodeError, UnicodeDecodeError):  # it may be no vLLM
+        models = _decode_model_list(page).data
+    except (msgspec.DecodeError, UnicodeDecodeError):  # the engine may not be vLLM
         return None
-    length = next((model.max_model_len for model in found if model.id == served_model), None)
+    length = next((model.max_model_len for model in models if model.id == served_model), None)
     return length if length is not None and length > 0 else None
 
 
@@ -93,8 +94,8 @@ class EngineProbe:
     """Keeps the catalog's engines up to date.
 
     - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
-    - `checked` is called after every round.
-    - Of an engine that cannot be asked for want of something on this side, what is known stays as it is.
+    - `on_round` is called after every round.
+    - An engine that cannot be checked because this machine lacks a resource keeps its state.
     """
 
     def __init__(
@@ -106,23 +107,23 @@ class EngineProbe:
         timeout: float = 2.0,
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """`interval` and `timeout` in seconds: between two rounds, and for one engine's answers."""
+        """`interval` between two rounds and `timeout` per engine, in seconds."""
         self._catalog = catalog
         self._client = client
         self._interval = interval
         self._timeout = timeout
         self._on_round = on_round
         self.last_check: float | None = None
-        self._awaiting_max_model_len = set(catalog.engines)  # which have not told their context since they were down
+        self._awaiting_max_model_len = set(catalog.engines)  # not yet fetched since the engine came up
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(self._interval)
 
     async def check(self) -> None:
-        """One round over all engines, at the same time."""
+        """Check all engines once, concurrently."""
         await asyncio.gather(*(self._check_engine(engine) for engine in self._catalog.engines.values()))
         self.last_check = time.time()
         self._on_round()
@@ -130,19 +131,19 @@ class EngineProbe:
     async def _check_engine(self, engine: Engine) -> None:
         up = False
         gauges = EngineGauges()
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             status, _ = await self._fetch(engine, "/health", self._timeout)
             up = status == 200
             if up:
-                _, page = await self._fetch(engine, "/metrics", self._timeout - (time.monotonic() - begun))
+                _, page = await self._fetch(engine, "/metrics", self._timeout - (time.monotonic() - started))
                 gauges = parse_gauges(page.decode("utf-8", "replace"))
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
-                return  # the engine was not asked, so what is known of it stays
+                return  # no request was sent, so the engine's state is unchanged
         if not up:
-            self._awaiting_max_model_len.add(engine.name)  # whatever comes up there may be another than before
+            self._awaiting_max_model_len.add(engine.name)  # what comes up may differ
         elif engine.discovers_max_model_len and engine.name in self._awaiting_max_model_len:
             await self._update_max_model_len(engine)
         engine.update_status(up=up)
@@ -158,6 +159,6 @@ class EngineProbe:
             self._awaiting_max_model_len.discard(engine.name)
 
     async def _fetch(self, engine: Engine, path: str, timeout: float) -> tuple[int, bytes]:
-        """One of an engine's pages, whatever its status."""
+        """Status and body of one of an engine's own paths."""
         with await self._client.get(engine, path, timeout=timeout) as response:
             return response.status, await response.read(MAX_METRICS)

@@ -1,13 +1,13 @@
 """One connection to an engine: an asyncio protocol that carries one exchange after the other.
 
-Everything that happens on the socket ends in `data_received`, `eof_received` or `connection_lost`. They feed the
-reader, hand on what it gives, and note a failure if there is one. Who asks waits twice at most: for the head, and for
-the end of the body, or for as much of it as its sink wants. The pieces in between cost no future and wake no task: the
-sink is called as they come.
+The event loop enters through `data_received`, `eof_received` and `connection_lost`. They feed the response reader, pass
+its output on, and record a failure if there is one. A caller waits at most twice per exchange: for the head, and for
+the end of the body or as much of it as its sink wants. Chunks between these two need no future and wake no task: the
+sink is called directly from `data_received`.
 
-A connection has one timer at most, and it is late on purpose: a wait only notes until when, and the timer, when it
-fires, sets itself again for what is left, be it of a later exchange. So a stream of a thousand chunks, and a connection
-that carries a thousand answers, cost no timer but the one that was running anyway.
+A connection has at most one timer, and the timer is lazy. A wait only records its deadline. When the timer fires too
+early for the current deadline, possibly that of a later exchange, it is set again for the remaining time. So neither a
+stream of a thousand chunks nor a connection that serves a thousand requests creates a timer for each of them.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from router.net.client.http1 import ResponseReader
 from router.net.client.target import Origin
 
 Sink: TypeAlias = Callable[[bytes], bool]
-"""Takes a piece of a body, which is never empty, and tells whether that was enough."""
+"""Takes a chunk of a body, which is never empty. Returns True once it needs no more."""
 
 Waiter: TypeAlias = asyncio.Future[Exception | None]
-"""Done when what was waited for has come, or has failed, with what it failed of."""
+"""Completes with None, or with the exception that ended the wait as its result; it does not raise it."""
 
 CLOCK_RESOLUTION: Final = 0.001
-"""Seconds; uvloop's clock counts milliseconds, so its timers fire up to one early."""
+"""Seconds. uvloop's clock counts milliseconds, so a timer may fire up to one millisecond early."""
 
 
 class HTTPConnection(asyncio.Protocol):
     """A socket to an origin.
 
-    - `ask` starts an exchange and waits for its head, `pour` for its body; `finish` ends it, telling whether the
-      connection can carry another. Only one thing is waited for at a time.
-    - Nothing is waited for beyond the instant that `ask` names, until `pour` gives each piece a time of its own; and
-      beyond the last one, nothing at all. Instants are those of the loop's clock.
-    - `usable` is false once either side has closed, and once bytes came that nobody asked for.
-    - `stale`: the connection had served before, and died under this exchange before any byte of its response came.
-    - Reading pauses while more than `high_water` bytes wait unread.
+    - `send_request` starts an exchange and waits for the response's head; `stream_to` waits for its body;
+      `finish_exchange` ends it and returns whether the connection can carry another. There is one wait at a time.
+    - No wait lasts beyond `deadline`, until `stream_to` sets a timeout per chunk; and none lasts beyond
+      `total_deadline`. Both are instants of the loop's clock.
+    - `usable` is false once either side has closed, and once unexpected bytes came while the connection was idle.
+    - `closed_while_idle`: a reused connection that failed before any byte of this exchange's response came.
+    - Reading pauses while more than `high_water` bytes are unread.
     - `on_lost` is called once, when the socket is closed.
     """
 
@@ -76,7 +76,7 @@ class HTTPConnection(asyncio.Protocol):
     ) -> None:
         self.origin = origin
         self.reader = ResponseReader(max_head=max_head)
-        self.sink_done = False  # the sink has what it wanted
+        self.sink_done = False  # the sink needs no more
         self._deadline = self._total_deadline = 0.0
         self._chunk_timeout: float | None = None
         self._loop = loop
@@ -89,13 +89,13 @@ class HTTPConnection(asyncio.Protocol):
         self._failure: EngineError | None = None
         self._waiter: Waiter | None = None
         self._sink: Sink | None = None
-        self._buffered: list[bytes] = []  # body that came while there was no sink for it
-        self._unread_bytes = 0  # all bytes that came then
+        self._buffered: list[bytes] = []  # body received while there was no sink
+        self._unread_bytes = 0  # all bytes received since then, heads and chunk sizes included
         self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    # What the owner does with it.
+    # Called by the transport and the response.
 
     @property
     def usable(self) -> bool:
@@ -103,6 +103,7 @@ class HTTPConnection(asyncio.Protocol):
 
     @property
     def closed_while_idle(self) -> bool:
+        # A timeout is no sign that the server has closed the connection.
         failure = self._failure
         return (
             failure is not None
@@ -113,12 +114,12 @@ class HTTPConnection(asyncio.Protocol):
 
     @property
     def is_consumed(self) -> bool:
-        """Whether the response is complete, and all of its body has been given."""
+        """Whether the response is complete and all of its body has been passed to a sink."""
         return self.reader.done and not any(self._buffered)
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a socket, which `on_lost` will be called for."""
+        """Whether there is a socket, so that `on_lost` will be called."""
         return self._transport is not None
 
     def send_request(self, request: bytes, deadline: float, total_deadline: float) -> Waiter:
@@ -136,16 +137,18 @@ class HTTPConnection(asyncio.Protocol):
         return self._start_wait()
 
     def stream_to(self, sink: Sink, chunk_timeout: float | None = None) -> Waiter | None:
-        """Give the body to `sink` as it comes, until it has enough or that is all; None if this is so at once.
+        """Pass the body to `sink` as it arrives, until the sink needs no more or the body ends.
 
-        `each`: the seconds that each piece may take from now on.
-        What the sink raises later is what the body fails of; what has gone wrong already is raised.
+        `chunk_timeout`: seconds allowed for each chunk from now on. Returns None where there is nothing to wait for. An
+        exception from the sink, or a failure, becomes the result of the wait; a failure that has already happened is
+        raised.
         """
         if self._waiter is not None:
             raise RuntimeError("another task is already reading this response")
         reader = self.reader
-        held, self._buffered = b"".join(self._buffered), []
-        self.sink_done = bool(held) and sink(held)
+        buffered, self._buffered = b"".join(self._buffered), []
+        # Buffered data goes first and before any failure: what arrived before a broken connection is still delivered.
+        self.sink_done = bool(buffered) and sink(buffered)
         self._unread_bytes = 0
         if self._paused:
             self._resume_reading()
@@ -159,13 +162,13 @@ class HTTPConnection(asyncio.Protocol):
         return self._start_wait()
 
     def finish_exchange(self) -> bool:
-        """End the exchange: whether the connection can carry another one."""
+        """End the exchange. Returns whether the connection can carry another one."""
         reusable = (
             self.reader.reusable
             and self._transport is not None
             and not self._closed
             and not self._transport.is_closing()
-            and not self._transport.get_write_buffer_size()  # else the server has answered before it was asked
+            and not self._transport.get_write_buffer_size()  # else the response came before the request was all sent
         )
         self._buffered.clear()
         self._busy = False
@@ -176,17 +179,17 @@ class HTTPConnection(asyncio.Protocol):
         return reusable
 
     def abort(self, failure: EngineError | None = None) -> None:
-        """Close the socket now; an exchange in progress fails, with this unless it has failed already."""
+        """Close the socket now. An exchange in progress fails with `failure`, unless it has failed already."""
         self._closed = True
         self._fail(failure or connection_reset())
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._closed:  # the owner gave up while connecting
+        if self._closed:  # the transport gave up while connecting
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -194,24 +197,24 @@ class HTTPConnection(asyncio.Protocol):
         if sink is None:
             self._buffer_data(data)
             return
-        piece = reader.feed(data)
-        if piece:
+        chunk = reader.feed(data)
+        if chunk:
             if self._chunk_timeout is not None:
-                until = self._loop.time() + self._chunk_timeout
-                self._deadline = until if until < self._total_deadline else self._total_deadline
+                deadline = self._loop.time() + self._chunk_timeout
+                self._deadline = deadline if deadline < self._total_deadline else self._total_deadline
             try:
-                self.sink_done = sink(piece)
-            except Exception as error:  # noqa: BLE001 - it goes to the one who waits
+                self.sink_done = sink(chunk)
+            except Exception as error:  # noqa: BLE001 - the waiting task raises it
                 self._wake(error)
                 return
         if self.sink_done or reader.done:
             self._wake(None)
+        # After the wake-up: a wait that succeeded with this read is not failed by what follows in it.
         if reader.malformed is not None:
             self._fail_malformed(reader.malformed)
 
     def _buffer_data(self, data: bytes) -> None:
-        """Takes what comes while there is no sink for it."""
-        if not self._busy:  # an answer to no question must never become one to the next
+        if not self._busy:  # bytes without a request must never become the response to the next one
             self.abort()
             return
         self._buffered.append(self.reader.feed(data))
@@ -230,7 +233,7 @@ class HTTPConnection(asyncio.Protocol):
         self.abort(failure)
 
     def eof_received(self) -> None:
-        self._closed = True  # returning None has the loop close the socket
+        self._closed = True  # the loop closes the socket since this returns None
         if self.reader.feed_eof():
             self._wake(None)
         else:
@@ -248,20 +251,22 @@ class HTTPConnection(asyncio.Protocol):
         self.reader.close()
         self._on_lost(self)
 
-    # Inside.
+    # Internal.
 
     def _start_wait(self) -> Waiter:
+        # A timer that fires before the deadline needs no change: `_on_timer` sets it again.
         if self._timer is None or self._deadline < self._timer_at:
             self._set_timer()
-        self._waiter = arrival = self._loop.create_future()
-        return arrival
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def _wake(self, failure: Exception | None) -> None:
-        arrival, self._waiter, self._sink = self._waiter, None, None
-        if arrival is not None and not arrival.done():
-            arrival.set_result(failure)
+        waiter, self._waiter, self._sink = self._waiter, None, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(failure)
 
     def _fail(self, failure: EngineError) -> None:
+        # A complete response stays valid when its connection breaks afterwards; of several failures the first counts.
         if self._busy and self._failure is None and not self.reader.done:
             self._failure = failure
             self._wake(failure)
@@ -279,7 +284,7 @@ class HTTPConnection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._waiter is None:
+        if self._waiter is None:  # the next wait sets a timer if it needs one
             return
         if self._deadline - self._loop.time() > CLOCK_RESOLUTION:
             self._set_timer()

@@ -1,10 +1,10 @@
-"""What went wrong with an engine, in our words: whatever sockets, TLS and parsers raise ends here."""
+"""What can go wrong with an engine: errors of sockets, TLS and parsers are converted to these."""
 
 
 class EngineError(Exception):
-    """An engine did not do what it was asked. `reason` is a word for metrics, the message a sentence for people.
+    """A request to an engine failed. `reason` is a metric label, the message a sentence for people.
 
-    `retry_after`: seconds after which it wants to be asked again, if it said so.
+    `retry_after`: seconds to wait before the next request, if the engine gave them.
     `refusal`: the error for the client, where the request itself is at fault or the engine lacks what it names.
     """
 
@@ -18,25 +18,22 @@ class EngineError(Exception):
 
 
 def unreachable() -> EngineError:
-    """No connection."""
     return EngineError("connect", "the engine cannot be reached")
 
 
 def out_of_resources(cause: str) -> EngineError:
-    """No connection, for want of something on this side; see router.net.local_errors."""
+    """The connection could not be opened because this machine lacks a resource; see router.net.local_errors."""
     return EngineError("local", f"the router cannot connect: {cause}")
 
 
 def timed_out() -> EngineError:
-    """What was waited for did not come in time."""
     return EngineError("timeout", "the engine took too long")
 
 
 def broken_off() -> EngineError:
-    """The answer ended before its end, or cannot be read on."""
+    """The response is cut short or malformed."""
     return EngineError("broken-off", "the engine broke its answer off")
 
 
 def connection_reset() -> EngineError:
-    """The connection broke."""
     return EngineError("reset", "the connection to the engine broke")

@@ -1,18 +1,18 @@
-"""HTTP/1.1 responses as a client reads them, without I/O: bytes to a response (RFC 9112).
+"""HTTP/1.1 responses, parsed without I/O (RFC 9112).
 
-The reader wraps `httptools.HttpResponseParser` (llhttp), which calls back into it. What runs for every header is kept
-out of Python: `on_body` is the `append` of a list, `on_header` the `__setitem__` of a dictionary.
+The reader wraps `httptools.HttpResponseParser` (llhttp), which calls back into it. What runs for every header and every
+piece of body is C code: `on_body` is the `append` of a list, `on_header` the `__setitem__` of a dictionary.
 
-Engines send one chunk an event, and most are read whole and alone. Such a chunk is what its length says that it must
-be: only one size line goes with so many bytes. So between two chunks it is compared with that, and the parser never
-sees it: to the parser, what stands between two borders is as if it had not been sent.
+Engines send one chunk per event, and most reads contain exactly one chunk. The length of such a read determines its
+chunk-size line: only one size fits. So between two chunks, a read that begins with that line and ends with CRLF is
+unwrapped here, and the parser never sees it: to the parser, the read did not happen.
 
-What llhttp leaves to its user is settled here:
+llhttp leaves these cases to its user:
 
-- interim (1xx) responses come as messages of their own; they are dropped
-- a body without a length ends with the connection, which only `end()` can tell
-- what follows a complete response was not asked for; it is noted in `reusable`, and never read as a response
-- nothing limits a head; `max_head` does, the same wherever the input is cut
+- Interim (1xx) responses arrive as separate messages; they are dropped.
+- A body without a length ends with the connection, which only `feed_eof()` reports.
+- Bytes after a complete response were not requested; they make `reusable` false and are never read as a response.
+- The size of a head is not limited; `max_head` limits it, with the same result wherever the input is cut.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ _PARSE_ERRORS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
 def _size_lines(max_length: int) -> tuple[bytes, ...]:
-    """How a chunk of so many bytes, borders included, begins: by their number; b"" where there is no such chunk."""
+    """The chunk-size line for each total length of a chunk, line and CRLFs included; b"" where no chunk has it."""
     lines = [b""] * (max_length + 1)
     for size in range(1, max_length):
         line = b"%x\r\n" % size
@@ -33,6 +33,7 @@ def _size_lines(max_length: int) -> tuple[bytes, ...]:
     return tuple(lines)
 
 
+# Long enough for the events of streams; a longer chunk goes through the parser.
 _SIZE_LINES: Final = _size_lines(4096)
 _CRLF: Final = b"\r\n"
 
@@ -40,12 +41,12 @@ _CRLF: Final = b"\r\n"
 class ResponseReader:
     """Reads the responses of one connection, one after the other, from bytes cut anywhere.
 
-    - `begin()` makes ready for the response to the next request, `feed()` takes bytes and gives the body that they had,
-      `end()` says that none follow.
-    - `head` turns true once `status` and `headers` are those of the final response; of a header that came twice, the
-      last counts.
-    - `done` turns true when the response is complete; `malformed` then or before says why it can never be.
-    - `reusable`: the response is complete, the server keeps the connection, and nothing came that was not asked for.
+    - `begin()` prepares for the response to the next request, `feed()` takes bytes and returns the body in them,
+      `feed_eof()` reports that no more follow.
+    - `head_complete` turns true once `status` and `headers` are those of the final response; of a repeated header, the
+      last value counts.
+    - `done` turns true when the response is complete; `malformed` is the reason why it never can be.
+    - `reusable`: the response is complete, the server keeps the connection open, and nothing unexpected followed.
     """
 
     __slots__ = (
@@ -72,19 +73,19 @@ class ResponseReader:
         self._max_head = max_head
         self._body: list[bytes] = []
         self.on_body = self._body.append
-        self._header_fields: dict[bytes, bytes] = {}  # trailers too, which nobody reads
+        self._header_fields: dict[bytes, bytes] = {}  # of the head, and of trailers, which are ignored
         self.on_header = self._header_fields.__setitem__
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._parse: Callable[[bytes], object] = self._parser.feed_data
         self.begin()
 
     def begin(self) -> None:
-        """Make ready for a response."""
+        """Prepare for a response."""
         self._excess = False  # bytes came after the end of the response
         self._keep_alive = False
-        self._at_chunk_boundary = False  # the last byte was that of a chunk's end
-        self._bytes_without_progress = 0  # bytes that have come since the last that ended a head or brought body
-        self.nothing_received = True  # no byte has come
+        self._at_chunk_boundary = False  # the last byte received ended a chunk
+        self._bytes_without_progress = 0  # bytes received since the last head or piece of body
+        self.nothing_received = True
         self.head_complete = False
         self.done = False
         self.status = 0
@@ -94,7 +95,7 @@ class ResponseReader:
         self._body.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """Read bytes as they came; the body that they brought, b"" if none. The attributes say what else they did."""
+        """Read received bytes. Returns the body in them, b"" if none; the attributes show the new state."""
         if self._at_chunk_boundary and len(data) < len(_SIZE_LINES):
             line = _SIZE_LINES[len(data)]
             if line and data.startswith(line) and data.endswith(_CRLF):
@@ -109,7 +110,8 @@ class ResponseReader:
                 data = self._feed_head(data)
             if data:
                 self._parse(data)
-            # What begins behind a chunk without reaching the end of its size line does not end like this.
+            # The parser sets it at the end of a chunk, but does not clear it for the beginning of a size line behind
+            # that chunk. Such a beginning does not end with CRLF.
             self._at_chunk_boundary = self._at_chunk_boundary and data.endswith(_CRLF)
         except _PARSE_ERRORS as error:
             self._on_parse_error(error)
@@ -118,11 +120,11 @@ class ResponseReader:
             self._bytes_without_progress = 0
             if len(body) == 1:
                 return body.pop()
-            whole = b"".join(body)
+            joined = b"".join(body)
             body.clear()
-            return whole
+            return joined
         if self.head_complete and not self.done:
-            # Chunk extensions and trailers are not kept, but an endless one would be, in the parser.
+            # Chunk extensions and trailers are not kept here, but the parser would buffer an endless one.
             self._bytes_without_progress += len(data)
             if self._bytes_without_progress > self._max_head:
                 self._mark_malformed(f"{self._bytes_without_progress} bytes of chunk heads or trailers without body")
@@ -135,12 +137,12 @@ class ResponseReader:
         return self.done
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of a header, whose name is given in lower case."""
+        """The value of a header. `name` is in lower case."""
         return {key.lower(): value for key, value in self.headers.items()}.get(name)
 
     def close(self) -> None:
-        """Let go of the parser, which refers back to this reader; what was read stays."""
-        self._parser = None
+        """Drop the parser, which refers back to this reader; the attributes stay."""
+        self._parser = None  # breaks the reference cycle, so that no garbage collection is needed
         self._parse = _discard
 
     @property
@@ -148,7 +150,7 @@ class ResponseReader:
         return self.done and self._keep_alive and not self._excess
 
     def _feed_head(self, data: bytes) -> bytes:
-        """Read no further than the largest head goes; what is left if the head ended within that."""
+        """Parse at most `max_head` bytes of head. Returns the unparsed rest if the head ended within them."""
         room = self._max_head - self._bytes_without_progress
         self._bytes_without_progress += min(room, len(data))
         self._parse(data[:room])
@@ -162,7 +164,7 @@ class ResponseReader:
         return rest if self.head_complete and not self.done else b""
 
     def _is_close_delimited(self) -> bool:
-        """Whether a response with these headers has no length of its own (RFC 9112 section 6.3, point 8)."""
+        """Whether the body ends with the connection (RFC 9112 section 6.3, point 8)."""
         coding = self.header(b"transfer-encoding")
         if coding is not None:
             return not coding.strip().lower().endswith(b"chunked")
@@ -185,14 +187,14 @@ class ResponseReader:
 
     def on_message_begin(self) -> None:
         if self.done:
-            # The parser has to stop here: else the body of what nobody asked for would be taken for more of this one.
+            # Stops the parser: the body of an unrequested response would otherwise be appended to this one's.
             raise httptools.HttpParserError("a response that was not asked for")
 
     def on_headers_complete(self) -> None:
         if self.head_complete or self._parser is None:
             return
         status = self._parser.get_status_code()
-        if status >= 200:
+        if status >= 200:  # interim responses are dropped
             self.status = status
             self.headers = self._header_fields.copy()
             self.head_complete = True
@@ -212,4 +214,4 @@ class ResponseReader:
 
 
 def _discard(data: bytes) -> None:
-    """What comes after something that was no HTTP is of no interest."""
+    """Replaces the parser after an error."""

@@ -1,7 +1,7 @@
-"""Which idle connection serves next, and which have waited too long: decisions only, the caller closes what it gets.
+"""Which idle connection is used next, and which have expired: decisions only, the caller closes what is returned.
 
-The youngest goes out first: it is the one that the server is least likely to have given up, and the others age and are
-closed, so that the pool shrinks to what the load needs.
+The connection that became idle last is used first: the server is least likely to have closed it. The others age and
+expire, so the pool shrinks to what the load needs.
 """
 
 from collections.abc import Hashable
@@ -14,12 +14,12 @@ T = TypeVar("T", bound=Hashable)
 class IdlePool(Generic[K, T]):
     """Idle items (connections) by key (origin).
 
-    - `take` gives the item of the key that was put last, and never one that has been idle for `expiry` seconds.
-    - `put` keeps at most `max_idle` items over all keys; what it returns has to be closed.
-    - `expire` returns what has been idle for `expiry` seconds, which has to be closed; `next_expiry` says when to ask.
-    - No operation walks over the items, however many there are.
+    - `take` returns the item of the key that was put last, and never one that has been idle for `expiry` seconds.
+    - `put` keeps at most `max_idle` items over all keys; the caller must close what it returns.
+    - `expire` returns what has been idle for `expiry` seconds, to be closed; `next_expiry` is when to call it again.
+    - No operation iterates over all items.
 
-    Times are seconds of any clock that does not go back.
+    Times are seconds of any monotonic clock.
     """
 
     __slots__ = ("_by_key", "_expiry", "_idle_since", "_max_idle")
@@ -27,7 +27,7 @@ class IdlePool(Generic[K, T]):
     def __init__(self, *, max_idle: int, expiry: float) -> None:
         self._max_idle = max_idle
         self._expiry = expiry
-        # Dictionaries for their order: the oldest first, and any item removed in constant time.
+        # Dictionaries are ordered: the oldest item comes first, and any item can be removed in constant time.
         self._idle_since: dict[T, tuple[K, float]] = {}
         self._by_key: dict[K, dict[T, None]] = {}
 
@@ -35,13 +35,13 @@ class IdlePool(Generic[K, T]):
         return len(self._idle_since)
 
     def take(self, key: K, now: float) -> T | None:
-        """The youngest item of this key, which is no longer in the pool; None if there is none that is young enough."""
+        """Remove and return the youngest item of this key; None if it has expired or there is none."""
         stack = self._by_key.get(key)
         if stack is None:
             return None
         item, _ = stack.popitem()
         if now - self._idle_since[item][1] >= self._expiry:
-            stack[item] = None
+            stack[item] = None  # `expire` returns it to be closed; the others of the key are older still
             return None
         del self._idle_since[item]
         if not stack:
@@ -49,7 +49,7 @@ class IdlePool(Generic[K, T]):
         return item
 
     def put(self, key: K, item: T, now: float) -> list[T]:
-        """Add an item that has just become idle, and return those that are over the bound, oldest first."""
+        """Add an item that has just become idle. Returns those beyond `max_idle`, oldest first."""
         self._idle_since[item] = (key, now)
         stack = self._by_key.get(key)
         if stack is None:
@@ -59,7 +59,7 @@ class IdlePool(Generic[K, T]):
         return self._pop_oldest(surplus) if surplus > 0 else []
 
     def discard(self, item: T) -> None:
-        """Forget an item, if it is there: it was closed from the other side."""
+        """Remove an item, if it is there: the server has closed it."""
         entry = self._idle_since.pop(item, None)
         if entry is not None:
             stack = self._by_key[entry[0]]
@@ -68,20 +68,19 @@ class IdlePool(Generic[K, T]):
                 del self._by_key[entry[0]]
 
     def expire(self, now: float) -> list[T]:
-        """Remove and return what has been idle for too long, oldest first."""
+        """Remove and return the expired items, oldest first."""
         expired: list[T] = []
         while (oldest := self.next_expiry()) is not None and oldest <= now:
             expired += self._pop_oldest(1)
         return expired
 
     def next_expiry(self) -> float | None:
-        """When the oldest item will have been idle for too long; None if nothing is idle."""
-        for _, since in self._idle_since.values():
+        """When the oldest item expires; None if nothing is idle."""
+        for _, since in self._idle_since.values():  # the first is the oldest
             return since + self._expiry
         return None
 
     def clear(self) -> list[T]:
-        """Remove and return all."""
         return self._pop_oldest(len(self._idle_since))
 
     def _pop_oldest(self, count: int) -> list[T]:

@@ -1,4 +1,4 @@
-"""An engine's answer, and the hold on the connection that brings it."""
+"""An engine's response, which holds its connection until it is closed."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -8,16 +8,16 @@ from router.net.client.connection import HTTPConnection, Sink
 from router.net.client.errors import EngineError
 
 LINGER: Final = 1.0
-"""Seconds in which an answer that has said all it had to say may end, so that its connection can be used again."""
+"""Seconds a response without further content may take to end, so that its connection can be reused."""
 
 
 class EngineResponse:
-    """An engine's answer, from its head on. Closing it frees the engine.
+    """An engine's response from its head on. Closing it stops the engine.
 
-    - `status`, `retry_after`: of the head; None where it has none.
-    - `pour` gives the body as it arrives, undecoded.
-    - However it ends, well, failed or cancelled, the connection is let go of: for another exchange if the answer is
-      complete, else it is closed at once, which tells the engine to stop.
+    - `status`, `retry_after`: from the head; None where it has none.
+    - `stream_to` passes the body on as it arrives, undecoded.
+    - However it ends, complete, failed or cancelled, the connection is released: to the pool if the response is
+      complete; otherwise it is closed at once, so that the engine stops generating.
     """
 
     __slots__ = ("_complete", "_connection", "_release", "status")
@@ -30,23 +30,23 @@ class EngineResponse:
 
     @property
     def retry_after(self) -> str | None:
-        found = self._require_connection().reader.header(b"retry-after")
-        return found.decode("latin-1") if found is not None else None
+        value = self._require_connection().reader.header(b"retry-after")
+        return value.decode("latin-1") if value is not None else None
 
     async def stream_to(self, sink: Sink, chunk_timeout: float | None = None) -> bool:
-        """Gives `sink` all that comes of the body, piece by piece, in the moment at which it comes.
+        """Pass each chunk of the body to `sink` when it arrives.
 
-        `each`: seconds that each piece may take, if not all of it has to be there by the time that the head had.
-        Returns True once the sink has enough, and False at the end of the body. What the sink raises ends this; so
-        does EngineError.
+        `chunk_timeout`: seconds per chunk; without it the deadline of the head holds for the whole body.
+        Returns True once the sink needs no more, False at the end of the body. Raises EngineError, and what `sink`
+        raises.
         """
         if self._complete:
             return False
         connection = self._require_connection()
         try:
-            arrival = connection.stream_to(sink, chunk_timeout)
-            failure = await arrival if arrival is not None else None
-        except BaseException:
+            waiter = connection.stream_to(sink, chunk_timeout)
+            failure = await waiter if waiter is not None else None
+        except BaseException:  # a cancellation too: the engine stops only when its connection closes
             self.close()
             raise
         if failure is not None:
@@ -59,25 +59,25 @@ class EngineResponse:
         return enough
 
     async def read(self, limit: int, chunk_timeout: float | None = None) -> bytes:
-        """The whole body; `each` as for `pour`. Raises EngineError, also for one of more than `limit` bytes."""
+        """The complete body; `chunk_timeout` as for `stream_to`. Raises EngineError (`too-large` beyond `limit`)."""
         body, complete = await self.read_up_to(limit, chunk_timeout)
         if not complete:
             raise EngineError("too-large", f"the engine's answer has more than {limit} bytes")
         return body
 
     async def read_up_to(self, limit: int, chunk_timeout: float | None = None) -> tuple[bytes, bool]:
-        """The body, or the first `limit` bytes of it and something; and whether it is the whole body.
+        """The body and True; or slightly more than its first `limit` bytes and False.
 
-        `each` as for `pour`. Raises EngineError. What follows is not read, so the connection is closed.
+        `chunk_timeout` as for `stream_to`. Raises EngineError. The rest is not read, so the connection is closed.
         """
         parts: list[bytes] = []
-        left = limit
+        remaining = limit
 
         def take(part: bytes) -> bool:
-            nonlocal left
-            left -= len(part)
+            nonlocal remaining
+            remaining -= len(part)
             parts.append(part)
-            return left < 0
+            return remaining < 0
 
         exceeded = await self.stream_to(take, chunk_timeout)
         if exceeded:
@@ -85,12 +85,13 @@ class EngineResponse:
         return parts[0] if len(parts) == 1 else b"".join(parts), not exceeded
 
     def close(self, *, linger: bool = False) -> None:
-        """Lets go of the connection. `spent`: all that matters has come, so that only the end may follow."""
+        """Release the connection. `linger`: the content is complete, so only the end of the response may follow."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
         ending = None
         if linger and not connection.reader.done:
+            # Further content ends the wait, and the connection is closed unless the response ended with it.
             ending = connection.stream_to(lambda _: True, LINGER)
         if ending is None:
             self._release(connection)

@@ -1,4 +1,4 @@
-"""What of a request to an engine is known before there is one."""
+"""The parts of a request to an engine that do not change between requests."""
 
 import re
 from types import MappingProxyType
@@ -14,15 +14,15 @@ _VALID_TARGET: Final = re.compile(rb"[!-~]+")
 
 
 class RequestTarget:
-    """One address of an engine: where to connect, and what all requests there begin with (RFC 9112, section 3).
+    """A URL of an engine: its origin, and the constant start of all requests to it (RFC 9112, section 3).
 
-    `get` is a whole request, `post` one up to the length of its body.
+    `get_request` is a complete GET request; `post_prefix` is a POST request up to the value of content-length.
     """
 
     __slots__ = ("get_request", "origin", "post_prefix")
 
     def __init__(self, address: str) -> None:
-        """Raises ValueError for what is no address of an HTTP server."""
+        """Raises ValueError for anything that is not the URL of an HTTP server."""
         try:
             url = httpx.URL(address)
         except httpx.InvalidURL as error:
@@ -30,13 +30,15 @@ class RequestTarget:
         if url.scheme not in _DEFAULT_PORTS or not url.raw_host or _VALID_TARGET.fullmatch(url.raw_path) is None:
             raise ValueError(f"{address!r} is no address of an HTTP server")
         self.origin: Origin = (url.scheme, url.raw_host.decode("ascii"), url.port or _DEFAULT_PORTS[url.scheme])
+        # `identity`: a chunk is passed on as it arrives, without decoding.
         start = b"%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n" % (url.raw_path, url.netloc)
         self.get_request = b"GET %b\r\n" % start
         self.post_prefix = b"POST %bcontent-type: application/json\r\ncontent-length: " % start
 
 
 def header_line(name: str, value: str) -> bytes:
-    """A header's line. Raises ValueError for a value that would not be read back as that (RFC 9112, section 5)."""
+    """A header field line. Raises ValueError for a value that a parser would not read back (RFC 9112, section 5)."""
+    # A CR or LF in the value would start another field line.
     if not value.isprintable():
         raise ValueError(f"a header cannot carry {value!r}")
     return f"{name}: {value}\r\n".encode("latin-1")

@@ -1,14 +1,14 @@
-"""The road from the router to its engines, for thousands of streams at once.
+"""The connections from the router to its engines, for thousands of concurrent streams.
 
-    page        what of a request is known before there is one
-    http1       bytes to a response
+    target      the constant part of a request
+    http1       parses bytes to a response
     connection  a socket that carries one exchange after the other
-    pool        which idle connection serves next
-    response    an answer, and the hold on its connection
-    transport   this: the story of an exchange, and who holds which connection
-    client      what is asked of an engine
+    pool        selects an idle connection
+    response    a response, which holds its connection
+    transport   this module: runs an exchange and owns the connections
+    client      (router.upstream) the requests that engines get
 
-A request costs one look into a dictionary, one write and one future; a chunk of its answer none of these.
+A request costs one dictionary lookup, one write and one future; a chunk of its response costs none of these.
 """
 
 import asyncio
@@ -26,29 +26,29 @@ from router.net.local_errors import local_cause
 
 
 class HTTPTransport:
-    """Carries requests over HTTP/1.1, each on a connection of its own while it lasts.
+    """Carries requests over HTTP/1.1. Each has a connection of its own until it ends.
 
     - A request is one write.
-    - A response gives what has arrived as one bytes object, undecoded, and at once.
-    - A response that is read to its end gives its connection back; one that is closed early, or whose reader is
-      cancelled, closes it at once, so that the engine sees the client leave.
-    - Reading from an engine pauses while more than `high_water` bytes wait unread, and goes on when they are taken.
-    - A connection that the server closed while idle is not used.
-    - If a reused connection dies before any byte of the response came, the request is sent once more, on a fresh
-      connection; after a byte came it never is.
+    - A response passes on each read as one bytes object, undecoded and at once.
+    - A response that is read to its end returns its connection to the pool. One that is closed early, or whose reader
+      is cancelled, closes the connection at once, so that the engine sees the client disconnect.
+    - Reading from an engine pauses while more than `high_water` bytes are unread, and resumes when they are taken.
+    - A connection that the server closed while it was idle is not used.
+    - If a reused connection fails before any byte of the response came, the request is sent once more, on a new
+      connection. After a byte came, it is never sent again.
     - The connection that became idle last is used first, none is used after `idle_expiry` seconds, and at most
       `max_idle` are kept.
-    - Nothing is waited for beyond the time that the caller names. There is no bound on connections and so no wait
-      for one: admission bounds the work.
-    - What goes wrong is an EngineError: `connect`, `local` (this machine lacks what a connection needs), `timeout`,
+    - No wait exceeds the timeouts of the caller. The number of connections has no limit, so there is no wait for one:
+      admission limits the work.
+    - Failures are EngineErrors: `connect`, `local` (this machine lacks a resource for the connection), `timeout`,
       `reset` (the connection broke), `broken-off` (a response that is cut short, malformed, or with a head of more than
-      `max_head` bytes); its cause tells more.
+      `max_head` bytes); the cause has the details.
     - Interim responses are skipped, 204 and 304 have no body, a body without a length ends with the connection,
-      trailers are dropped, and a connection on which more comes than was asked for is closed.
-    - `in_use` counts connections that carry an exchange or are being opened for one, `idle` those that wait for one.
+      trailers are dropped, and a connection with bytes beyond the response is closed.
+    - `in_use` counts connections that carry an exchange or are being opened for one, `idle` those in the pool.
 
     `idle_expiry` is below the 5 seconds after which vLLM (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`) and uvicorn close an idle
-    connection, so that a request seldom meets one that is just being closed. A transport belongs to one event loop.
+    connection, so that a request seldom uses one that is just being closed. A transport belongs to one event loop.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class HTTPTransport:
     ) -> None:
         self._idle: IdlePool[Origin, HTTPConnection] = IdlePool(max_idle=max_idle, expiry=idle_expiry)
         self._busy: set[HTTPConnection] = set()
-        self._open: set[HTTPConnection] = set()  # those with a socket, idle, busy or just being closed
+        self._open: set[HTTPConnection] = set()  # all with a socket: idle, busy or just being closed
         self._high_water = high_water
         self._max_head = max_head
         self._ssl_context = ssl_context
-        # Asked for once: up to Python 3.11, get_running_loop makes a system call each time.
+        # Cached: up to Python 3.11, get_running_loop makes a system call each time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -83,41 +83,41 @@ class HTTPTransport:
     async def send(
         self, origin: Origin, request: bytes, *, connect_timeout: float, head_timeout: float, total_timeout: float
     ) -> EngineResponse:
-        """Send a request and wait for the head; whoever gets the response reads it to its end or closes it.
+        """Send a request and wait for the head. The caller reads the response to its end or closes it.
 
-        In seconds from now: `patience` for the head, `total` for all of it; and `connect` for a connection. Raises
-        EngineError.
+        Timeouts are in seconds from now; `total_timeout` covers the whole response. Raises EngineError.
         """
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
         now = loop.time()
-        until, last = now + head_timeout, now + total_timeout
+        deadline, total_deadline = now + head_timeout, now + total_timeout
         connection = self._take_idle(origin, now)
         while True:
             if connection is None:
-                connection = await self._connect(loop, origin, until, connect_timeout)
+                connection = await self._connect(loop, origin, deadline, connect_timeout)
             try:
-                failure = await connection.send_request(request, until, last)
-            except BaseException:
+                failure = await connection.send_request(request, deadline, total_deadline)
+            except BaseException:  # a cancellation too: the connection would stay in `_busy`
                 self._release(connection)
                 raise
             if failure is None:
                 return EngineResponse(connection, self._release)
             self._release(connection)
-            # The server may have closed it while the request was under way (RFC 9112 section 9.3.1).
+            # The server may have closed the idle connection while the request was on its way (RFC 9112 section 9.3.1).
+            # The retry uses a new connection, which cannot be `closed_while_idle`: so there is no third attempt.
             if not connection.closed_while_idle or self._closing:
                 raise failure
             connection = None
 
     async def aclose(self) -> None:
-        """Close all connections and wait until they are; exchanges under way fail with EngineError, `reset`."""
+        """Close all connections and wait for that. Exchanges in progress fail with EngineError, `reset`."""
         self._closing = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
         self._idle.clear()
-        for connection in self._busy | self._open:
+        for connection in self._busy | self._open:  # busy ones may still be connecting, without a socket
             connection.abort()
         if self._open:
             self._all_closed = self._all_closed or asyncio.Event()
@@ -147,26 +147,28 @@ class HTTPTransport:
         connection = HTTPConnection(
             origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._on_connection_lost
         )
-        self._busy.add(connection)
-        patience = loop.time() + connect_timeout
+        self._busy.add(connection)  # before the first await, so that `aclose` finds it
+        connect_by = loop.time() + connect_timeout
         try:
-            async with asyncio.timeout_at(min(patience, deadline)):
+            async with asyncio.timeout_at(min(connect_by, deadline)):
                 await loop.create_connection(
                     lambda: connection, host, port, ssl=context, server_hostname=host if context is not None else None
                 )
         except BaseException as error:
             self._release(connection)
-            # Beside what sockets and TLS raise: a port over 65535, and a host name that IDNA refuses.
+            # OSError: sockets, TLS and the timeout. OverflowError: a port over 65535. UnicodeError: an invalid IDNA
+            # host name.
             if not isinstance(error, OSError | OverflowError | UnicodeError):
                 raise
-            lacking = local_cause(error)
-            if lacking is not None:
-                failure = out_of_resources(lacking)
+            missing_resource = local_cause(error)
+            if missing_resource is not None:
+                failure = out_of_resources(missing_resource)
             else:
-                failure = timed_out() if isinstance(error, TimeoutError) and deadline < patience else unreachable()
+                # The caller's deadline is a timeout; the connect timeout alone means that the engine is unreachable.
+                failure = timed_out() if isinstance(error, TimeoutError) and deadline < connect_by else unreachable()
             failure.__cause__ = error
-            raise failure  # noqa: B904 - mypyc passes over `from`
-        if connection.is_open:
+            raise failure  # noqa: B904 - mypyc ignores `from`
+        if connection.is_open:  # else it was lost already, and `_on_connection_lost` will not come again
             self._open.add(connection)
         return connection
 
@@ -176,7 +178,7 @@ class HTTPTransport:
         return self._ssl_context
 
     def _release(self, connection: HTTPConnection) -> None:
-        """The one way in which an exchange lets go of its connection."""
+        """The only way for an exchange to release its connection."""
         self._busy.discard(connection)
         if not connection.finish_exchange() or self._closing or (loop := self._loop) is None:
             connection.abort()

@@ -1,10 +1,10 @@
-"""Entries as lines of JSON, to be carried from one Redis to another.
+"""Exports entries to lines of JSON, and imports them into another Redis.
 
     {"key": "rh:1:…", "expires": 1795432012.5, "fields": {"digest": "…", "body": "…", "stream": "=…", "format": "2", …}}
 
-`expires` is an instant in seconds since the epoch by Redis' clock, so a file that lies about for an hour does not make
-its entries live an hour longer. Fields are text; one that is not UTF-8, which no router writes, is `{"base64": "…"}`.
-A line of another format is refused: how to read it is known to the routers that wrote it.
+`expires` is an instant in seconds since the epoch by Redis' clock, so the age of a file does not prolong the life of
+its entries. Fields are text; one that is not UTF-8, which no router writes, is `{"base64": "…"}`. A line of another
+format version is rejected: only the routers that wrote it can read it.
 """
 
 import base64
@@ -28,12 +28,13 @@ from router.store.admin.scan import (
 from router.store.codec import decode_entry, invalid_entry_reason
 
 MAX_LINE: Final = 64 << 20
-"""Bytes of a line. An entry of the usual `cache.max_entry` needs some MiB at the most."""
+"""Bytes of a line. An entry within the default `cache.max_entry` needs some MiB at most."""
 
-_BATCH_ENTRIES: Final = 50  # entries that are read or written in one go; each may be large
+_BATCH_ENTRIES: Final = 50  # per pipeline; each entry may be large
 _BATCH_BYTES: Final = 8 << 20
 
-# All in one step, so that what another process stores meanwhile is not lost. The key is the only one it touches.
+# A script is atomic, so an entry that another process stores meanwhile is not overwritten. It has one key, as a cluster
+# requires.
 _PUT_UNLESS_NEWER_SCRIPT: Final = """
 if redis.call('TYPE', KEYS[1]).ok == 'hash' then
   local there = tonumber(redis.call('HGET', KEYS[1], 'created') or '')
@@ -61,18 +62,18 @@ _decode_line = msgspec.json.Decoder(_ExportLine).decode
 
 
 class ImportLineError(Exception):
-    """A line is none of ours; the message says which, and why."""
+    """A line is not a valid entry; the message has its number and the reason."""
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `entries` were written; what stood at an entry's key and was none was `left_out`."""
+    """How many `entries` were written, and how many values at entry keys were `left_out` as invalid entries."""
 
     entries: int
     left_out: int
 
 
 class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How many were `stored`; how many were not, since they had `expired` or something as new was there (`older`)."""
+    """How many entries were `stored`, had `expired`, or were `older` than (or as old as) the entry at their key."""
 
     stored: int
     expired: int
@@ -82,26 +83,26 @@ class ImportResult(msgspec.Struct, frozen=True, kw_only=True):
 async def export_entries(
     client: RedisClient, scope: EntryFilter, write: Callable[[bytes], object], progress: OnProgress = no_progress
 ) -> ExportResult:
-    """Writes a line for each entry that a scope means; `progress` is told of those. Raises LinkError.
+    """Write a line for each matching entry; `progress` gets their number. Raises RedisBackendError.
 
-    Where Redis moves its keys about meanwhile, one may come twice, as SCAN has it; that does no harm.
+    SCAN may return an entry twice; importing it twice does no harm.
     """
     entries = left_out = 0
     clock = await read_redis_clock(client)
-    async for found in scan_entries(client, scope):
-        for at in range(0, len(found), _BATCH_ENTRIES):
-            some = found[at : at + _BATCH_ENTRIES]
+    async for keys in scan_entries(client, scope):
+        for start in range(0, len(keys), _BATCH_ENTRIES):
+            batch = keys[start : start + _BATCH_ENTRIES]
             commands: list[Command] = []
-            for key in some:
+            for key in batch:
                 commands += [("HGETALL", key), ("PTTL", key)]
             replies = await execute_commands(client, commands)
             now = clock.now()
-            for key, fields, pttl in zip(some, replies[::2], replies[1::2], strict=True):
+            for key, fields, pttl in zip(batch, replies[::2], replies[1::2], strict=True):
                 entry = decode_entry(fields or {})
                 if entry is not None and pttl > 0:
                     write(_encode_line(key, now + pttl / 1000, fields))
                     entries += 1
-                elif pttl != -2:  # else it went while we looked
+                elif pttl != -2:  # -2: deleted since SCAN returned it
                     left_out += 1
             progress(entries)
     return ExportResult(entries=entries, left_out=left_out)
@@ -122,13 +123,14 @@ def _encode_value(value: bytes) -> Any:
 async def import_entries(
     client: RedisClient, lines: Iterable[bytes], progress: OnProgress = no_progress
 ) -> ImportResult:
-    """Stores the entries of lines; `progress` is told of those looked at. Raises LinkError, and LineError.
+    """Store the entries of lines; `progress` gets the number read. Raises RedisBackendError and ImportLineError.
 
-    - What is stored already and is as new or newer stays as it is.
-    - An entry lives as long as it would have lived where it came from.
-    - What stood before a line that is refused is stored, and no more is read; to import it again does no harm.
+    - A stored entry that is as new or newer is kept.
+    - An entry keeps the expiry that it had where it was exported.
+    - All lines before an invalid line are stored, and none after it; repeating the import does no harm.
     """
-    mark = await last_record_id(client)  # what was purged where an entry comes from means nothing here
+    # An entry's own position refers to the log of the Redis that it was exported from.
+    position = await last_record_id(client)
     stored = expired = older = read = size = 0
     batch: list[Command] = []
     clock = await read_redis_clock(client)
@@ -146,7 +148,7 @@ async def import_entries(
         if not line.strip():
             continue
         try:
-            command = _put_command(line, clock.now(), mark)
+            command = _put_command(line, clock.now(), position)
         except ImportLineError as error:
             await store()
             raise ImportLineError(f"line {number}: {error}") from None
@@ -163,29 +165,29 @@ async def import_entries(
 
 
 def _put_command(line: bytes, now: float, purge_position: bytes) -> Command | None:
-    """What stores a line's entry; None where it has expired. Raises LineError."""
+    """The command that stores a line's entry; None if it has expired. Raises ImportLineError."""
     if len(line) > MAX_LINE:
         raise ImportLineError(f"more than {MAX_LINE} bytes")
     try:
-        read = _decode_line(line)
+        parsed = _decode_line(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImportLineError(f"not an entry: {error}") from None
     fields = {
         name.encode(): value.base64 if isinstance(value, _Base64Value) else value.encode()
-        for name, value in read.fields.items()
+        for name, value in parsed.fields.items()
     }
     fields[b"purges"] = purge_position
     entry = decode_entry(fields)
     if entry is None:
         raise ImportLineError(invalid_entry_reason(fields))
-    left = int((read.expires - now) * 1000)
-    if left <= 0:
+    remaining_ms = int((parsed.expires - now) * 1000)
+    if remaining_ms <= 0:
         return None
     pairs = [part for field in fields.items() for part in field]
-    return ("EVAL", _PUT_UNLESS_NEWER_SCRIPT, 1, read.key, repr(entry.created), left, *pairs)
+    return ("EVAL", _PUT_UNLESS_NEWER_SCRIPT, 1, parsed.key, repr(entry.created), remaining_ms, *pairs)
 
 
 def read_lines(read_line: Callable[[int], bytes]) -> Iterable[bytes]:
-    """The lines of a file, given its `readline`; of one that is too long, only as much as shows it."""
+    """The lines of a file, given its `readline`. Of a line that is too long, only MAX_LINE + 1 bytes."""
     while line := read_line(MAX_LINE + 1):
         yield line

@@ -1,6 +1,6 @@
-"""Entries as people see them: page by page, and one with all that it holds.
+"""Entries as people see them: in pages, and one entry with all its fields.
 
-What stands at an entry's key and is none is shown as it stands, so that it can be found and deleted.
+A value at an entry's key that is no valid entry is shown as it is, so that it can be found and deleted.
 """
 
 import base64
@@ -37,10 +37,10 @@ class KeyParts(msgspec.Struct, frozen=True):
 
 
 class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry as a listing shows it; None is: it does not say so, or not in a way that can be read.
+    """An entry in a listing. None is a value that is absent or cannot be read.
 
-    `created` in seconds since the epoch, `age`, `ttl` (until it is stale) and `gone_in` (until Redis drops it) in
-    seconds, `bytes` of Redis' memory.
+    `created` in seconds since the epoch; `age`, `ttl` (until it is stale) and `gone_in` (until Redis deletes it) in
+    seconds; `bytes` of Redis' memory.
     """
 
     key: str
@@ -60,18 +60,18 @@ class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Some entries in the order of their keys. `cursor` is where the next page begins; None where this is the last."""
+    """Entries in the order of their keys. `cursor` is the start of the next page; None on the last one."""
 
     entries: list[EntrySummary]
     cursor: str | None
 
 
 class StreamDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry's field `stream` is.
+    """The decoded field `stream` of an entry.
 
-    - `bytes`: its length. `events`: bytes of the events that it gives, with the usage event and without `[DONE]`; None
-      where it gives none.
-    - `lossless`: whether the body says all that the events said. If not, the body is only for people to read.
+    - `bytes`: its length. `events`: bytes of the decoded events, with the usage event and without `[DONE]`; None if
+      they cannot be decoded.
+    - `lossless`: whether the body contains all that the events do. If not, the body is only for people to read.
     """
 
     bytes: int
@@ -80,10 +80,11 @@ class StreamDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry with all that it holds, in a form that can be read.
+    """One entry with all its fields in readable form.
 
-    `type` is Redis' own; `problem` says why it is no entry that the router would use. `text` is that of the answer; it
-    and `stream` are None where there is a problem, or none of it. In `fields`, what is not UTF-8 is `base64:` and that.
+    `type` is the Redis type; `problem` is why the router would not use the entry. `text` is that of the response; it
+    and `stream` are None if there is a problem or they are absent. In `fields`, a value that is not UTF-8 is `base64:`
+    and its encoding.
     """
 
     entry: EntrySummary
@@ -95,22 +96,24 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_entries(client: RedisClient, scope: EntryFilter, limit: int, after: str | None = None) -> EntryPage:
-    """The first `limit` entries that a scope means, or those after the key `after`. Raises LinkError.
+    """The first `limit` entries that a filter matches, of those after the key `after` if given. Raises
+    RedisBackendError.
 
-    Every page looks at all keys: so it needs no memory of the page before, and entries that come and go meanwhile move
-    none of the others.
+    Every page scans all keys. So no state is kept between pages, and entries that are added or deleted meanwhile do not
+    shift the others.
     """
     smallest: list[str] = []
-    async for found in scan_entries(client, scope):
-        later = {key for key in found if after is None or key > after}
-        smallest = heapq.nsmallest(limit + 1, later.union(smallest))
+    async for keys in scan_entries(client, scope):
+        candidates = {key for key in keys if after is None or key > after}
+        # One more than the page shows that there is a next page. A set: SCAN may return a key twice.
+        smallest = heapq.nsmallest(limit + 1, candidates.union(smallest))
     shown = smallest[:limit]
     entries = [entry for entry in await fetch_summaries(client, shown) if entry is not None]
     return EntryPage(entries, shown[-1] if len(smallest) > limit else None)
 
 
 async def fetch_summaries(client: RedisClient, keys: list[str]) -> list[EntrySummary | None]:
-    """Entries as a listing shows them; None for one that is gone. Raises LinkError."""
+    """The entries at these keys; None for one that does not exist. Raises RedisBackendError."""
     commands: list[Command] = []
     for key in keys:
         commands += [("HMGET", key, *_SUMMARY_FIELDS), ("PTTL", key), memory_command(key)]
@@ -120,13 +123,13 @@ async def fetch_summaries(client: RedisClient, keys: list[str]) -> list[EntrySum
     for at, key in zip(range(0, len(replies), 3), keys, strict=True):
         values, pttl, size = replies[at : at + 3]
         fields = dict(zip(_SUMMARY_FIELDS, values, strict=True)) if values is not None else {}
-        entries.append(_summarize(key, fields, pttl, size, now) if pttl != -2 else None)
+        entries.append(_summarize(key, fields, pttl, size, now) if pttl != -2 else None)  # -2: no such key
     return entries
 
 
 def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: int | None, now: float) -> EntrySummary:
     created, ttl = parse_number(fields.get("created")), parse_number(fields.get("ttl"))
-    left = None if created is None or ttl is None else created + ttl - now
+    remaining = None if created is None or ttl is None else created + ttl - now
     return EntrySummary(
         key=key,
         parts=KeyParts.parse(key),
@@ -134,9 +137,9 @@ def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: in
         task=decode_text(fields.get("task")),
         created=created,
         age=None if created is None else max(0, int(now - created)),
-        ttl=None if left is None else max(0, int(left)),
-        gone_in=None if pttl < 0 else pttl // 1000,
-        stale=left is not None and left < 0,
+        ttl=None if remaining is None else max(0, int(remaining)),
+        gone_in=None if pttl < 0 else pttl // 1000,  # -1: no expiry
+        stale=remaining is not None and remaining < 0,
         prompt_tokens=_parse_int(fields.get("prompt_tokens")),
         completion_tokens=_parse_int(fields.get("completion_tokens")),
         generation_ms=_parse_int(fields.get("generation_ms")),
@@ -146,12 +149,12 @@ def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: in
 
 
 def memory_command(key: str) -> Command:
-    """Asks for the bytes of memory of a key, by all of its fields: of so few, a sample would say little."""
+    """Requests a key's memory in bytes, counted over all fields: with so few, a sample would be inaccurate."""
     return ("MEMORY USAGE", key, "SAMPLES", 0)
 
 
 async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
-    """What stands at the key of an entry, whether or not it is one; None where nothing does. Raises LinkError."""
+    """The value at an entry's key, whether or not it is an entry; None if there is none. Raises RedisBackendError."""
     fields, kind = await execute_commands(client, [("HGETALL", key), ("TYPE", key)])
     (entry,) = await fetch_summaries(client, [key])
     if entry is None:
@@ -182,12 +185,12 @@ def _stream_detail(stream: bytes, body: bytes) -> StreamDetail:
 
 
 def parse_number(value: bytes | None) -> float | None:
-    """An amount as a field holds it; None for what is none that a clock could say."""
+    """The number in a field; None if it is not one, negative, or out of range."""
     try:
         amount = float(value or b"")
     except ValueError:
         return None
-    return amount if 0 <= amount < 1e12 else None  # nan is neither
+    return amount if 0 <= amount < 1e12 else None  # excludes nan too
 
 
 def _parse_int(value: bytes | None) -> int | None:
@@ -196,7 +199,7 @@ def _parse_int(value: bytes | None) -> int | None:
 
 
 def decode_text(value: bytes | None) -> str | None:
-    """A field's bytes as text, whatever they are."""
+    """Bytes as text: UTF-8, else `base64:` and their encoding."""
     if value is None:
         return None
     try:

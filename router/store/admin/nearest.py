@@ -1,4 +1,4 @@
-"""The entry that a request came nearest to, among those of its tenant."""
+"""Finds the stored entry most similar to a request, among those of its tenant."""
 
 import msgspec
 
@@ -10,9 +10,9 @@ from router.store.admin.scan import RedisClient, execute_commands, scan_entries
 
 
 class NearestEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """`differs`: the parts in which the entry at `key` differs. `key` is None where the tenant has no other entry.
+    """`differs`: the parts in which the entry at `key` differs. `key` is None if the tenant has no other entry.
 
-    `looked_at`: how many entries were compared; `everything`: whether those were all that the tenant has.
+    `looked_at`: number of entries compared; `everything`: whether these were all of the tenant's entries.
     """
 
     key: str | None
@@ -22,16 +22,16 @@ class NearestEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_compared: int) -> NearestEntry:
-    """The entry with the fewest parts that differ, the newest of several; at most about `most` are compared.
+    """The entry with the fewest differing parts, the newest of several. Compares about `max_compared` entries.
 
-    The entry at `key` itself is passed over. Raises LinkError.
+    The entry at `key` itself is skipped. Raises RedisBackendError.
     """
-    best: tuple[tuple[int, int, float], str, list[MissReason]] | None = None
+    best: tuple[tuple[int, int, float], str, list[MissReason]] | None = None  # rank, key, differing parts
     looked_at = 0
-    async for found in scan_entries(client, EntryFilter(tenant=wanted.tenant)):
+    async for keys in scan_entries(client, EntryFilter(tenant=wanted.tenant)):
         if looked_at >= max_compared:
             return _to_result(best, looked_at, everything=False)
-        others = [other for other in found if other != key]
+        others = [other for other in keys if other != key]
         replies = await execute_commands(
             client, [("HMGET", other, "question", "params", "created") for other in others]
         )
@@ -42,7 +42,7 @@ async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_c
                 continue
             looked_at += 1
             differs = wanted.differing_parts(stored)
-            # Of two that differ in as many parts, the one that shares what was asked is the one that is meant.
+            # Among equal numbers of differing parts, the entry with the same question is the one the user means.
             rank = (len(differs), _dissimilarity(wanted, stored), -(parse_number(created) or 0.0))
             if best is None or rank < best[0]:
                 best = (rank, other, differs)
@@ -57,7 +57,7 @@ def _to_result(
 
 
 def _dissimilarity(wanted: Fingerprint, stored: Fingerprint) -> int:
-    """How little two requests share that few others share; an absent system prompt is shared by many."""
+    """Minus the number of shared parts that distinguish requests; an absent system prompt or context does not."""
     shared = (
         wanted.question == stored.question,
         wanted.system == stored.system != EMPTY_HASH,

@@ -1,9 +1,9 @@
-"""Forgetting answers: those that are stored, and those that are still being given.
+"""Purges responses: those that are stored, and those that are being generated.
 
-The order matters. What is to be forgotten is first written down in a stream that every router process reads: from then
-on none of them stores an answer that began before. Then the claims go, so that whoever asks now begins anew and does
-not attach to an answer that began before; and at last the entries. A process that was away reads the stream when it is
-back; what it had in hand is covered, too.
+The order matters. First comes a record in the purge log, a stream that every router process reads: from then on, no
+process stores a response whose generation began before. Then the leases are deleted, so that new requests start a new
+generation and do not attach to one that began before. The entries come last. A process that was disconnected reads the
+log when it reconnects, so its generations in progress are covered too.
 """
 
 import msgspec
@@ -16,9 +16,9 @@ from router.store.admin.scan import OnProgress, RedisClient, execute_commands, n
 
 
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How many `entries` were there and are gone, and how many `claims` of generations in flight.
+    """How many `entries` were deleted, and how many `claims` (leases) of in-flight requests.
 
-    `replicas`: which have the record of the purge, so that a failover to one of them does not lose it; None is unknown.
+    `replicas`: those that have the purge's record, so that a failover to one of them does not lose it; None is unknown.
     """
 
     entries: int
@@ -27,43 +27,43 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = no_progress) -> PurgeResult:
-    """Forgets what a scope means; `progress` is told of the entries that are gone. Raises LinkError.
+    """Delete the entries that a filter matches. `progress` gets the number deleted. Raises RedisBackendError.
 
-    - A record of it is there before anything is deleted; one that fails half-way is taken up by doing it again.
-    - Redis is never held up: it deletes some hundreds of keys at a time, and frees their memory beside its work.
-    - Of a scope that names a document, no claim is deleted: their names do not tell.
+    - The record exists before anything is deleted. A purge that fails half-way is completed by repeating it.
+    - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
+    - A purge by document deletes no leases: their keys do not contain the documents.
     """
     replicas = await add_record(client, scope)
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
-    async for meant in scan_entries(client, scope):
-        entries += sum(await execute_commands(client, [("UNLINK", key) for key in meant]))
-        await execute_commands(client, _hit_removals(meant))
+    async for keys in scan_entries(client, scope):
+        entries += sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
+        await execute_commands(client, _hit_removals(keys))
         progress(entries)
     return PurgeResult(entries=entries, claims=claims, replicas=replicas)
 
 
 async def count_entries(client: RedisClient, scope: EntryFilter, progress: OnProgress = no_progress) -> int:
-    """How many entries a purge would find now. Raises LinkError."""
-    found = 0
-    async for meant in scan_entries(client, scope):
-        found += len(meant)
-        progress(found)
-    return found
+    """How many entries a purge would delete now. Raises RedisBackendError."""
+    count = 0
+    async for keys in scan_entries(client, scope):
+        count += len(keys)
+        progress(count)
+    return count
 
 
 async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
     if scope.key is not None:
         return sum(await execute_commands(client, [("DEL", scope.claim_pattern)]))
-    gone = 0
+    deleted = 0
     async for batch in scan_keys(client, scope.claim_pattern):
-        meant = [claim for claim in batch if scope.matches(claimed_entry_key(claim))]
-        gone += sum(await execute_commands(client, [("DEL", claim) for claim in meant]))
-    return gone
+        matching = [claim for claim in batch if scope.matches(claimed_entry_key(claim))]
+        deleted += sum(await execute_commands(client, [("DEL", claim) for claim in matching]))
+    return deleted
 
 
 def _hit_removals(purged_keys: list[str]) -> list[Command]:
-    """Takes entries out of the counts of hits; a command for each tenant."""
+    """Commands that remove entries from the hit counts, one per tenant."""
     by_tenant: dict[str, list[str]] = {}
     for key in purged_keys:
         by_tenant.setdefault(key.split(":")[2], []).append(key)

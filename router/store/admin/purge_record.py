@@ -1,7 +1,7 @@
-"""The log of purges as whoever purges writes it: a record, and how many replicas have it.
+"""Writes to the purge log: adds a record, and counts the replicas that have it.
 
-Redis confirms a write before its replicas have it, so a failover may lose the record of a purge. WAIT says how many
-replicas have all that this very connection wrote before; so it goes over the same connection as the record.
+Redis confirms a write before its replicas have it, so a failover may lose the record of a purge. WAIT returns how many
+replicas have all previous writes of the same connection, so it must use the connection that added the record.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ from router.shared.purges import (
 from router.store.admin.scan import RedisClient, map_redis_errors
 
 MAX_RECORDS: Final = MAX_PURGES
-"""Purges that the log remembers, or a few more."""
+"""Purges that the log keeps, approximately: Redis trims it by whole nodes."""
 
 SCOPE_FIELD: Final = "scope"
-"""The field of a record that holds the scope as JSON."""
+"""The field of a record that holds the filter as JSON."""
 
-_REPLICATION_TIMEOUT_MS: Final = 1000  # milliseconds that replicas have to confirm; they take about one
+_REPLICATION_TIMEOUT_MS: Final = 1000  # replicas usually confirm in about one millisecond
 _PAGE_SIZE: Final = 1000
 _INFO_COMMAND: Final[Command] = ("INFO", "replication")
 
 
 class ReplicaAcks(msgspec.Struct, frozen=True):
-    """Of `connected` replicas, how many have `acknowledged` a record."""
+    """The number of `connected` replicas, and how many of them have `acknowledged` a record."""
 
     connected: int
     acknowledged: int
@@ -46,9 +46,9 @@ NO_REPLICAS: Final = ReplicaAcks(0, 0)
 
 
 async def add_record(client: RedisClient, scope: EntryFilter) -> ReplicaAcks | None:
-    """Adds the record of a purge; waits a second at most for replicas to have it. Raises LinkError.
+    """Add the record of a purge; waits at most a second for replicas to confirm it. Raises RedisBackendError.
 
-    None where it is not known which replicas have it: Redis refuses to say, or the record's slot is being moved.
+    None where it is unknown which replicas have it: Redis does not report them, or the record's slot is being moved.
     """
     with map_redis_errors():
         server = _LogServer(client, await _log_node(client))
@@ -59,40 +59,42 @@ async def add_record(client: RedisClient, scope: EntryFilter) -> ReplicaAcks | N
             return None if connected is None else NO_REPLICAS
         added, acknowledged = await server.execute(record, ("WAIT", connected, _REPLICATION_TIMEOUT_MS))
         if isinstance(added, Exception):
-            # Not lost: the server has refused it. In a cluster, another one may have taken over the slot.
+            # The server has refused the record, so repeating it adds no second one. In a cluster, another node may own
+            # the slot by now; the client follows the redirection.
             await client.execute_command(*record)
             return None
         return ReplicaAcks(connected, acknowledged) if isinstance(acknowledged, int) else None
 
 
 async def last_record_id(client: RedisClient) -> bytes:
-    """The id of the last record of the log, which is begun where there is none. Raises LinkError."""
+    """The id of the log's last record. Starts the log if there is none. Raises RedisBackendError."""
     with map_redis_errors():
-        found = await client.execute_command("XREVRANGE", PURGE_LOG_KEY, "+", "-", "COUNT", 1)
-        id_: bytes = found[0][0] if found else await client.execute_command(*log_start_command())
+        records = await client.execute_command("XREVRANGE", PURGE_LOG_KEY, "+", "-", "COUNT", 1)
+        id_: bytes = records[0][0] if records else await client.execute_command(*log_start_command())
     return id_
 
 
 async def is_purged(client: RedisClient, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
-    """Whether an entry with such a mark is not given although it is there; see Purges.cover. Raises LinkError."""
+    """Whether `get` refuses an entry with this purge position; see Purges.covers. Raises RedisBackendError."""
     after = "-"
     first = last = BEGINNING
     covered = False
     with map_redis_errors():
         while True:
-            found = await client.execute_command("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE_SIZE)
-            for id_, fields in found:
+            records = await client.execute_command("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE_SIZE)
+            for id_, fields in records:
                 last = parse_position(id_)
                 first = last if first == BEGINNING else first
                 scope = decode_entry_filter(fields)
                 covered = covered or (last > since and scope is not None and scope.matches(key, documents))
-            if len(found) < _PAGE_SIZE:
+            if len(records) < _PAGE_SIZE:
+                # A position outside of the log belongs to a log that is lost.
                 return covered or not first <= since <= last
-            after = "(" + found[-1][0].decode()
+            after = "(" + records[-1][0].decode()
 
 
 async def _log_node(client: RedisClient) -> ClusterNode | None:
-    """Of a cluster, the server that holds the log."""
+    """The cluster node that holds the log; None without a cluster."""
     if not isinstance(client, RedisCluster):
         return None
     await client.initialize()
@@ -100,27 +102,27 @@ async def _log_node(client: RedisClient) -> ClusterNode | None:
 
 
 class _LogServer:
-    """The server that holds the log: of a cluster, one of its nodes."""
+    """The server, or the cluster node, that holds the log."""
 
     def __init__(self, client: RedisClient, node: ClusterNode | None) -> None:
         self._client = client
         self._node = node
 
     async def execute(self, *commands: Command) -> list[Any]:
-        """Sends commands over one connection; a refusal is an exception in its place."""
+        """Send commands over one connection. An error reply is an exception in the reply's place."""
         if self._node is None:
             batch = self._client.pipeline(transaction=False)
             for command in commands:
                 batch.execute_command(*command)
             return list(await batch.execute(raise_on_error=False))
-        sent = [PipelineCommand(place, *command) for place, command in enumerate(commands)]
+        sent = [PipelineCommand(position, *command) for position, command in enumerate(commands)]
         await self._node.execute_pipeline(sent)
-        for one in sent:
-            if isinstance(one.result, (OSError, asyncio.TimeoutError)):
-                raise one.result
-        return [one.result for one in sent]
+        for sent_command in sent:
+            if isinstance(sent_command.result, (OSError, asyncio.TimeoutError)):
+                raise sent_command.result
+        return [sent_command.result for sent_command in sent]
 
     async def connected_replicas(self) -> int | None:
-        """None where Redis does not say."""
-        (told,) = await self.execute(_INFO_COMMAND)
-        return told.get("connected_slaves") if isinstance(told, dict) else None
+        """None where Redis does not report it."""
+        (info,) = await self.execute(_INFO_COMMAND)
+        return info.get("connected_slaves") if isinstance(info, dict) else None

@@ -1,7 +1,7 @@
-"""Finding entries among all that Redis holds, without holding Redis up.
+"""Finds entries among all keys in Redis without blocking Redis.
 
-Keys come by SCAN, some hundreds at a time, and what is asked of them goes in pipelines of as many commands, each about
-one key. So the same code serves one server, a server that a Sentinel names, and a cluster.
+SCAN returns keys by the hundred, and the commands for them go in pipelines of as many. Each command has one key, so the
+same code works with a single server, a master found by a Sentinel, and a cluster.
 """
 
 import contextlib
@@ -19,27 +19,27 @@ from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
 from router.store.codec import decode_documents
 
 RedisClient = Any
-"""A redis-py client of a server or a cluster; redis-py leaves much of them untyped."""
+"""A redis-py client of a server or a cluster. Any: redis-py leaves many of its methods untyped."""
 
 OnProgress = Callable[[int], None]
-"""Is told now and then how many there have been so far."""
+"""Called repeatedly with the number processed so far."""
 
 BATCH_SIZE: Final = 200
-"""Keys that are asked about at once; more would hold up the requests of a router that an administrator asks."""
+"""Keys per pipeline. A larger one would delay the requests of a router that serves an administrator."""
 
-# With a key, so that of a cluster's servers it is always the same one that is asked.
+# The key routes it to the same node of a cluster each time.
 _TIME_COMMAND: Final[Command] = ("EVAL", "return redis.call('TIME')", 1, PURGE_LOG_KEY)
 
-_SCAN_COUNT: Final = 500  # keys that one SCAN looks at; some tenths of a millisecond of Redis' time
+_SCAN_COUNT: Final = 500  # keys per SCAN, which take some tenths of a millisecond of Redis' time
 
 
 def no_progress(_: int) -> None:
-    """The progress of what nobody watches."""
+    """Reports nothing."""
 
 
 @contextlib.contextmanager
 def map_redis_errors() -> Iterator[None]:
-    """What redis-py raises becomes LinkError."""
+    """Converts redis-py's exceptions to RedisBackendError."""
     try:
         yield
     except REDIS_ERRORS as error:
@@ -47,7 +47,7 @@ def map_redis_errors() -> Iterator[None]:
 
 
 async def execute_commands(client: RedisClient, commands: Sequence[Command]) -> list[Any]:
-    """A reply for each command; None for one that meets a key of another type. Raises LinkError for other refusals."""
+    """A reply for each command; None for a key of another type. Raises RedisBackendError for other errors."""
     if not commands:
         return []
     with map_redis_errors():
@@ -62,7 +62,7 @@ async def execute_commands(client: RedisClient, commands: Sequence[Command]) -> 
 
 
 async def read_redis_clock(client: RedisClient) -> RedisClock:
-    """Redis' clock, by which entries have their age. Raises LinkError."""
+    """Redis' clock, which determines the age of entries. Raises RedisBackendError."""
     clock = RedisClock()
     sent = clock.monotonic()
     (reply,) = await execute_commands(client, [_TIME_COMMAND])
@@ -75,11 +75,11 @@ def _is_wrong_type(reply: Exception) -> bool:
 
 
 async def scan_keys(client: RedisClient, pattern: str) -> AsyncIterator[list[str]]:
-    """The keys that a pattern finds, in batches; one may come twice, as SCAN has it. Raises LinkError."""
+    """The keys that match a pattern, in batches. SCAN may return a key twice. Raises RedisBackendError."""
     batch: list[str] = []
     with map_redis_errors():
         async for key in client.scan_iter(match=pattern, count=_SCAN_COUNT):
-            # What is not ASCII is no key of ours; it is let through, and matches nothing.
+            # A key that is not ASCII is not the router's; decoded like this, it matches no filter.
             batch.append(key.decode("ascii", "replace") if isinstance(key, bytes) else key)
             if len(batch) >= BATCH_SIZE:
                 yield batch
@@ -89,14 +89,14 @@ async def scan_keys(client: RedisClient, pattern: str) -> AsyncIterator[list[str
 
 
 async def scan_entries(client: RedisClient, scope: EntryFilter) -> AsyncIterator[list[str]]:
-    """The keys of the entries that a scope means, in batches, some of which may be empty. Raises LinkError.
+    """The keys of the entries that a filter matches, in batches, some of which may be empty. Raises RedisBackendError.
 
-    Where a document is meant, entries that have none are not asked for theirs; one whose names cannot be read is taken
-    to be meant.
+    For a filter by document, entries without retrieved text are skipped without reading them; an entry whose document
+    names cannot be read counts as matching.
     """
     if scope.key is not None:
-        found = [scope.key] if (await execute_commands(client, [("EXISTS", scope.key)]))[0] else []
-        yield await _matching(client, scope, found)
+        existing = [scope.key] if (await execute_commands(client, [("EXISTS", scope.key)]))[0] else []
+        yield await _matching(client, scope, existing)
         return
     async for batch in scan_keys(client, scope.key_pattern):
         yield await _matching(client, scope, batch)
@@ -105,15 +105,15 @@ async def scan_entries(client: RedisClient, scope: EntryFilter) -> AsyncIterator
 async def _matching(client: RedisClient, scope: EntryFilter, keys: list[str]) -> list[str]:
     if scope.document is None:
         return [key for key in keys if scope.matches(key)]
-    anything = EntryFilter(all=True)
-    asked = [key for key in keys if anything.matches(key) and key.split(":")[5] != EMPTY_HASH]
-    named = await execute_commands(client, [("HGET", key, "documents") for key in asked])
-    meant = []
-    for key, field in zip(asked, named, strict=True):
+    anything = EntryFilter(all=True)  # matches every valid entry key
+    candidates = [key for key in keys if anything.matches(key) and key.split(":")[5] != EMPTY_HASH]
+    fields = await execute_commands(client, [("HGET", key, "documents") for key in candidates])
+    matching = []
+    for key, field in zip(candidates, fields, strict=True):
         try:
             documents = decode_documents(field)
         except ValueError:
             documents = tuple(possible_document_names(scope.document))
         if scope.matches(key, documents):
-            meant.append(key)
-    return meant
+            matching.append(key)
+    return matching

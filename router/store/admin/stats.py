@@ -1,7 +1,7 @@
-"""The cache as a whole: how much there is of what, and which entries are hit the most.
+"""Statistics of the cache: how many entries there are by tenant and model, and which have the most hits.
 
-It is Redis that is asked, so it shows the same to whoever asks, router or command line. Numbers of entries are as exact
-as SCAN is while others write.
+All data come from Redis, so the router and the command line show the same. While entries are written, counts are as
+exact as SCAN.
 """
 
 from typing import Any, Final
@@ -30,16 +30,17 @@ from router.store.admin.scan import (
 )
 
 MEASURED: Final = 100
-"""Entries of each tenant and model whose memory is measured; for the others it is reckoned from those."""
+"""Entries per tenant and model whose memory is measured; the memory of the others is extrapolated from these."""
 
 
 class EntryCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """`stale` of the `entries` have outlived their time; `bytes` of Redis' memory, and how many were `measured`.
+    """`stale` of the `entries` are older than their time to live; `bytes` of Redis' memory, extrapolated from
+    `measured`.
 
-    - `tokens`: generated tokens of all entries, each of which says how many it has.
+    - `tokens`: generated tokens of all entries, from the entries themselves.
     - `bytes_per_token`: Redis' memory per generated token, over the measured entries that have any; None without one.
-      Embeddings, and answers of engines that tell no usage, have none: `bytes` counts them and this does not. The total
-      weighs each tenant and model by its tokens, not by how many of its entries were measured.
+      Embeddings, and responses of engines that report no usage, have none: they count in `bytes` and not here. The
+      total is weighted by the tokens of each tenant and model, not by how many of its entries were measured.
     """
 
     entries: int
@@ -53,8 +54,8 @@ class EntryCounts(msgspec.Struct, frozen=True, kw_only=True):
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """`tenants`: by tenant and model. `oldest`, `newest` in seconds since the epoch; None where there is no entry.
 
-    `redis`: of each server its memory in use and its bound in bytes (None for none), what it does when that is full,
-    and how many keys it has evicted since it started.
+    `redis`: for each server, its used memory and limit in bytes (None for no limit), its eviction policy, and how many
+    keys it has evicted since it started.
     """
 
     total: EntryCounts
@@ -67,7 +68,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry that was hit `hits` times. `saved` tokens were not generated; None where it is gone."""
+    """An entry with `hits` hits, which `saved` tokens from being generated; None if it is gone."""
 
     key: str
     hits: int
@@ -76,7 +77,7 @@ class TopEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _CountsBuilder:
-    """What is counted of a tenant and model; `answer_bytes` and `answer_tokens` are of measured entries with tokens."""
+    """Counters for a tenant and model. `answer_bytes` and `answer_tokens` are of measured entries with tokens."""
 
     __slots__ = ("answer_bytes", "answer_tokens", "bytes", "entries", "measured", "stale", "tokens")
 
@@ -100,28 +101,30 @@ def _ratio(size: float, tokens: int) -> float | None:
 
 
 def _sum_counts(counts: list[EntryCounts]) -> EntryCounts:
-    weighed = [(amount.bytes_per_token, amount.tokens) for amount in counts if amount.bytes_per_token is not None]
+    weights = [(amount.bytes_per_token, amount.tokens) for amount in counts if amount.bytes_per_token is not None]
     return EntryCounts(
         entries=sum(amount.entries for amount in counts),
         stale=sum(amount.stale for amount in counts),
         tokens=sum(amount.tokens for amount in counts),
         bytes=sum(amount.bytes for amount in counts),
         measured=sum(amount.measured for amount in counts),
-        bytes_per_token=_ratio(sum(each * tokens for each, tokens in weighed), sum(tokens for _, tokens in weighed)),
+        bytes_per_token=_ratio(sum(each * tokens for each, tokens in weights), sum(tokens for _, tokens in weights)),
     )
 
 
 async def collect_stats(client: RedisClient, progress: OnProgress = no_progress) -> CacheStats:
-    """Counts everything; `progress` is told of the entries. Raises LinkError."""
+    """Count everything; `progress` gets the number of entries. Raises RedisBackendError."""
     groups: dict[str, dict[str, _CountsBuilder]] = {}
     counted = 0
     oldest = newest = None
     clock = await read_redis_clock(client)
-    async for found in scan_entries(client, EntryFilter(all=True)):
+    async for keys in scan_entries(client, EntryFilter(all=True)):
         now = clock.now()
-        told = await execute_commands(client, [("HMGET", key, "created", "ttl", "completion_tokens") for key in found])
+        replies = await execute_commands(
+            client, [("HMGET", key, "created", "ttl", "completion_tokens") for key in keys]
+        )
         entries = []
-        for key, values in zip(found, told, strict=True):
+        for key, values in zip(keys, replies, strict=True):
             parts = KeyParts.parse(key)
             group = groups.setdefault(parts.tenant, {}).setdefault(parts.model, _CountsBuilder())
             created, ttl, completion_tokens = map(parse_number, values or (None, None, None))
@@ -134,7 +137,7 @@ async def collect_stats(client: RedisClient, progress: OnProgress = no_progress)
                 newest = max(created, newest or created)
             entries.append((key, group, tokens))
         await _measure_memory(client, entries)
-        counted += len(found)
+        counted += len(keys)
         progress(counted)
     tenants = {
         tenant: {model: group.counts() for model, group in sorted(models.items())}
@@ -152,7 +155,7 @@ async def collect_stats(client: RedisClient, progress: OnProgress = no_progress)
 
 
 async def _measure_memory(client: RedisClient, entries: list[tuple[str, _CountsBuilder, int]]) -> None:
-    """Adds the memory of entries, given with their groups and tokens, as long as their groups have few measured."""
+    """Add the memory of these entries, up to MEASURED per group."""
     chosen = []
     for key, group, tokens in entries:
         if group.measured < MEASURED:
@@ -173,9 +176,9 @@ async def _count_keys(client: RedisClient, pattern: str) -> int:
 async def _server_info(client: RedisClient) -> list[dict[str, Any]]:
     with map_redis_errors():
         if hasattr(client, "get_primaries"):  # a cluster
-            told = [await client.info(target_nodes=node) for node in client.get_primaries()]
+            infos = [await client.info(target_nodes=node) for node in client.get_primaries()]
         else:
-            told = [await client.info()]
+            infos = [await client.info()]
     return [
         {
             "version": info.get("redis_version"),
@@ -184,21 +187,22 @@ async def _server_info(client: RedisClient) -> list[dict[str, Any]]:
             "policy": info.get("maxmemory_policy"),
             "evicted": info.get("evicted_keys"),
         }
-        for info in told
+        for info in infos
     ]
 
 
 async def top_entries(client: RedisClient, limit: int, tenant: str | None = None) -> list[TopEntry]:
-    """The entries with the most hits, of one tenant or of all. Raises LinkError."""
+    """The entries with the most hits, of one tenant or of all. Raises RedisBackendError."""
     if tenant is not None:
-        counted = [hits_key(tenant)]
+        hit_keys = [hits_key(tenant)]
     else:
-        counted = sorted({name async for batch in scan_keys(client, HITS_PATTERN) for name in batch})
+        hit_keys = sorted({name async for batch in scan_keys(client, HITS_PATTERN) for name in batch})
     ranked: dict[str, int] = {}
-    for name in counted:
+    for name in hit_keys:
         with map_redis_errors():
             best = await client.zrevrange(name, 0, limit - 1, withscores=True)
         ranked |= {decode_text(key) or "": int(hits) for key, hits in best}
+    # The keys come from a sorted set, and `fetch_summaries` needs valid ones.
     keys_of = [key for key in ranked if EntryFilter(all=True).matches(key)]
     chosen = sorted(keys_of, key=lambda key: (-ranked[key], key))[:limit]
     return [
