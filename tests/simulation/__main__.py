@@ -1,6 +1,6 @@
 """The command line: `make simulate`, or `python -m tests.simulation` from the project's folder.
 
-It names each seed of which something is wrong, prints the trace of the first, and exits with 1 if there is any.
+It prints each seed with violations and the trace of the first one. The exit status is 1 if there are any.
 """
 
 import argparse
@@ -61,11 +61,11 @@ def main() -> int:
 
 def _prepare(mutant: str | None) -> None:
     clock.install()
-    # Only now, since the router takes the clock as it finds it.
+    # After `install`: the import of the router binds the clock functions.
     from tests.simulation.world import prepare
 
     prepare(mutant)
-    sys.unraisablehook = lambda _: None  # tasks of processes that were killed
+    sys.unraisablehook = lambda _: None  # raised by garbage collection of killed processes' tasks
     gc.collect()
     gc.freeze()
 
@@ -85,7 +85,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _in_parallel(options: argparse.Namespace) -> int:
-    """Deals the seeds out to processes, and tells what they find."""
+    """Distribute the seeds over processes and merge their results."""
     same = ["--kinds", options.kinds] + (["--mutant", options.mutant] if options.mutant else [])
     children = []
     for job in range(options.jobs):
@@ -93,20 +93,20 @@ def _in_parallel(options: argparse.Namespace) -> int:
         argv = ["--seeds", f"{count}", "--first", f"{options.first + job}", "--step", f"{options.jobs}", "--json"]
         argv = [sys.executable, "-m", "tests.simulation", *argv, *same]
         children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
-    found: list[Any] = []
+    results: list[Any] = []
     for child in children:
         out, _ = child.communicate()
         if child.returncode not in (0, 1):
             return child.returncode
-        found += map(json.loads, out.splitlines())
+        results += map(json.loads, out.splitlines())
     counts, seeds = Counter[str](), 0
-    for one in found:
-        if "counts" in one:
-            counts.update(one["counts"])
-            seeds += one["seeds"]
-    wrong = sorted((one for one in found if "seed" in one), key=lambda one: int(one["seed"]))
-    for one in wrong:
-        _print_result(options.json, one)
+    for result in results:
+        if "counts" in result:
+            counts.update(result["counts"])
+            seeds += result["seeds"]
+    wrong = sorted((result for result in results if "seed" in result), key=lambda result: int(result["seed"]))
+    for result in wrong:
+        _print_result(options.json, result)
     if wrong and not options.json:
         argv = [sys.executable, "-m", "tests.simulation", "--seed", str(wrong[0]["seed"]), *same]
         sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""A client's request to a simulated router: what the server's cycle is to the application, without a socket.
+"""A client's request to a simulated router: the counterpart of the server's cycle, without a socket.
 
-Theory of operation. The application is given the request and the extension router.net.server.client_connection.Client,
-and is begun as the server begins it (router.net.server.eager). What it sends is in the client's hands at once, unless
-the client reads slowly: then there is no room for `take`, and `send` waits.
+Theory of operation. The application gets the request and the extension `client_connection.ClientConnection` of
+router.net.server, and is started as the server starts it (router.net.server.eager). Its output reaches the client at
+once. If the client reads slowly, `try_send` refuses data and `send` waits.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Message = MutableMapping[str, Any]
 
 
 class SimulatedRequest:
-    """One request. `over` is called once, when it has ended. See Cycle for the order of what happens."""
+    """One request. `on_ended` is called once, when it has ended. See Cycle for the order of events."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SimulatedRequest:
         pause: float,
         on_ended: Callable[["SimulatedRequest"], None],
     ) -> None:
-        """`pause`: seconds after each part of the answer in which the client takes no more."""
+        """`pause`: seconds after each piece of the response in which the client reads nothing."""
         self.record = record
         self.cancelled_by_disconnect = False
         self._loop = loop
@@ -92,16 +92,18 @@ class SimulatedRequest:
                 self._full_until = self._loop.time() + self._pause
 
     def _end(self) -> None:
-        asked = self.record
-        if asked.status == 504 and b'"code":"not_cached"' in b"".join(asked.body):
-            asked.end("complete")
-        elif asked.status >= 500 or (asked.status == 200 and asked.stream and b"data: [DONE]" not in asked.body[-1]):
-            asked.end("failed")
+        record = self.record
+        if record.status == 504 and b'"code":"not_cached"' in b"".join(record.body):
+            record.end("complete")
+        elif record.status >= 500 or (
+            record.status == 200 and record.stream and b"data: [DONE]" not in record.body[-1]
+        ):
+            record.end("failed")
         else:
-            asked.end("complete")
+            record.end("complete")
         self._on_ended(self)
 
-    # -- router.net.server.client_connection.Client --------------------------------------------------------------------
+    # -- router.net.server.client_connection.ClientConnection ----------------------------------------------------------
 
     def cancel_on_disconnect(self) -> None:
         self._cancel_enabled = True
@@ -125,7 +127,7 @@ class SimulatedRequest:
         self._write(data)
         return True
 
-    # -- what the server does -----------------------------------------------------------------------------------------
+    # -- called in place of the server --------------------------------------------------------------------------------
 
     def on_task_started(self, task: "asyncio.Task[None]") -> None:
         self._task = task
@@ -155,5 +157,5 @@ class SimulatedRequest:
 
     @property
     def active(self) -> bool:
-        """Whether the application works on it."""
+        """Whether the application is still processing it."""
         return self._task is not None

@@ -1,7 +1,7 @@
 """The clocks and the randomness of a simulation, in place of the operating system's.
 
-`install` must run before `router` is imported: functions such as `time.time` are default arguments there. It changes
-the whole interpreter, so the simulation runs in an interpreter of its own.
+Call `install` before importing `router`: functions such as `time.time` are default arguments there. It changes the
+whole interpreter, so the simulation runs in an interpreter of its own.
 """
 
 import os
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 EPOCH: Final = 1_750_000_000.0
-"""What a wall clock without an offset shows when the virtual time is 0."""
+"""The wall clock without an offset at virtual time 0."""
 
 
 class VirtualClock:
-    """The virtual time, in seconds, and by how much the wall clock of the process that runs now is off."""
+    """The virtual time in seconds, and the wall clock's offset in the current process."""
 
     __slots__ = ("now", "offset")
 
@@ -49,13 +49,13 @@ def _nanoseconds(clock: Callable[[], float]) -> Callable[[], int]:
 
 
 def install() -> None:
-    """Replaces what tells the time and what is random. Only for an interpreter that does nothing else."""
+    """Replace the interpreter's clocks and random sources."""
     for name, clock in (("time", wall_time), ("monotonic", monotonic), ("perf_counter", monotonic)):
         setattr(time, name, clock)
         setattr(time, f"{name}_ns", _nanoseconds(clock))
     replaced: list[tuple[Any, str, Any]] = [
         (os, "urandom", _entropy),
-        (random, "_urandom", _entropy),  # that of SystemRandom, so of `secrets`
+        (random, "_urandom", _entropy),  # used by SystemRandom, thus by `secrets`
         (uuid, "uuid4", _uuid4),
     ]
     for module, name, value in replaced:
@@ -63,6 +63,6 @@ def install() -> None:
 
 
 def reset(seed: int) -> None:
-    """Begins anew, at virtual time 0."""
+    """Return to virtual time 0."""
     CLOCK.now = CLOCK.offset = 0.0
     random.seed(seed)

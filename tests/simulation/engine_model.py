@@ -1,7 +1,7 @@
 """An engine as a simulated process: HTTP/1.1, chat completions as JSON and as SSE, and scripted generations.
 
-Each generation has a number that no other one has, and says it in every token: `g17.0 g17.1 g17.2 `. So what a client
-got shows of which generation it is, from where to where, and whether that was all.
+Each generation has a unique number, which is in every token: `g17.0 g17.1 g17.2 `. So the bytes that a client gets show
+their generation, their positions, and whether they are complete.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _METRICS: Final = b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running 0\nv
 
 
 class GenerationScript:
-    """How a generation goes: seconds before each token, and whether the engine breaks off before its end."""
+    """The course of a generation: seconds before each token, and whether the engine aborts it."""
 
     __slots__ = ("aborts", "waits")
 
@@ -36,7 +36,7 @@ class GenerationScript:
 
 
 class EngineModel:
-    """One engine. `script` gives how a generation goes; `begun` is told of each."""
+    """One engine. `script` returns the course of the next generation; `on_generation` records its start."""
 
     def __init__(
         self,
@@ -80,27 +80,27 @@ class _EngineConnection(asyncio.Protocol):
         head, end, rest = self._buffer.partition(b"\r\n\r\n")
         if not end:
             return
-        found = _LENGTH.search(head)
-        length = int(found[1]) if found is not None else 0
+        match = _LENGTH.search(head)
+        length = int(match[1]) if match is not None else 0
         if len(rest) < length:
             return
         self._buffer = rest[length:]
         if head.startswith(b"POST"):
             self._generate(json.loads(rest[:length]), rest)
         else:
-            page = _METRICS if head.startswith(b"GET /metrics") else b"{}"
-            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page))
+            body = _METRICS if head.startswith(b"GET /metrics") else b"{}"
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
     # -- a generation -------------------------------------------------------------------------------------------------
 
     def _generate(self, body: dict[str, Any], raw: bytes) -> None:
         engine = self._engine
-        found = _QUESTION.search(raw)
-        assert found is not None
+        match = _QUESTION.search(raw)
+        assert match is not None
         self._script = script = engine.script()
         self._streams = bool(body.get("stream"))
         self._generation = generation = engine.on_generation(
-            int(found[1]), self._client, engine.process.name, len(script.waits), self._streams
+            int(match[1]), self._client, engine.process.name, len(script.waits), self._streams
         )
         self._waits = list(script.waits)
         if self._streams:
@@ -112,7 +112,7 @@ class _EngineConnection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        """Waits for the next token."""
+        """Wait for the next token."""
         if self._waits:
             self._engine.loop.call_later(self._waits.pop(0), self._token, self._generation)
         else:
@@ -141,14 +141,14 @@ class _EngineConnection(asyncio.Protocol):
             last = _event(generation, {}, finish="stop") + _event(generation, None, usage=usage) + b"data: [DONE]\n\n"
             self._transport.write(_chunk(last) + b"0\r\n\r\n")
         else:
-            text = "".join(token(generation.number, at) for at in range(generation.tokens))
+            text = "".join(token(generation.number, position) for position in range(generation.tokens))
             message = {"role": "assistant", "content": text}
-            page = json.dumps({
+            body = json.dumps({
                 "id": f"chatcmpl-{generation.number}", "object": "chat.completion", "created": 1, "model": "llama",
                 "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage,
             }).encode()  # fmt: skip
             self._transport.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
         generation.end("whole")
 

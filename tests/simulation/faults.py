@@ -1,4 +1,4 @@
-"""The faults: what each does to a world, for how long, and whether requests may fail for it."""
+"""The faults: what each does to a world, for how long, and whether requests may fail because of it."""
 
 from collections.abc import Callable
 from random import Random
@@ -18,7 +18,7 @@ ApplyFault = Callable[["World", Random], None]
 
 
 def _wires(world: "World") -> list[Wire]:
-    """Those between routers and Redis, the operators' among them."""
+    """The connections to Redis, from routers and operators."""
     return [wire for wire in world.network.wires.values() if wire.ends[SERVER].process is world.redis.process]
 
 
@@ -28,7 +28,7 @@ def _router(world: "World", random: Random) -> SimulatedRouter | None:
 
 
 def _stall(world: "World", seconds: float, *, breaks: bool) -> None:
-    """Redis does nothing for a while; what was sent to it waits."""
+    """Redis does nothing for a while; commands wait."""
     process = world.redis.process
     if process.frozen:
         return
@@ -46,7 +46,7 @@ def long_stall(world: "World", random: Random) -> None:
 
 
 def cut(world: "World", random: Random) -> None:
-    """A connection to Redis breaks now. What is on its way may arrive; either side may learn of it late."""
+    """A connection to Redis breaks now. Data on their way may arrive; each side may notice late."""
     wires = _wires(world)
     if wires:
         wire = random.choice(wires)
@@ -67,7 +67,7 @@ def _notice_delay(random: Random) -> float:
 
 
 def lose_commands_or_reply(world: "World", random: Random) -> None:
-    """The next commands of a connection are lost with it, or are applied and the reply is lost with it."""
+    """The next commands of a connection, or only the replies to them, are lost; then the connection breaks."""
     wires = [wire for wire in _wires(world) if wire.fault is None]
     if not wires:
         return
@@ -85,7 +85,7 @@ def lose_commands_or_reply(world: "World", random: Random) -> None:
 
 
 def hold(world: "World", random: Random) -> None:
-    """The next commands of a connection, or the replies to them, arrive late."""
+    """The next commands of a connection, or their replies, arrive late."""
     wires = [wire for wire in _wires(world) if wire.fault is None]
     if not wires:
         return
@@ -103,7 +103,7 @@ def hold(world: "World", random: Random) -> None:
 
 
 def silence(world: "World", random: Random) -> None:
-    """Nothing passes on a connection for a while, in one direction or in both."""
+    """A connection delivers nothing for a while, in one direction or in both."""
     wires = _wires(world)
     if wires:
         wire, seconds = random.choice(wires), 0.05 + 1.5 * random.random()
@@ -113,7 +113,7 @@ def silence(world: "World", random: Random) -> None:
 
 
 def slow(world: "World", random: Random) -> None:
-    """Everything takes longer for a while."""
+    """All messages take longer for a while."""
     seconds, network = 0.5 + random.random(), world.network
     network.slow = random.choice((5.0, 15.0))
     world.record_fault("slowness", "network", seconds, breaks=False, leases=len(world.routers))
@@ -136,7 +136,7 @@ def long_freeze(world: "World", random: Random) -> None:
 
 
 def offset(world: "World", random: Random) -> None:
-    """The wall clock of a router is off from now on."""
+    """A router's wall clock has an offset from now on."""
     router = _router(world, random)
     if router is not None:
         router.process.offset = random.choice((-1, 1)) * random.choice((0.3, 5.0, 600.0))
@@ -151,15 +151,14 @@ def reload(world: "World", random: Random) -> None:
 
 
 def clock_back(world: "World", random: Random) -> None:
-    """Redis' clock is set back."""
     seconds = 0.2 + 3 * random.random()
     world.redis.offset -= seconds
-    # What has a time to live there lives for so much longer, the claim of a process that is gone among them.
+    # Keys with an expiry live longer by that much, for example the lease of a killed process.
     world.record_fault("clock back", "redis", seconds, breaks=False, leases=0)
 
 
 def lose_listener(world: "World", random: Random) -> None:
-    """A router's listening connection is lost, and it gets no other for a while; its other connection stays."""
+    """A router loses its listener connection and cannot open another for a while; its other connection stays."""
     router, seconds = _router(world, random), 0.5 + 3.5 * random.random()
     if router is not None:
         for connection in list(world.redis.connections.values()):
@@ -167,12 +166,12 @@ def lose_listener(world: "World", random: Random) -> None:
             if connection.prefixes and wire is not None and wire.ends[CLIENT].process is router.process:
                 _cut(world, wire, random)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
-        # With a fault that takes the other connection too, this router cannot reach Redis.
+        # If a fault of another kind breaks the other connection, the router cannot reach Redis at all.
         world.record_fault("deafness", router.name, seconds, breaks=len(world.plan.kinds) > 1, leases=2)
 
 
 def partition(world: "World", random: Random) -> None:
-    """A router cannot reach Redis, and nobody tells it."""
+    """A router cannot reach Redis, and gets no error."""
     router, seconds = _router(world, random), 0.6 + 3 * random.random()
     if router is not None:
         for wire in world.network.wires_of(router.process):
@@ -184,7 +183,7 @@ def partition(world: "World", random: Random) -> None:
 
 
 def kill(world: "World", random: Random) -> None:
-    """A router is killed, and a fresh one takes its place."""
+    """A router is killed, and a new one replaces it."""
     router = _router(world, random)
     if router is not None:
         world.record_fault("kill", router.name, 0.0, breaks=True, leases=1)
@@ -193,7 +192,7 @@ def kill(world: "World", random: Random) -> None:
 
 
 def empty(world: "World", random: Random) -> None:
-    """Redis is emptied; what comes in its place may have a clock that is behind."""
+    """Redis loses all its data; the clock of its replacement may be behind."""
     if random.random() < 0.5:
         world.redis.offset -= 3 * random.random()
     world.redis.data.clear()
@@ -203,7 +202,7 @@ def empty(world: "World", random: Random) -> None:
 
 
 def failover(world: "World", random: Random) -> None:
-    """A replica takes over that has not had the last writes; its clock is another."""
+    """A replica without the last writes takes over; its clock may differ."""
     back = random.random()
     world.fail_over(CLOCK.now - back)
     world.redis.offset += random.choice((-0.5, 0.0, 0.5))
@@ -213,7 +212,6 @@ def failover(world: "World", random: Random) -> None:
 
 
 def read_only(world: "World", random: Random) -> None:
-    """Redis takes no writes for a while."""
     seconds = 0.2 + 2 * random.random()
     world.redis.read_only = True
     world.after(seconds, setattr, world.redis, "read_only", False)
@@ -221,14 +219,14 @@ def read_only(world: "World", random: Random) -> None:
 
 
 def engine(world: "World", random: Random) -> None:
-    """From now on, some generations break off; an engine may freeze."""
+    """From now on, some generations break off; an engine may freeze as well."""
     world.engines_break = True
     seconds = random.choice((0.0, 0.5, 2.0))
-    found = random.choice(world.engines)
-    if seconds and not found.process.frozen:
-        world.loop.freeze(found.process)
-        world.after(seconds, world.loop.thaw, found.process)
-    world.record_fault("engine", found.process.name, FOREVER, breaks=True, leases=4)
+    chosen = random.choice(world.engines)
+    if seconds and not chosen.process.frozen:
+        world.loop.freeze(chosen.process)
+        world.after(seconds, world.loop.thaw, chosen.process)
+    world.record_fault("engine", chosen.process.name, FOREVER, breaks=True, leases=4)
 
 
 FAULTS: Final[dict[str, ApplyFault]] = {

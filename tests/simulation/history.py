@@ -1,4 +1,4 @@
-"""What happened in a simulation, for the invariants to be checked on. Instants are virtual seconds."""
+"""The events of a simulation, on which the invariants are checked. Instants are virtual seconds."""
 
 from typing import Literal
 
@@ -7,11 +7,11 @@ from tests.simulation.clock import CLOCK
 FOREVER = float("inf")
 
 Ending = Literal["", "complete", "failed", "left", "killed"]
-"""Of a request: not yet; all of it came; it came to an error; the client left; its router was killed."""
+"""Of a request: not ended; complete; ended by an error; the client disconnected; its router was killed."""
 
 
 class SimulatedGeneration:
-    """One generation at an engine. `router`: whose request it was; `said`: tokens that it has sent so far."""
+    """One generation at an engine. `router`: the process that requested it; `tokens_sent`: sent so far, of `tokens`."""
 
     __slots__ = (
         "begun",
@@ -79,7 +79,7 @@ class RequestRecord:
 
 
 class SimulatedPurge:
-    """One purge; `returned` stays FOREVER where it failed. `tenant`, `question`: None is any."""
+    """One purge. `returned` stays FOREVER if it failed. `tenant`, `question`: None is any."""
 
     __slots__ = ("begun", "number", "question", "recorded", "returned", "tenant")
 
@@ -100,7 +100,7 @@ class SimulatedPurge:
 
 
 class FaultRecord:
-    """One fault. `breaks`: whether requests may fail for it; `leases`: how many claims may be lost for it."""
+    """One fault. `breaks`: whether requests may fail because of it; `leases`: how many leases may be lost by it."""
 
     __slots__ = ("begun", "breaks", "ended", "kind", "leases", "target")
 
@@ -117,9 +117,10 @@ class FaultRecord:
 
 
 class History:
-    """All of it, among so many `processes`.
+    """All events of one simulation. `processes`: the number of routers.
 
-    `entries`: by tenant and question, when the entry changed, and of which generation it was from then on (0: none).
+    `entries`: by tenant and question, the instants at which the entry changed, and its generation from then on (0:
+    none).
     """
 
     def __init__(self, processes: int) -> None:

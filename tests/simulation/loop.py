@@ -1,11 +1,11 @@
 """An event loop with a virtual clock for several simulated processes.
 
 Theory of operation. A callback belongs to the process that was running when it was scheduled, or to the process that a
-message is delivered to. Each process sees what it would see of asyncio: its callbacks run in the order in which they
-were scheduled, and what is due at the same instant becomes ready before any of it runs. No virtual time passes while
-callbacks run; a process that is slow has a `tick`, so that its timers and messages come in groups. A frozen process
-keeps its callbacks until it is thawed. A process that was killed runs nothing any more: its tasks stay referenced, so
-that no `finally` of theirs runs.
+message is delivered to. To each process, the loop behaves like asyncio: its callbacks run in the order in which they
+were scheduled, and all that is due at an instant becomes ready before any of it runs. No virtual time passes while
+callbacks run; a slow process has a `tick`, so that its timers and messages come in groups. A frozen process keeps its
+callbacks until it is thawed. A killed process runs nothing more: its tasks stay referenced, so that their `finally`
+blocks do not run.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from typing import Any, Final
 
 from tests.simulation.clock import CLOCK
 
-_MAX_CALLBACKS_PER_INSTANT: Final = 50_000  # callbacks at one instant; more is a loop that does not wait for anything
+_MAX_CALLBACKS_PER_INSTANT: Final = 50_000  # more callbacks at one instant mean a loop that never waits
 
 
 class SimulatedProcess:
     """One simulated process: a router, Redis, an engine, or the world around them.
 
-    - `tick`: seconds; what is due comes at the next multiple of it. 0 is: at once.
-    - `offset`: seconds by which its wall clock is off.
-    - `tasks`: all that it has created.
+    - `tick`: in seconds. Callbacks run at the next multiple of it; at 0, when they are due.
+    - `offset`: the wall clock's offset in seconds.
+    - `tasks`: all tasks that it has created.
     """
 
     __slots__ = ("_expired", "_received", "dead", "frozen", "name", "offset", "tasks", "tick", "transports")
@@ -49,22 +49,22 @@ class SimulatedProcess:
         return not (self.frozen or self.dead)
 
     def defer(self, handle: "Handle") -> None:
-        """Keeps a callback for when the process runs again."""
+        """Keep a callback until the process runs again."""
         (self._expired if handle.due is not None else self._received).append(handle)
 
     def take_deferred(self, timers_first: bool) -> "list[Handle]":
-        """What was kept: asyncio takes messages first, uvloop timers."""
+        """The deferred callbacks. `timers_first`: as in uvloop; asyncio handles messages first."""
         self._expired.sort(key=lambda handle: handle.due or 0.0)
-        first, then = (self._expired, self._received) if timers_first else (self._received, self._expired)
+        first, second = (self._expired, self._received) if timers_first else (self._received, self._expired)
         self._received, self._expired = [], []
-        return first + then
+        return first + second
 
     def __repr__(self) -> str:
         return self.name
 
 
 class Handle(asyncio.TimerHandle):
-    """A callback of a process; `due` is None for what is not a timer."""
+    """A callback of a process. `due` is None if it is not a timer."""
 
     __slots__ = ("due", "process")
 
@@ -72,7 +72,7 @@ class Handle(asyncio.TimerHandle):
         self, callback: Callable[..., object], args: tuple[Any, ...], process: SimulatedProcess, due: float | None,
         context: contextvars.Context | None,
     ) -> None:  # fmt: skip
-        # The base class' constructor does more than is needed for so many of them.
+        # The base class' constructor is not called: it is too slow for so many handles.
         self._callback = callback
         self._args = args
         self._cancelled = False
@@ -97,7 +97,7 @@ class Handle(asyncio.TimerHandle):
 
 
 class Task(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address."""
+    """A task whose hash is its creation number: hashes by address would make the order of sets of tasks random."""
 
     def __init__(self, coro: Any, *, loop: "VirtualLoop", **options: Any) -> None:
         loop.tasks += 1
@@ -109,7 +109,7 @@ class Task(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """Runs simulated processes. `random` decides the order of what comes at the same instant."""
+    """Runs simulated processes. `random` decides the order of callbacks that are due at the same instant."""
 
     def __init__(self, random: Random, network: Any = None) -> None:
         self.random = random
@@ -118,13 +118,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.process = self.world
         self.defects: list[str] = []
         self.tasks = 0
-        """How many have been created."""
+        """Number of tasks created."""
         self._ready: deque[Handle] = deque()
         self._heap: list[tuple[float, float, int, Handle]] = []
         self._number = 0
         self._closed = False
 
-    # -- what asyncio asks of a loop ----------------------------------------------------------------------------------
+    # -- asyncio.AbstractEventLoop ------------------------------------------------------------------------------------
 
     def time(self) -> float:
         return CLOCK.now
@@ -185,15 +185,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> tuple[Any, Any]:
         return await self.network.connect(protocol_factory, path)  # type: ignore[no-any-return]
 
-    # -- what the simulation asks of it -------------------------------------------------------------------------------
+    # -- for the simulation -------------------------------------------------------------------------------------------
 
     def deliver(self, process: SimulatedProcess, when: float, callback: Callable[..., object], *args: Any) -> None:
-        """Calls back in a process at an instant, as when a message comes in."""
+        """Schedule a callback in a process, as for an incoming message."""
         handle = Handle(callback, args, process, None, None)
         self._push(when, handle)
 
     def spawn(self, process: SimulatedProcess, coro: Coroutine[Any, Any, Any]) -> Task:
-        """A task of a process."""
+        """Create a task of a process."""
         before, self.process = self.process, process
         try:
             return self.create_task(coro)
@@ -209,7 +209,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._ready.extend(process.take_deferred(self.random.random() < 0.5))
 
     def run(self, until: float) -> None:
-        """Runs until that instant."""
+        """Run until an instant."""
         ready, heap, outer = self._ready, self._heap, _get_running_loop()
         _set_running_loop(self)
         try:
@@ -250,7 +250,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         CLOCK.offset = process.offset
         try:
             handle._context.run(handle._callback, *handle._args)
-        except Exception as error:  # noqa: BLE001 - as asyncio does it: a callback's defect ends nothing else
+        except Exception as error:  # noqa: BLE001 - as in asyncio: a failed callback does not stop the loop
             self.call_exception_handler({"message": f"a callback failed: {handle!r}", "exception": error})
 
     def _push(self, when: float, handle: Handle) -> None:
@@ -262,4 +262,4 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
 
 def new_loop(random: Random, network: Any = None) -> VirtualLoop:
-    return VirtualLoop(random, network)  # type: ignore[abstract]  # what is missing is never asked for here
+    return VirtualLoop(random, network)  # type: ignore[abstract]  # the missing methods are never called

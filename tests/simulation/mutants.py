@@ -1,6 +1,6 @@
-"""Mends taken out again, each by its name, to see that the simulation finds what they mend.
+"""Reverts of fixes, each by its name, to check that the simulation finds the defect that the fix removed.
 
-Compiled classes cannot be changed, so this needs the router as Python.
+Compiled classes cannot be patched, so this needs the router as Python.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from router.store.codec import decode_values
 from router.store.entry_store import EntryStore
 
 Mutant = Callable[[], None]
-"""Changes the router's classes, in an interpreter that runs nothing else."""
+"""Patches the router's classes, in an interpreter that runs nothing else."""
 
 
 def same_ids() -> None:
-    """A flight's id is the same in every process and after every reload: its number."""
+    """An in-flight request's id is only its number: the same in every process and after every reload."""
     make = Coalescer.__init__
 
     @wraps(make)
@@ -30,11 +30,11 @@ def same_ids() -> None:
         make(self, *arguments, **options)
         self._id_prefix = ""
 
-    setattr(Coalescer, "__init__", make_without_prefix)  # noqa: B010 - mypy lets nobody assign to a method
+    setattr(Coalescer, "__init__", make_without_prefix)  # noqa: B010 - mypy rejects assigning to a method
 
 
 def written_once() -> None:
-    """A record of a flight that Redis may not have is not written again."""
+    """A stream record whose write failed is not written again."""
 
     def give_up(self: RedisStreamWriter, _: object) -> None:
         self.stop()
@@ -43,13 +43,13 @@ def written_once() -> None:
 
 
 def unmarked_entries() -> None:
-    """An entry is given whatever has been purged since it was checked."""
+    """An entry is returned whatever was purged since its purge position."""
 
     async def get(self: EntryStore, key: str) -> Entry | None:
         fetched, entry = self._local.begin_fetch(key), None
         try:
-            at = key.encode()
-            (reply,) = await self._pipeline.execute_eager(store._GET_TEMPLATE % (len(at), at))
+            encoded_key = key.encode()
+            (reply,) = await self._pipeline.execute_eager(store._GET_TEMPLATE % (len(encoded_key), encoded_key))
             entry = None if isinstance(reply, Exception) else decode_values(reply)
         finally:
             fetched(entry)
@@ -59,12 +59,12 @@ def unmarked_entries() -> None:
 
 
 def silent_leaders() -> None:
-    """A leader that waits for its engine writes nothing to its stream."""
+    """A leader that waits for its engine writes no heartbeat to its stream."""
     setattr(RedisStreamWriter, "heartbeat", lambda _: None)  # noqa: B010
 
 
 def joined_while_deaf() -> None:
-    """A flight can be joined although purges may pass unnoticed."""
+    """An in-flight request can be joined although purges may go unnoticed."""
 
     def find(self: Coalescer, key: CacheKey) -> InFlightRequest | None:
         return self._joinable_by_digest.get(key.digest)
@@ -73,7 +73,7 @@ def joined_while_deaf() -> None:
 
 
 def unnoticed_loss() -> None:
-    """The log of purges is read from the last known record on, whether that is still there or not."""
+    """The purge log is read from the last known record on, whether or not that record still exists."""
     setattr(Purges, "_is_continuation", lambda *_: True)  # noqa: B010
 
 

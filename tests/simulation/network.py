@@ -1,9 +1,9 @@
-"""Connections in memory between simulated processes.
+"""In-memory connections between simulated processes.
 
-Theory of operation. A wire has two ends and two directions; each direction delivers what was written in its order,
-after a delay. A fault concerns one direction (it holds what is written, or loses it) or the whole wire (it is cut). An
-end learns of a cut when the next thing comes to it, or after a delay of its own, so each side may believe for a while
-that the other is there. What has been written before a cut is delivered or lost.
+Theory of operation. A wire has two ends and two directions. Each direction delivers data in the order in which they
+were written, each after a delay. A fault affects one direction (data are held or lost) or the whole wire (it is cut).
+Each end learns of a cut after a delay of its own, so for a while each side may take the other for connected. Data
+written before a cut are delivered or lost.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ SERVER: Final = 1
 
 
 class SimulatedServer(Protocol):
-    """Accepts connections: gives a protocol for each."""
+    """Accepts connections; returns a protocol for each."""
 
     process: SimulatedProcess
 
@@ -29,7 +29,7 @@ class SimulatedServer(Protocol):
 
 
 class SimulatedNetwork:
-    """All servers, and the wires to them. `trace` is told what happens to the wires."""
+    """All servers, and the wires to them. `trace` is called with each event of a wire."""
 
     def __init__(self, loop: VirtualLoop, random: Random, trace: Callable[[str], object] = lambda _: None) -> None:
         self.loop = loop
@@ -44,42 +44,43 @@ class SimulatedNetwork:
         self._number = 0
 
     def delay(self) -> float:
-        """Seconds that a message takes."""
+        """Random delay of a message in seconds."""
         draw = self.random.random()
-        usual = 0.0002 + 0.0006 * draw if draw < 0.97 else 0.001 + 0.02 * self.random.random()
-        return usual * self.slow
+        base = 0.0002 + 0.0006 * draw if draw < 0.97 else 0.001 + 0.02 * self.random.random()
+        return base * self.slow
 
     async def connect(self, factory: Callable[[], Any], place: Address) -> tuple[Any, Any]:
-        """Raises ConnectionRefusedError where nobody listens."""
+        """Raises ConnectionRefusedError if no server has this address."""
         loop = self.loop
         process = loop.process
-        made: asyncio.Future[None] = loop.create_future()
+        connected: asyncio.Future[None] = loop.create_future()
 
-        def arrived() -> None:
-            if made.done():
+        def on_connected() -> None:
+            if connected.done():
                 return
             if place in self.servers:
-                made.set_result(None)
+                connected.set_result(None)
             else:
-                made.set_exception(ConnectionRefusedError(f"nobody listens at {place}"))
+                connected.set_exception(ConnectionRefusedError(f"nobody listens at {place}"))
 
-        begin = max(CLOCK.now, self.unreachable.get(process.name, 0.0))
-        loop.deliver(process, begin + 2 * self.delay(), arrived)
-        await made
+        start = max(CLOCK.now, self.unreachable.get(process.name, 0.0))
+        loop.deliver(process, start + 2 * self.delay(), on_connected)
+        await connected
         server = self.servers.get(place)
         if server is None:
             raise ConnectionRefusedError(f"nobody listens at {place}")
         self._number += 1
+        # The server may be gone by now, although it was there when the connection was established.
         wire = Wire(self, self._number, process, server.process)
         self.wires[wire.number] = wire
         protocol = factory()
         near, far = wire.ends
         near.begin(protocol)
         loop.deliver(server.process, CLOCK.now + self.delay(), lambda: far.begin(server.accept()))
-        begun = loop.create_future()
-        loop.call_soon(_resolve, begun)
+        protocol_ready = loop.create_future()
+        loop.call_soon(_resolve, protocol_ready)
         try:
-            await begun
+            await protocol_ready
         except BaseException:
             near.close()
             raise
@@ -90,7 +91,7 @@ class SimulatedNetwork:
         return [wire for wire in self.wires.values() if any(end.process is process for end in wire.ends)]
 
     def kill(self, process: SimulatedProcess) -> None:
-        """The process is no more: what it has written may still come, and then the other side is told."""
+        """End a process. What it has written may still arrive; then the other side sees the connection close."""
         process.dead = True
         for wire in self.wires_of(process):
             gone = wire.ends[CLIENT] if wire.ends[CLIENT].process is process else wire.ends[SERVER]
@@ -104,7 +105,7 @@ def _resolve(future: "asyncio.Future[None]") -> None:
 
 
 class Wire:
-    """One connection. `hold` keeps what is written in a direction until an instant; `cut` ends it."""
+    """One connection. `hold` delays one direction until an instant; `cut` ends the connection."""
 
     def __init__(
         self, network: SimulatedNetwork, number: int, client: SimulatedProcess, server: SimulatedProcess
@@ -123,7 +124,7 @@ class Wire:
         return f"wire {self.number} {self.ends[CLIENT].process}-{self.ends[SERVER].process}"
 
     def send(self, side: int, data: bytes) -> None:
-        """Sends from a side to the other one."""
+        """Send from a side to the other."""
         if self.is_cut:
             return
         if side == CLIENT and self.fault is not None:
@@ -133,16 +134,17 @@ class Wire:
         self.transmit(side, data)
 
     def transmit(self, side: int, data: bytes | None) -> None:
-        """The same without a fault; None is the end of the stream."""
+        """Send regardless of `fault`; None is the end of the stream."""
         network = self.network
-        when = max(CLOCK.now + network.delay(), self._held[side], self._last[side])
-        self._last[side] = when
+        # `_last`: as in TCP, no message overtakes the one before it.
+        arrival = max(CLOCK.now + network.delay(), self._held[side], self._last[side])
+        self._last[side] = arrival
         self._on_way[side].append(data)
-        network.loop.deliver(self.ends[1 - side].process, when, self._arrive, side)
+        network.loop.deliver(self.ends[1 - side].process, arrival, self._arrive, side)
 
     def _arrive(self, side: int) -> None:
         on_way = self._on_way[side]
-        if on_way:  # else it was lost
+        if on_way:  # else it is lost
             data = on_way.popleft()
             end = self.ends[1 - side]
             if data is None:
@@ -151,15 +153,15 @@ class Wire:
                 end.receive(data)
 
     def hold(self, side: int, until: float) -> None:
-        """What a side writes from now on arrives no earlier than that."""
+        """Data written by a side from now on arrive at `until` at the earliest."""
         self._held[side] = max(self._held[side], until)
 
     def lose(self, side: int) -> None:
-        """What a side has written and has not arrived yet never will."""
+        """Drop the data that a side has written and that have not arrived."""
         self._on_way[side].clear()
 
     def close_from(self, side: int, *, reset: bool) -> None:
-        """A side has closed; with `reset`, what it has written and has not arrived yet is lost."""
+        """A side closes. With `reset`, its data that have not arrived are lost."""
         if self.is_cut:
             return
         if reset:
@@ -167,7 +169,7 @@ class Wire:
         self.transmit(side, None)
 
     def cut(self, notice: tuple[float, float]) -> None:
-        """Nothing passes any more; each side is told after so many seconds."""
+        """Stop all data; each side learns of it after its delay in seconds."""
         if self.is_cut:
             return
         self.is_cut = True
@@ -180,7 +182,7 @@ class Wire:
 
 
 class WireEnd(asyncio.Transport):
-    """One end of a wire, as a transport."""
+    """One end of a wire, as an asyncio transport."""
 
     def __init__(self, wire: Wire, side: int, process: SimulatedProcess) -> None:
         super().__init__()
@@ -200,8 +202,8 @@ class WireEnd(asyncio.Transport):
         self._protocol = protocol
         protocol.connection_made(self)
         early, self._early = self._early, []
-        for come in early:
-            come()
+        for event in early:
+            event()
 
     def receive(self, data: bytes) -> None:
         if self.lost or self._closing:
@@ -214,7 +216,6 @@ class WireEnd(asyncio.Transport):
             self._protocol.data_received(data)
 
     def peer_closed(self) -> None:
-        """The other side has closed."""
         if self.lost:
             return
         if self._protocol is None:
@@ -227,7 +228,6 @@ class WireEnd(asyncio.Transport):
             self._close(None)
 
     def wire_cut(self) -> None:
-        """The wire is cut."""
         if self._protocol is None:
             self._early.append(self.wire_cut)
         elif not self.lost:
@@ -243,7 +243,7 @@ class WireEnd(asyncio.Transport):
         self._protocol.connection_lost(error)
         self.wire.remove_if_closed()
 
-    # -- what protocols ask of a transport ----------------------------------------------------------------------------
+    # -- asyncio.Transport --------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         if not self._closing:
@@ -275,8 +275,8 @@ class WireEnd(asyncio.Transport):
             self._paused = []
 
     def resume_reading(self) -> None:
-        waiting, self._paused = self._paused, None
-        for data in waiting or ():
+        paused, self._paused = self._paused, None
+        for data in paused or ():
             if data is None:
                 self.peer_closed()
             else:
@@ -287,7 +287,7 @@ class WireEnd(asyncio.Transport):
 
 
 class _Socket:
-    """As much of a socket as keep-alive needs."""
+    """The part of a socket that setting keep-alive needs."""
 
     def setsockopt(self, *_: object) -> None:
         pass

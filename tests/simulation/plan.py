@@ -1,7 +1,7 @@
-"""What a seed makes happen: which faults there are in its history, and how often people ask, leave and purge.
+"""What a seed decides about its history: which faults occur, and how often clients request, disconnect and purge.
 
-Each history has some kinds of faults and not the others, since many faults at once hide what one of them does. `hard`
-faults excuse that requests fail; of the others, no client may notice more than a delay.
+Each history has some kinds of faults and not the others, because many faults at once hide the effects of a single one.
+During HARD faults requests may fail; during MILD ones, a client may notice no more than a delay.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,12 @@ HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failo
 
 
 class ScenarioPlan(msgspec.Struct, frozen=True):
-    """`seconds` of activity; `kinds` of faults, and how many `faults` of them in all; see the names of the others."""
+    """`seconds` of activity; the `kinds` of faults, and the total number of `faults`. `episodes` are groups of equal
+    requests.
+
+    The booleans: are there `purges`; do engines make `pauses`; does a client `leaves` early; do some read slowly; do
+    the routers' loops have `ticks`.
+    """
 
     seconds: float
     routers: int
@@ -33,7 +38,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
 
 
 def draw_plan(random: Random, chosen: Sequence[str] = ()) -> ScenarioPlan:
-    """Draws a plan; `chosen`: the kinds of its faults, where they are not to be drawn."""
+    """Draw a plan. `chosen`: the kinds of its faults, instead of random ones."""
     kinds: list[str] = []
     if random.random() < 0.85:
         kinds += random.sample(MILD, random.randint(1, 3))

@@ -1,4 +1,4 @@
-"""As much of a redis-py client as the purge needs, over a simulated connection."""
+"""The part of redis-py's client that a purge needs, over a simulated connection."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -8,11 +8,11 @@ import redis.exceptions
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.standalone import StandaloneBackend
 
-_TIMEOUT: Final = 5.0  # seconds; see app.PATIENCE
+_TIMEOUT: Final = 5.0  # seconds
 
 
 class OperatorClient:
-    """Raises redis-py's errors."""
+    """Raises redis-py's exceptions, as the real client does."""
 
     def __init__(self, backend: StandaloneBackend) -> None:
         self._backend = backend

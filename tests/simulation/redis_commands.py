@@ -1,4 +1,4 @@
-"""Redis' commands on data, as far as the router and its tools send them. A command that is not here is an error."""
+"""Redis' commands on data, as far as the router and its tools use them. Any other command is an error reply."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -50,13 +50,13 @@ def _expire_in(unit: int) -> Callable[[RedisData, Arguments], int]:
 
 
 def _left_in(unit: int) -> Callable[[RedisData, Arguments], int]:
-    def left(data: RedisData, words: Arguments) -> int:
+    def remaining(data: RedisData, words: Arguments) -> int:
         if data.find(words[0]) is None:
             return -2
-        until = data.expires(words[0])
-        return -1 if until is None else (until - data.clock() + unit // 2) // unit
+        expires_at = data.expires(words[0])
+        return -1 if expires_at is None else (expires_at - data.clock() + unit // 2) // unit
 
-    return left
+    return remaining
 
 
 def _persist(data: RedisData, words: Arguments) -> int:
@@ -72,13 +72,13 @@ def _type(data: RedisData, words: Arguments) -> Status:
 
 
 def _scan(data: RedisData, words: Arguments) -> list[Any]:
-    """The cursor is how many keys of the sorted list were looked at; good enough for data that does not grow."""
-    options = {words[at].upper(): words[at + 1] for at in range(1, len(words), 2)}
-    at, count = _integer(words[0]), _integer(options.get(b"COUNT", b"10"))
-    every = data.keys()
+    """The cursor is a position in the sorted list of keys, which is good enough while keys are not added."""
+    options = {words[position].upper(): words[position + 1] for position in range(1, len(words), 2)}
+    position, count = _integer(words[0]), _integer(options.get(b"COUNT", b"10"))
+    all_keys = data.keys()
     matching = set(data.keys(options.get(b"MATCH", b"*").decode("latin-1")))
-    found = [key for key in every[at : at + count] if key in matching and data.find(key) is not None]
-    return [b"%d" % (at + count if at + count < len(every) else 0), found]
+    keys = [key for key in all_keys[position : position + count] if key in matching and data.find(key) is not None]
+    return [b"%d" % (position + count if position + count < len(all_keys) else 0), keys]
 
 
 # -- strings ----------------------------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def _set(data: RedisData, words: Arguments) -> Any:
             expiry = _integer(options[at + 1])
     if give:
         before = data.get(key, bytes)
-    there = data.find(key) is not None
-    if (b"NX" in names and there) or (b"XX" in names and not there):
+    exists = data.find(key) is not None
+    if (b"NX" in names and exists) or (b"XX" in names and not exists):
         return before
     data.put(key, value, keep_expiry=b"KEEPTTL" in names)
     if expiry is not None:
@@ -125,10 +125,10 @@ def _hash(data: RedisData, key: bytes) -> dict[bytes, bytes]:
 def _hset(data: RedisData, words: Arguments) -> int:
     if len(words) % 2 == 0:
         raise RedisError("ERR wrong number of arguments for 'hset' command")
-    found = data.get_or_create(words[0], dict)
-    before = len(found)
-    found.update(zip(words[1::2], words[2::2], strict=True))
-    return len(found) - before
+    fields = data.get_or_create(words[0], dict)
+    before = len(fields)
+    fields.update(zip(words[1::2], words[2::2], strict=True))
+    return len(fields) - before
 
 
 def _hsetnx(data: RedisData, words: Arguments) -> int:
@@ -138,41 +138,41 @@ def _hsetnx(data: RedisData, words: Arguments) -> int:
 
 
 def _hdel(data: RedisData, words: Arguments) -> int:
-    gone = {name for name in words[1:] if name in _hash(data, words[0])}
-    if gone:
-        found = data.get_or_create(words[0], dict)
-        for name in gone:
-            found.pop(name, None)
-        if not found:
+    names = {name for name in words[1:] if name in _hash(data, words[0])}
+    if names:
+        fields = data.get_or_create(words[0], dict)
+        for name in names:
+            fields.pop(name, None)
+        if not fields:
             data.delete(words[0])
-    return len(gone)
+    return len(names)
 
 
 # -- sorted sets ------------------------------------------------------------------------------------------------------
 
 
 def _zincrby(data: RedisData, words: Arguments) -> float:
-    held = (data.get(words[0], SortedSet) or SortedSet()).get(words[2])
-    score = (held or 0.0) + float(words[1])
-    if score != held:  # a score that stays the same is no change that clients are told of
+    old_score = (data.get(words[0], SortedSet) or SortedSet()).get(words[2])
+    score = (old_score or 0.0) + float(words[1])
+    if score != old_score:  # clients are not told of a score that stays the same
         data.get_or_create(words[0], SortedSet)[words[2]] = score
     return score
 
 
 def _zremove(data: RedisData, key: bytes, members: list[bytes]) -> int:
-    gone = {member for member in members if member in (data.get(key, SortedSet) or ())}
-    if gone:
-        found = data.get_or_create(key, SortedSet)
-        for member in gone:
-            found.pop(member, None)
-        if not found:
+    present = {member for member in members if member in (data.get(key, SortedSet) or ())}
+    if present:
+        scores = data.get_or_create(key, SortedSet)
+        for member in present:
+            scores.pop(member, None)
+        if not scores:
             data.delete(key)
-    return len(gone)
+    return len(present)
 
 
 def _zremrangebyrank(data: RedisData, words: Arguments) -> int:
     ranked = (data.get(words[0], SortedSet) or SortedSet()).ranked()
-    first, last = (at + len(ranked) if at < 0 else at for at in map(_integer, words[1:3]))
+    first, last = (index + len(ranked) if index < 0 else index for index in map(_integer, words[1:3]))
     return _zremove(data, words[0], ranked[max(0, first) : last + 1] if last >= 0 else [])
 
 
@@ -181,11 +181,11 @@ def _zremrangebyrank(data: RedisData, words: Arguments) -> int:
 
 def _xadd(data: RedisData, words: Arguments) -> bytes | None:
     key, rest = words[0], words[1:]
-    trim, about, make = None, False, True
+    trim, about, create = None, False, True
     while rest[0].upper() in (b"NOMKSTREAM", b"MAXLEN", b"MINID"):
         option = rest.pop(0).upper()
         if option == b"NOMKSTREAM":
-            make = False
+            create = False
             continue
         if rest[0] in (b"=", b"~"):
             about = rest.pop(0) == b"~"
@@ -193,12 +193,11 @@ def _xadd(data: RedisData, words: Arguments) -> bytes | None:
     if len(rest) < 3 or len(rest) % 2 == 0:
         raise RedisError("ERR wrong number of arguments for 'xadd' command")
     check_id(rest[0])
-    found = data.get(key, RedisStream)
-    if found is None and not make:
+    existing = data.get(key, RedisStream)
+    if existing is None and not create:
         return None
-    id_ = (found.copy() if found is not None else RedisStream()).add(
-        rest[0], [], data.clock()
-    )  # before anything is made
+    # On a copy, so that an invalid id creates and changes nothing.
+    id_ = (existing.copy() if existing is not None else RedisStream()).add(rest[0], [], data.clock())
     stream = data.get_or_create(key, RedisStream)
     stream.add(write_id(id_), rest[1:], data.clock())
     if trim is not None:
@@ -211,18 +210,18 @@ def _range(data: RedisData, words: Arguments, *, reverse: bool) -> list[Any]:
         raise RedisError(_SYNTAX)
     count = _integer(words[4]) if len(words) == 5 else None
     start, end = (words[2], words[1]) if reverse else (words[1], words[2])
-    RedisStream().range(start, end, count)  # Redis reads the ids before it looks at the key
-    found = data.get(words[0], RedisStream)
-    return (found or RedisStream()).range(start, end, count, reverse=reverse)
+    RedisStream().range(start, end, count)  # Redis parses the ids before it looks up the key
+    stream = data.get(words[0], RedisStream)
+    return (stream or RedisStream()).range(start, end, count, reverse=reverse)
 
 
 def _xinfo(data: RedisData, words: Arguments) -> dict[bytes, Any]:
     if words[0].upper() != b"STREAM" or len(words) != 2:
         raise RedisError("ERR the model of Redis knows XINFO STREAM alone")
-    found = data.get(words[1], RedisStream)
-    if found is None:
+    stream = data.get(words[1], RedisStream)
+    if stream is None:
         raise RedisError("ERR no such key")
-    return {b"length": len(found.records), b"last-generated-id": write_id(found.last)}
+    return {b"length": len(stream.records), b"last-generated-id": write_id(stream.last)}
 
 
 def _time(data: RedisData, _: Arguments) -> list[bytes]:
@@ -273,4 +272,4 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
 }
 
 MIN_ARGUMENTS: Final = {b"HMGET": 2, b"HGET": 2, b"SET": 2, b"HSET": 3, b"XADD": 4, b"EVAL": 2, b"ZREM": 2, b"TIME": 0}
-"""Words that a command has at least; of the others, one."""
+"""Minimum number of arguments of a command; 1 for the others."""

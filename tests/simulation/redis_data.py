@@ -1,4 +1,4 @@
-"""What a Redis server holds: keys, their values, when they expire, and who is to be told of changes."""
+"""The contents of a Redis server: keys, values, expiries, and notifications of changes."""
 
 import fnmatch
 from collections.abc import Callable
@@ -13,10 +13,11 @@ _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value
 
 
 class RedisData:
-    """Keys and values. `clock` gives milliseconds; `changed` is told of each key that changes, None of all of them.
+    """Keys and values. `clock` gives milliseconds; `changed` is called with each key that changes, with None for all of
+    them.
 
-    - A key that has expired is gone for whoever asks, and `changed` is told of that when somebody asks.
-    - With a `journal`, what stood there before each change is noted, so that `lose_since` can go back.
+    - An expired key cannot be read. `changed` is called for it at the next access.
+    - With a `journal`, the old value is recorded before each change, so that `roll_back_to` can restore it.
     """
 
     def __init__(self, clock: Callable[[], int], changed: Callable[[bytes | None], object]) -> None:
@@ -27,7 +28,7 @@ class RedisData:
         self.journal: list[tuple[float, bytes, Value | None, int | None]] | None = None
         self.instant: Callable[[], float] = lambda: 0.0
         self.changed_keys: dict[bytes, None] = {}
-        """Keys that have changed, for whoever empties this."""
+        """Keys that have changed; the reader clears it."""
 
     def __len__(self) -> int:
         return len(self._values)
@@ -35,20 +36,20 @@ class RedisData:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, key: bytes) -> Value | None:
-        until = self._expires.get(key)
-        if until is not None and until <= self.clock():
+        expires_at = self._expires.get(key)
+        if expires_at is not None and expires_at <= self.clock():
             self.delete(key)
             return None
         return self._values.get(key)
 
     def get(self, key: bytes, kind: type[T]) -> T | None:
-        """The value. Raises RedisError for one of another type."""
-        found = self.find(key)
-        if found is None:
+        """The value. Raises RedisError for another type."""
+        value = self.find(key)
+        if value is None:
             return None
-        if type(found) is not kind and not (kind is bytes and isinstance(found, bytes)):
+        if type(value) is not kind and not (kind is bytes and isinstance(value, bytes)):
             raise RedisError(_WRONG_TYPE)
-        return found
+        return value
 
     def expires(self, key: bytes) -> int | None:
         return self._expires.get(key)
@@ -59,7 +60,7 @@ class RedisData:
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def before_change(self, key: bytes) -> None:
-        """The value at this key is about to be changed in place."""
+        """Must be called before the value at a key is changed in place."""
         if self.journal is not None:
             before = self._values.get(key)
             copied: Any = before.copy() if isinstance(before, dict | RedisStream) else before
@@ -70,7 +71,7 @@ class RedisData:
         self._changed(key)
 
     def peek(self, key: bytes) -> Value | None:
-        """What is there, expired or not."""
+        """The value, expired or not."""
         return self._values.get(key)
 
     def put(self, key: bytes, value: Value, *, keep_expiry: bool = False) -> None:
@@ -80,27 +81,27 @@ class RedisData:
             self._expires.pop(key, None)
 
     def get_or_create(self, key: bytes, kind: type[T]) -> T:
-        """The value at a key, which is about to be changed, and is made where there is none."""
-        found = self.get(key, kind)
-        if found is None:
-            found = kind()
-            self.put(key, found)
+        """The value at a key, which the caller is about to change."""
+        value = self.get(key, kind)
+        if value is None:
+            value = kind()
+            self.put(key, value)
         else:
             self.before_change(key)
-        return found
+        return value
 
     def delete(self, key: bytes) -> None:
-        """Also for what has expired."""
+        """Delete a key, expired or not."""
         if key in self._values:
             self.before_change(key)
             del self._values[key]
             self._expires.pop(key, None)
 
     def remove(self, key: bytes) -> bool:
-        """Whether it was there."""
-        there = self.find(key) is not None
+        """Delete a key. Returns whether it existed."""
+        existed = self.find(key) is not None
         self.delete(key)
-        return there
+        return existed
 
     def expire_at(self, key: bytes, milliseconds: int | None) -> None:
         self.before_change(key)
@@ -112,7 +113,7 @@ class RedisData:
             self._expires[key] = milliseconds
 
     def expire_some(self, wanted: Callable[[bytes], bool]) -> None:
-        """What Redis does beside its work: some of what has expired goes."""
+        """Redis' active expiration: deletes some of the expired keys."""
         now = self.clock()
         for key in [key for key, until in self._expires.items() if until <= now and wanted(key)]:
             self.delete(key)
@@ -125,7 +126,7 @@ class RedisData:
         self._changed(None)
 
     def roll_back_to(self, instant: float) -> None:
-        """Goes back to what it held then; nobody is told."""
+        """Restore the contents of an instant, without notifications."""
         assert self.journal is not None
         while self.journal and self.journal[-1][0] > instant:
             _, key, value, expires = self.journal.pop()

@@ -1,8 +1,8 @@
 """Redis as a simulated process: connections, RESP3, the order of commands, pub/sub, tracking, and its faults.
 
-Theory of operation. The commands that have come at once are applied one after the other, and answered; then whoever
-tracks the prefix of a changed key is told, as Redis does before it waits again. Commands of one connection keep their
-order. WAIT holds up its connection alone.
+Theory of operation. Commands that arrive together are applied one after the other, and answered. Then the connections
+that track the prefix of a changed key get invalidations, as Redis sends them before it waits again. Commands of one
+connection keep their order. WAIT blocks only its own connection.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ _BLOCKED: Final = object()
 
 
 class Push(list[Any]):
-    """What is said unasked."""
+    """A RESP3 push message."""
 
 
 class RedisModel:
-    """One Redis server. See Server in simulation.network; what it holds is `data`.
+    """One Redis server. See SimulatedServer in simulation.network; its contents are `data`.
 
-    - `read_only`, `replicas` (those that acknowledge what they get) and `offset` (seconds by which its clock is off)
-      may be changed at any time.
-    - `observe` is told of each command, before it is applied; `after` is called after each.
+    - `read_only`, `replicas` (those that acknowledge writes) and `offset` (of its clock, in seconds) may be changed at
+      any time.
+    - `observe` is called with each command before it is applied; `on_commands_applied` after each.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RedisModel:
         return ModelConnection(self, self._number)
 
     def start(self) -> None:
-        """From now on, what has expired goes by and by."""
+        """Start expiring keys in the background."""
         self.loop.deliver(self.process, CLOCK.now + 0.1, self._expire)
 
     def _expire(self) -> None:
@@ -83,7 +83,7 @@ class RedisModel:
                 connection.send_push(Push([b"invalidate", None]))
 
     def send_invalidations(self) -> None:
-        """Tells of the changes since the last time, in one message for each prefix."""
+        """Report the changes since the last call, in one message per prefix."""
         if not self.modified:
             return
         modified = sorted(self.modified)
@@ -110,7 +110,7 @@ class RedisModel:
 
 
 class ModelConnection(asyncio.Protocol):
-    """One client of the server."""
+    """One client connection of the server."""
 
     def __init__(self, server: RedisModel, number: int) -> None:
         self.server = server
@@ -153,7 +153,7 @@ class ModelConnection(asyncio.Protocol):
                 break
             self._out.append(encode(reply))
             if server.random.random() < 0.02 and not self._blocked:
-                # What comes behind it waits until the others have had their turn.
+                # The following commands of this connection wait until other callbacks have run.
                 self._blocked = True
                 server.loop.call_soon(self._unblock)
                 break
@@ -183,13 +183,14 @@ class ModelConnection(asyncio.Protocol):
             if len(rest) < MIN_ARGUMENTS.get(name, 1):
                 raise RedisError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
             return run(self.server.data, rest)
-        own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
-        if own is None:
+        # The remaining commands are methods of the connection.
+        run_own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
+        if run_own is None:
             shown = " ".join(f"'{word.decode()}'" for word in rest[:3])
             raise RedisError(f"ERR unknown command '{name.decode()}', with args beginning with: {shown} ")
-        return own(rest)
+        return run_own(rest)
 
-    # -- commands about the connection --------------------------------------------------------------------------------
+    # -- commands of the connection -----------------------------------------------------------------------------------
 
     def _ping(self, rest: list[bytes]) -> Any:
         return rest[0] if rest else Status("PONG")
@@ -273,7 +274,7 @@ def _no_overlap(added: list[bytes], known: list[bytes]) -> None:
 
 
 class _NoReply:
-    """No reply beside what was said already."""
+    """The replies have been sent already."""
 
 
 _NO_REPLY: Final = _NoReply()

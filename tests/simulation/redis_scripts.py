@@ -1,7 +1,7 @@
-"""The scripts that the router runs in Redis, by their text, as Python.
+"""The Lua scripts that the router runs, by their text, reimplemented in Python.
 
-A script that is not here is an error that shows it: whoever changes one writes it down here too. The contract tests
-run each against the real server.
+An unknown script is an error reply that shows its text: a changed script must be changed here too. The contract tests
+run each of them against a real server.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3
 
 
 class LedgerText(bytes):
-    """What a tenant uses, where Redis has JSON."""
+    """A tenant's usage, where Redis has JSON."""
 
     ledger: TenantUsage
 
@@ -32,9 +32,9 @@ def _delete_if_same(data: RedisData, key: bytes, words: list[bytes]) -> int:
 
 
 def _replace_if_same(data: RedisData, key: bytes, words: list[bytes]) -> Any:
-    found = data.get(key, bytes)
-    if found is not None and found != words[0]:
-        return found
+    current = data.get(key, bytes)
+    if current is not None and current != words[0]:
+        return current
     data.put(key, words[1])
     data.expire_at(key, data.clock() + int(words[2]))
     return 1
@@ -54,8 +54,8 @@ def _write(data: RedisData, key: bytes, words: list[bytes]) -> int:
 
 
 def _delete_if_unchanged(data: RedisData, key: bytes, words: list[bytes]) -> int:
-    there = data.get(key, dict) or {}
-    if [there.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
+    current = data.get(key, dict) or {}
+    if [current.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
         return 0
     return int(data.remove(key))
 
@@ -63,13 +63,13 @@ def _delete_if_unchanged(data: RedisData, key: bytes, words: list[bytes]) -> int
 def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     process, ask, done, working, spent, requests, tokens, concurrent, lease, now = words
     at = int(now) if now else data.clock()
-    found = data.find(key)
-    # A copy of the state, since what stands there may be needed again.
+    current = data.find(key)
+    # A copy of the state: the journal may still need the old value.
     text = LedgerText(b"ledger")
     text.ledger = TenantUsage()
-    if isinstance(found, LedgerText):
+    if isinstance(current, LedgerText):
         for name in TenantUsage.__slots__:
-            value = getattr(found.ledger, name)
+            value = getattr(current.ledger, name)
             setattr(text.ledger, name, value.copy() if isinstance(value, list | dict) else value)
     step = UsageUpdate(
         process=process.decode(),
@@ -100,7 +100,7 @@ def _optional(word: bytes) -> int | None:
 
 
 def _script_text(packed: bytes) -> bytes:
-    """The text of the script in a packed EVAL."""
+    """The script's text in an encoded EVAL command."""
     head, _, rest = packed.partition(b"EVAL\r\n$")
     length, _, text = rest.partition(b"\r\n")
     assert head
@@ -118,7 +118,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
 
 
 def run_script(data: RedisData, words: list[bytes]) -> Any:
-    """EVAL: the text, 1, the key, and the arguments."""
+    """EVAL with the script's text, 1, the key, and the arguments."""
     script = SCRIPTS.get(words[0])
     if script is None:
         raise RedisError(f"ERR the model of Redis does not know this script: {words[0].decode()}")

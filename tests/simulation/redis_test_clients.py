@@ -1,4 +1,4 @@
-"""One way to talk to a Redis server and to the model of one, for the tests that both must pass."""
+"""One interface to a real Redis server and to the model of one, for the tests that both must pass."""
 
 import asyncio
 import socket
@@ -19,21 +19,21 @@ Command = tuple[Any, ...]
 
 
 class RedisTestClient(Protocol):
-    """A connection in RESP3. `pushes`: what came unasked, in order."""
+    """A RESP3 connection. `pushes`: the push messages received, in order."""
 
     pushes: list[Any]
 
     def send_commands(self, *commands: Command) -> list[Any]:
-        """Sends commands at once; a reply for each, errors as their text."""
+        """Send commands at once. Returns a reply for each, errors as their text."""
 
     def read_pushes(self) -> None:
-        """Takes what has come unasked."""
+        """Receive the pending push messages."""
 
     def subscribe(self, channel: str) -> None: ...
 
 
 class _Replies:
-    """Replies and pushes, from bytes."""
+    """Parses replies and pushes."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)
@@ -54,7 +54,7 @@ class _Replies:
 
 
 def _subscription(channel: str) -> bytes:
-    """A subscription, which is answered by a push, and behind it what has a reply."""
+    """A subscription, and a PING behind it: the reply to a subscription is only a push."""
     return encode_command(("SUBSCRIBE", channel)) + encode_command(("PING",))
 
 
@@ -82,7 +82,7 @@ class RealRedisClient:
         self._send(_subscription(channel), 1)
 
     def read_pushes(self) -> None:
-        """What was said to others before this is told before the answer to it."""
+        """Redis sends pushes for earlier commands before the reply to this PING."""
         self.send_commands(("PING",))
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class _Transport(asyncio.Transport):
 
 
 class ClientFactory:
-    """Gives connections to one server: the real one at a path, or a model."""
+    """Opens connections to one server: the real one at a path, or a model."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -137,10 +137,10 @@ class ClientFactory:
         self._open: list[RealRedisClient | ModelRedisClient] = []
 
     def connect(self) -> RealRedisClient | ModelRedisClient:
-        new = RealRedisClient(self._path) if self._path is not None else ModelRedisClient(self._loop, self._model)
-        self._open.append(new)
-        return new
+        client = RealRedisClient(self._path) if self._path is not None else ModelRedisClient(self._loop, self._model)
+        self._open.append(client)
+        return client
 
     def close(self) -> None:
-        for speaker in self._open:
-            speaker.close()
+        for client in self._open:
+            client.close()

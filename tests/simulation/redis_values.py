@@ -1,9 +1,9 @@
-"""What a Redis key can hold, beside strings (bytes) and hashes (dict): sorted sets and streams."""
+"""The values of Redis keys other than strings (bytes) and hashes (dict): sorted sets and streams."""
 
 from typing import Any, Final
 
 StreamId = tuple[int, int]
-"""Of a stream's record: milliseconds and a number."""
+"""A stream record's milliseconds and sequence number."""
 
 MAX_SEQUENCE_NUMBER: Final = (1 << 64) - 1
 _NODE_SIZE: Final = 100  # records of a stream's node (stream-node-max-entries): `~` trims whole nodes
@@ -21,7 +21,7 @@ class SortedSet(dict[bytes, float]):
 
 
 class RedisStream:
-    """Records in the order of their ids. `last`: the last id that was given, though its record may be gone."""
+    """Records in the order of their ids. `last`: the last id that was assigned, even if its record was trimmed."""
 
     __slots__ = ("last", "records")
 
@@ -35,7 +35,7 @@ class RedisStream:
         return copied
 
     def add(self, wanted: bytes, fields: list[bytes], now: int) -> StreamId:
-        """Adds a record; `now` in milliseconds."""
+        """Add a record; `now` in milliseconds."""
         id_ = self._next(wanted, now)
         if id_ <= self.last:
             raise RedisError("ERR The ID specified in XADD is equal or smaller than the target stream top item")
@@ -49,43 +49,45 @@ class RedisStream:
             return (now, 0) if now > last else (last, number + 1)
         milliseconds, _, rest = wanted.partition(b"-")
         if rest == b"*":
-            at = _number(milliseconds)
-            return (at, number + 1) if at == last else (at, 0)
+            time = _number(milliseconds)
+            return (time, number + 1) if time == last else (time, 0)
         return read_id(wanted, 0)
 
     def trim(self, how: bytes, threshold: bytes, *, about: bool) -> int:
-        """Lets go of the oldest records: as MAXLEN or MINID says; how many."""
+        """Remove the oldest records by MAXLEN or MINID. Returns how many."""
         if how == b"MAXLEN":
-            gone = max(0, len(self.records) - _number(threshold))
+            count = max(0, len(self.records) - _number(threshold))
         else:
             first = read_id(threshold, 0)
-            gone = next((at for at, (id_, _) in enumerate(self.records) if id_ >= first), len(self.records))
-        if about:
-            gone -= gone % _NODE_SIZE
-        del self.records[:gone]
-        return gone
+            count = next(
+                (position for position, (id_, _) in enumerate(self.records) if id_ >= first), len(self.records)
+            )
+        if about:  # `~` removes whole nodes only
+            count -= count % _NODE_SIZE
+        del self.records[:count]
+        return count
 
     def range(self, start: bytes, end: bytes, count: int | None, *, reverse: bool = False) -> list[Any]:
-        """The records between two ids, as replies have them."""
+        """The records between two ids, as in a reply."""
         low, high = _bound(start, 0), _bound(end, MAX_SEQUENCE_NUMBER)
         if start.startswith(b"("):
             low = (low[0], low[1] + 1) if low[1] < MAX_SEQUENCE_NUMBER else (low[0] + 1, 0)
         if end.startswith(b"("):
             high = (high[0], high[1] - 1) if high[1] else (high[0] - 1, MAX_SEQUENCE_NUMBER)
-        found = [[write_id(id_), fields] for id_, fields in self.records if low <= id_ <= high]
+        records = [[write_id(id_), fields] for id_, fields in self.records if low <= id_ <= high]
         if reverse:
-            found.reverse()
-        return found if count is None else found[:count]
+            records.reverse()
+        return records if count is None else records[:count]
 
 
 def read_id(text: bytes, rest: int) -> StreamId:
-    """An id; `rest` is the number of one that has none."""
+    """An id. `rest` is the sequence number if it has none."""
     milliseconds, dash, number = text.partition(b"-")
     return _number(milliseconds), _number(number) if dash else rest
 
 
 def check_id(wanted: bytes) -> None:
-    """Raises RedisError for an id that no record can have."""
+    """Raises RedisError for an invalid id."""
     if not wanted.endswith(b"*") and read_id(wanted, 0) == (0, 0):
         raise RedisError("ERR The ID specified in XADD must be greater than 0-0")
 

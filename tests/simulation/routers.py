@@ -1,4 +1,4 @@
-"""A router as a simulated process: the application as `router.app.build` makes it, and what can be done to it."""
+"""A router as a simulated process: the application from `router.app.build`, and the operations on it."""
 
 import asyncio
 from collections.abc import Callable, MutableMapping
@@ -24,27 +24,27 @@ TENANTS: Final = ("acme", "beta")
 
 @cache
 def settings(engines: int) -> Settings:
-    """Everything at its default, but for what there is to be asked."""
-    places = "".join(
+    """The default settings, with the addresses of Redis and the engines."""
+    engine_tables = "".join(
         f'[[engine]]\nname = "e{number}"\nmodel = "llama"\nurl = "http://e{number}:8000"\nmax_model_len = 8192\n'
         for number in range(1, engines + 1)
     )
     tenants = f'[[tenant]]\nname = "{TENANTS[0]}"\n[[tenant]]\nname = "{TENANTS[1]}"\nconcurrent_requests = 50\n'
     return parse(
         f'[cache]\nurl = "redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}"\n[auth]\nmode = "header"\n'
-        f'[[model]]\nname = "llama"\n{tenants}{places}',
+        f'[[model]]\nname = "llama"\n{tenants}{engine_tables}',
         {},
     )
 
 
 def share_classifier() -> None:
-    """One for all processes: to load it takes as long as a second of simulated time."""
-    one = Classifier.load()
-    Classifier.load = classmethod(lambda _: one)  # type: ignore[assignment]
+    """All processes share one classifier: loading it takes as long as simulating a second."""
+    classifier = Classifier.load()
+    Classifier.load = classmethod(lambda _: classifier)  # type: ignore[assignment]
 
 
 class SimulatedRouter:
-    """One router process. `ready` once it takes requests."""
+    """One router process. `ready` once it accepts requests."""
 
     def __init__(self, loop: VirtualLoop, name: str, random: Random, *, engines: int, tick: float) -> None:
         self.loop = loop
@@ -82,7 +82,7 @@ class SimulatedRouter:
         await self.application({"type": "lifespan"}, receive, send)
 
     def submit(self, request: SimulatedRequest, after: float) -> None:
-        """Has a request come in after so many seconds."""
+        """Deliver a request after so many seconds."""
         self.requests[request.record.number] = request
         self.loop.deliver(self.process, CLOCK.now + after, self._begin, request)
 
@@ -96,11 +96,11 @@ class SimulatedRouter:
         )
 
     def call_in_process(self, callback: Callable[..., object], *args: Any) -> None:
-        """Has something happen in the process, as when a client closes its connection."""
+        """Call back in the process after a short delay, as for a closed client connection."""
         self.loop.deliver(self.process, CLOCK.now + 0.0003, callback, *args)
 
     def reload(self) -> None:
-        """Puts settings into effect that are others, and mean the same."""
+        """Apply settings that differ but have the same effect."""
         self._reloads += 1
         cache_ = msgspec.structs.replace(self._settings.cache, max_entry=self._settings.cache.max_entry - self._reloads)
         self.loop.spawn(self.process, self.application.reload(msgspec.structs.replace(self._settings, cache=cache_)))
@@ -109,24 +109,24 @@ class SimulatedRouter:
         self.call_in_process(self._stop.set)
 
     def leaks(self) -> list[str]:
-        """What should not be there when nothing is asked."""
-        site = self.application._runtime
-        sharing, flights = site._background_services, site._coalescer
-        shared, limits = sharing._leases, sharing._tenant_limits
-        gateway = next(iter(site.inference_endpoints.values()))._gateway
-        found = {
+        """State that must be empty when there are no requests."""
+        runtime = self.application._runtime
+        services, coalescer = runtime._background_services, runtime._coalescer
+        leases, limits = services._leases, services._tenant_limits
+        gateway = next(iter(runtime.inference_endpoints.values()))._gateway
+        state = {
             "retiring": self.application._retiring,
-            "requests": site.active_requests,
-            "flights": flights._active_by_id,
-            "flights to join": flights._joinable_by_digest,
-            "wanted": flights._followed_at,
-            "claims": shared._claims,
-            "broadcasts": shared._writers,
-            "followed": shared._stream_events,
+            "requests": runtime.active_requests,
+            "flights": coalescer._active_by_id,
+            "flights to join": coalescer._joinable_by_digest,
+            "wanted": coalescer._followed_at,
+            "claims": leases._claims,
+            "broadcasts": leases._writers,
+            "followed": leases._stream_events,
             "fetches": gateway._local_cache._fetches,
-            "places": {name: engine.in_flight for name, engine in site.catalog.engines.items() if engine.in_flight},
+            "places": {name: engine.in_flight for name, engine in runtime.catalog.engines.items() if engine.in_flight},
             "permits": {
                 name: tenant._running_requests for name, tenant in limits._tenants.items() if tenant._running_requests
             },
         }
-        return [f"6: {self.name} still has {name}: {what}" for name, what in found.items() if what]
+        return [f"6: {self.name} still has {name}: {content}" for name, content in state.items() if content]

@@ -1,4 +1,4 @@
-"""One seed: a world of routers, Redis, engines, clients and operators, its history, and what is wrong with it."""
+"""One seed: a world of routers, Redis, engines, clients and operators, its history, and the violations found in it."""
 
 import gc
 import json
@@ -30,13 +30,13 @@ from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
 from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
 
-_SETTLE_TIMEOUT: Final = 30.0  # seconds after the last fault in which everything has to come to rest
-_QUIET_PERIOD: Final = 6.0  # seconds without a request after which nothing may be left: two leases, and more
+_SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
+_QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
 
 
 class SeedReport(msgspec.Struct):
-    """`wrong`: what does not hold, a line each; `trace`: what happened, if it was asked for."""
+    """`wrong`: the violations, a line each; `trace`: the events, if tracing was on."""
 
     seed: int
     wrong: list[str]
@@ -45,8 +45,10 @@ class SeedReport(msgspec.Struct):
 
 
 class World:
+    """The simulated processes of one seed, and the schedule of what happens to them."""
+
     def __init__(self, seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> None:
-        """`kinds` of faults in place of those that the seed draws."""
+        """`kinds`: kinds of faults, instead of those that the seed draws."""
         clock.reset(seed)
         self.random = Random(seed)
         self.plan = draw_plan(self.random, kinds)
@@ -61,7 +63,7 @@ class World:
         self.network.servers[REDIS_ADDRESS] = self.redis
         self.redis.start()
         if "failover" in self.plan.kinds:
-            self.redis.data.journal = []
+            self.redis.data.journal = []  # a failover rolls back the last writes
         self.engines_break = False
         script = Random(self.random.random())
         self.engines = [
@@ -83,14 +85,14 @@ class World:
         for number in range(1, self.plan.routers + 1):
             self.start_router(f"r{number}")
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def trace(self, text: str) -> None:
         if self.traced:
             self.log.append(f"{CLOCK.now:9.4f} {text}")
 
     def record_fault(self, kind: str, target: str, seconds: float, *, breaks: bool, leases: int) -> None:
-        """A fault has begun."""
+        """A fault has begun. `breaks`: requests may fail; `leases`: the number of leases that may be lost."""
         fault = FaultRecord(kind, target, CLOCK.now + seconds, breaks=breaks, leases=leases)
         self.history.faults.append(fault)
         self.trace(f"FAULT {fault!r}")
@@ -104,7 +106,7 @@ class World:
             self.trace(f"redis < {connection.wire}: {shown.decode('latin-1')!r}")
 
     def entries_changed(self) -> None:
-        """Redis may hold other entries than before."""
+        """Record which generation each changed entry in Redis holds now."""
         data = self.redis.data
         touched, data.changed_keys = data.changed_keys, {}
         for key in touched:
@@ -113,8 +115,8 @@ class World:
                 continue
             value = data.peek(key)
             fields = value if isinstance(value, dict) else {}
-            found = _GENERATION.search(b" ".join([field for field in fields.values() if isinstance(field, bytes)]))
-            number = int(found[1]) if found is not None else 0
+            match = _GENERATION.search(b" ".join([field for field in fields.values() if isinstance(field, bytes)]))
+            number = int(match[1]) if match is not None else 0
             if number:
                 self._keys[key] = (parts[2].decode(), self.history.generations[number - 1].question)
             if key in self._keys and self._states.get(key, 0) != number:
@@ -123,10 +125,10 @@ class World:
                 self.trace(f"redis: the entry of {self._keys[key]} is generation {number}")
 
     def _generation(self, question: int, router: str, engine: str, tokens: int, streams: bool) -> SimulatedGeneration:
-        made = SimulatedGeneration(len(self.history.generations) + 1, question, router, engine, tokens, streams)
-        self.history.generations.append(made)
-        self.trace(f"engine: {made!r}")
-        return made
+        generation = SimulatedGeneration(len(self.history.generations) + 1, question, router, engine, tokens, streams)
+        self.history.generations.append(generation)
+        self.trace(f"engine: {generation!r}")
+        return generation
 
     def start_router(self, name: str) -> None:
         self._starts += 1
@@ -147,26 +149,27 @@ class World:
     def fail_over(self, instant: float) -> None:
         data = self.redis.data
         data.roll_back_to(instant)
+        # A purge whose record is rolled back is not checked.
         for purged in self.history.purges:
             purged.recorded = purged.recorded and purged.returned < instant
         self.entries_changed()
 
-    # -- people -------------------------------------------------------------------------------------------------------
+    # -- clients and operators ----------------------------------------------------------------------------------------
 
     def ask(
         self, tenant: str, question: int, router: SimulatedRouter, *, stream: bool, **headers: str
     ) -> SimulatedRequest:
-        asked = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
-        self.history.requests.append(asked)
+        record = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
+        self.history.requests.append(record)
         body = {"model": "llama", "messages": [{"role": "user", "content": f"question {question}"}], "stream": stream}
         request = SimulatedRequest(
-            self.loop, asked, json.dumps(body).encode(),
+            self.loop, record, json.dumps(body).encode(),
             headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
             pause=self.random.choice((0.05, 0.4)) if self.plan.slow_readers and self.random.random() < 0.3 else 0.0,
             on_ended=lambda request: self._on_request_ended(router, request),
         )  # fmt: skip
         router.submit(request, self.network.delay())
-        self.trace(f"client: {asked!r}")
+        self.trace(f"client: {record!r}")
         return request
 
     def _on_request_ended(self, router: SimulatedRouter, request: SimulatedRequest) -> None:
@@ -188,19 +191,19 @@ class World:
 
     def _random_purge(self, question: int) -> None:
         random = self.random
-        scope, tenant, about = EntryFilter(all=True), None, None
+        scope, tenant, purged_question = EntryFilter(all=True), None, None
         draw = random.random()
         if draw < 0.35:
             tenant = random.choice(TENANTS[: self.plan.tenants])
             scope = EntryFilter(tenant=tenant)
         elif draw < 0.75:
-            found = [(key, of) for key, of in self._keys.items() if of[1] == question]
-            if found:
-                key, (tenant, about) = found[random.randrange(len(found))]
+            entries = [(key, owner) for key, owner in self._keys.items() if owner[1] == question]
+            if entries:
+                key, (tenant, purged_question) = entries[random.randrange(len(entries))]
                 scope = EntryFilter(key=key.decode())
         elif draw < 0.85:
             scope = EntryFilter(model="llama")
-        purged = Purged(len(self.history.purges) + 1, tenant, about)
+        purged = Purged(len(self.history.purges) + 1, tenant, purged_question)
         self.history.purges.append(purged)
         self.loop.spawn(self._operator, self._purge(scope, purged))
 
@@ -220,32 +223,33 @@ class World:
     # -- one seed -----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """What people do, and what breaks."""
-        random, plan_ = self.random, self.plan
-        for _ in range(plan_.episodes):
-            begin, question = 0.1 + random.random() * plan_.seconds, random.randint(1, plan_.questions)
+        """Schedule the requests, the purges and the faults."""
+        random, plan = self.random, self.plan
+        for _ in range(plan.episodes):
+            begin, question = 0.1 + random.random() * plan.seconds, random.randint(1, plan.questions)
             spread = random.choice((0.005, 0.05, 0.5, 2.0))
             for _ in range(random.choice((1, 2, 3, 6))):
                 self.after(begin + spread * random.random(), self._random_request, question)
-            if plan_.purges and random.random() < 0.6:
+            if plan.purges and random.random() < 0.6:
                 self.after(begin + spread * random.random(), self._random_purge, question)
-            if plan_.kinds and random.random() < 0.7:  # where something goes on, more can go wrong
-                kind = random.choice(plan_.kinds)
+            if plan.kinds and random.random() < 0.7:  # a fault during requests can do more harm
+                kind = random.choice(plan.kinds)
                 self.after(max(0.3, begin + spread * random.random()), FAULTS[kind], self, random)
-        for _ in range(plan_.faults):
-            kind = random.choice(plan_.kinds)
-            self.after(0.3 + random.random() * plan_.seconds, FAULTS[kind], self, random)
+        for _ in range(plan.faults):
+            kind = random.choice(plan.kinds)
+            self.after(0.3 + random.random() * plan.seconds, FAULTS[kind], self, random)
 
     def run(self) -> list[str]:
-        """All of it; what is wrong."""
+        """Run the history. Returns its violations."""
         self.schedule()
         end = 0.1 + self.plan.seconds + 2.0
         self.loop.run(end)
         self._heal()
+        # Where Redis' clock was set back, keys with an expiry live longer by that much.
         quiet, wanted = 0.0, _QUIET_PERIOD + max(0.0, -self.redis.offset)
         while quiet < wanted and CLOCK.now < end + _SETTLE_TIMEOUT:
             self.loop.run(CLOCK.now + 0.5)
-            busy = any(not asked.ending for asked in self.history.requests) or any(
+            busy = any(not record.ending for record in self.history.requests) or any(
                 not generation.outcome for generation in self.history.generations
             )
             quiet = 0.0 if busy else quiet + 0.5
@@ -284,7 +288,7 @@ class World:
         return [f"6: Redis still has {key!r}" for key in data.keys("rh:1:claim:*") if data.find(key) is not None]
 
     def _request_all_cached(self) -> None:
-        """What is stored is asked for, everywhere, and nothing else."""
+        """Request every entry at every router, without starting a generation."""
         for router in self.routers:
             for tenant in TENANTS[: self.plan.tenants]:
                 for question in range(1, self.plan.questions + 1):
@@ -296,7 +300,7 @@ class World:
 
 
 class _LoggedErrors(logging.Handler):
-    """A defect that somebody caught and logged is a defect."""
+    """An error that a handler caught and logged is a violation too."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -309,7 +313,7 @@ class _LoggedErrors(logging.Handler):
 
 
 def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> SeedReport:
-    """One history, checked; see World."""
+    """Run and check one history; see World."""
     world = World(seed, kinds, traced=traced)
     handler = _LoggedErrors(world)
     root = logging.getLogger()
@@ -318,26 +322,26 @@ def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> S
     try:
         wrong = world.run()
     finally:
-        logging.disable(logging.CRITICAL)  # the tasks of killed processes end when they are collected
+        logging.disable(logging.CRITICAL)  # garbage collection of killed processes' tasks logs errors
         root.removeHandler(handler)
         world.close()
     history = world.history
     counts = {
         "requests": len(history.requests), "generations": len(history.generations), "purges": len(history.purges),
         "faults": len(history.faults),
-        **{f"cache {asked.cache or 'none'}": 0 for asked in history.requests},
-        **{f"ended {asked.ending or 'never'}": 0 for asked in history.requests},
+        **{f"cache {record.cache or 'none'}": 0 for record in history.requests},
+        **{f"ended {record.ending or 'never'}": 0 for record in history.requests},
     }  # fmt: skip
-    for asked in history.requests:
-        counts[f"cache {asked.cache or 'none'}"] += 1
-        counts[f"ended {asked.ending or 'never'}"] += 1
+    for record in history.requests:
+        counts[f"cache {record.cache or 'none'}"] += 1
+        counts[f"ended {record.ending or 'never'}"] += 1
     report = SeedReport(seed, wrong, counts, world.log)
     del world
     return report
 
 
 def prepare(mutant: str | None = None) -> None:
-    """Once for an interpreter, after `clock.install`."""
+    """Call once per interpreter, after `clock.install`."""
     share_classifier()
     if mutant is not None:
         MUTANTS[mutant]()
