@@ -1,4 +1,4 @@
-"""The command line: `python -m tests.chaos --seconds 60 --seed 1`, from the folder of the project."""
+"""The command line: `python -m tests.chaos --seconds 60 --seed 1`, from the project's folder."""
 
 import argparse
 import asyncio
@@ -12,11 +12,11 @@ from random import SystemRandom
 async def _run(seconds: float, seed: int, folder: Path, redis: str, *, as_json: bool) -> int:
     import msgspec
 
-    from tests.chaos.run import run_chaos  # once its folder is known
+    from tests.chaos.run import run_chaos
 
     task = asyncio.current_task()
     assert task is not None
-    # Its processes must end with it.
+    # Cancellation ends the testbed's processes; the default action of SIGTERM would leave them running.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     report = await run_chaos(seconds, seed, folder, redis)
     sys.stdout.write(msgspec.json.encode(report).decode() if as_json else "\n".join(report.lines()))
@@ -25,7 +25,7 @@ async def _run(seconds: float, seed: int, folder: Path, redis: str, *, as_json: 
 
 
 def main() -> int:
-    """Exit code 0 if nothing was wrong, else 1."""
+    """Exit code 0 if there are no defects, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill and freeze, and look what breaks.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="the same seed, the same deeds and much the same requests")

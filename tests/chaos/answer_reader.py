@@ -1,4 +1,4 @@
-"""What an answer says, whatever the endpoint, as JSON or as events: its text, its ids, how it ended, its usage."""
+"""Parses an answer of any endpoint, as JSON or as events: its text, its ids, its finish reason, its usage."""
 
 import json
 import re
@@ -10,16 +10,16 @@ from tests.support.typed_answers import typed_delta_text as text_of_typed
 
 _LOST: Final = "the router that generated it is gone"
 _DONE: Final = b"data: [DONE]"
-_FINISHED: Final = ("stop", "completed", "end_turn")  # how answers end that an engine has ended by itself
+_FINISHED: Final = ("stop", "completed", "end_turn")  # finish reasons of complete answers
 _UNFINISHED: Final = (None, "in_progress")
 
 
 class ParsedAnswer(NamedTuple):
-    """What an answer says.
+    """The content of an answer.
 
-    - `text`: of a vector, the name of its generation, which its first numbers are.
-    - `ids`: all that it calls itself. `ended`: whether it ended by itself, None where that is not told.
-    - `usages`: how often it tells the usage. `flaws`: what is wrong with its form.
+    - `text`: of an embedding, the name of its generation, which its first numbers encode.
+    - `ids`: all ids in it. `finished`: whether it ended regularly; None if it has no finish reason.
+    - `usage_count`: how often it has the usage. `flaws`: what is wrong with its form.
     """
 
     text: str
@@ -30,7 +30,7 @@ class ParsedAnswer(NamedTuple):
 
 
 class ParsedStream(NamedTuple):
-    """What came of a stream; `done`: it has its end; `failed`: the code or type of the error at its end, if any."""
+    """What arrived of a stream. `done`: it has its end; `error_code`: the code or type of an error at its end."""
 
     answer: ParsedAnswer
     done: bool
@@ -39,7 +39,7 @@ class ParsedStream(NamedTuple):
 
 
 def parse_json_answer(path: str, answer: Any) -> ParsedAnswer:
-    """Raises KeyError, ValueError, IndexError or TypeError for what is no answer of that endpoint."""
+    """Raises KeyError, ValueError, IndexError or TypeError for anything that is not an answer of that endpoint."""
     usage = answer["usage"]
     match path:
         case "/v1/responses":
@@ -60,22 +60,22 @@ def parse_json_answer(path: str, answer: Any) -> ParsedAnswer:
 
 
 def parse_stream(path: str, body: bytes) -> ParsedStream:
-    """Raises as `read_json` does; the last event may be cut."""
+    """Raises as `parse_json_answer` does; a truncated last event is ignored."""
     frames = re.findall(rb"(.*?)\n\n", body, re.DOTALL)
     last = frames[-1] if frames else b""
     if path in (RESPONSES, MESSAGES):
         return _typed_stream(path, frames, last)
     done = last == _DONE
     events = [_event(frame) for frame in (frames[:-1] if done else frames)]
-    failed = _error_code(events)
-    return ParsedStream(parse_events(path, events[:-1] if failed is not None else events), done, failed, last)
+    error_code = _error_code(events)
+    return ParsedStream(parse_events(path, events[:-1] if error_code is not None else events), done, error_code, last)
 
 
 def _typed_stream(path: str, frames: list[bytes], last: bytes) -> ParsedStream:
     events = [_event(frame) for frame in frames]
-    failed = _error_code(events)
+    error_code = _error_code(events)
     done = bool(events) and events[-1]["type"] in ("response.completed", "response.incomplete", "message_stop")
-    return ParsedStream(parse_events(path, events[:-1] if failed is not None else events), done, failed, last)
+    return ParsedStream(parse_events(path, events[:-1] if error_code is not None else events), done, error_code, last)
 
 
 def _error_code(events: list[dict[str, Any]]) -> str | None:
@@ -88,7 +88,7 @@ def _error_code(events: list[dict[str, Any]]) -> str | None:
 
 
 def parse_events(path: str, events: list[dict[str, Any]]) -> ParsedAnswer:
-    """What the events of a stream say, all but an error."""
+    """The content of a stream's events, except an error."""
     match path:
         case "/v1/responses":
             return _of_responses(events)
@@ -96,37 +96,43 @@ def parse_events(path: str, events: list[dict[str, Any]]) -> ParsedAnswer:
             return _of_messages(events)
     choices = [choice for event in events for choice in event["choices"]]
     reasons = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-    told = [event for event in events if not event["choices"]]
+    usage_events = [event for event in events if not event["choices"]]
     flaws = [f"it ended {len(reasons)} times"] if len(reasons) > 1 else []
-    if told != events[len(events) - len(told) :]:
+    if usage_events != events[len(events) - len(usage_events) :]:
         flaws.append("it tells the usage before its end")
     ids = {event["id"] for event in events}
-    return ParsedAnswer(text_of_choices(events), ids, _is_finished(reasons[-1] if reasons else None), len(told), flaws)
+    return ParsedAnswer(
+        text_of_choices(events), ids, _is_finished(reasons[-1] if reasons else None), len(usage_events), flaws
+    )
 
 
 def _of_responses(events: list[dict[str, Any]]) -> ParsedAnswer:
-    wholes = [event["response"] for event in events if "response" in event]
+    responses = [event["response"] for event in events if "response" in event]
     text, flaws = text_of_typed(events), []
     if [event["sequence_number"] for event in events] != list(range(len(events))):
         flaws.append(f"its events are numbered {[event['sequence_number'] for event in events]}")
-    last = wholes[-1] if wholes else {}
+    last = responses[-1] if responses else {}
     if last.get("usage") is not None and parse_json_answer(RESPONSES, last).text != text:
         flaws.append("its last event does not say what the others said")
     return ParsedAnswer(
-        text, {whole["id"] for whole in wholes}, _is_finished(last.get("status")), int(bool(last.get("usage"))), flaws
+        text,
+        {response["id"] for response in responses},
+        _is_finished(last.get("status")),
+        int(bool(last.get("usage"))),
+        flaws,
     )
 
 
 def _of_messages(events: list[dict[str, Any]]) -> ParsedAnswer:
-    begun = [event["message"]["id"] for event in events if event["type"] == "message_start"]
-    ended = [event for event in events if event["type"] == "message_delta"]
-    flaws = [f"it began {len(begun)} times"] if events and len(begun) != 1 else []
-    reason = ended[-1]["delta"]["stop_reason"] if ended else None
-    return ParsedAnswer(text_of_typed(events), set(begun), _is_finished(reason), len(ended), flaws)
+    ids = [event["message"]["id"] for event in events if event["type"] == "message_start"]
+    deltas = [event for event in events if event["type"] == "message_delta"]
+    flaws = [f"it began {len(ids)} times"] if events and len(ids) != 1 else []
+    reason = deltas[-1]["delta"]["stop_reason"] if deltas else None
+    return ParsedAnswer(text_of_typed(events), set(ids), _is_finished(reason), len(deltas), flaws)
 
 
 def _event(frame: bytes) -> Any:
-    """Raises ValueError for what is no event."""
+    """Raises ValueError for anything else."""
     *names, data = frame.split(b"\n")
     if not data.startswith(b"data: "):
         raise ValueError(f"no event: {frame!r}")
@@ -141,5 +147,5 @@ def _is_finished(reason: str | None) -> bool | None:
 
 
 def always_sends_usage(path: str) -> bool:
-    """Whether its streams tell the usage unasked."""
+    """Whether its streams have the usage without asking for it."""
     return path in (RESPONSES, MESSAGES, EMBEDDINGS)

@@ -1,4 +1,4 @@
-"""The clients of the chaos: what they ask, one after the other and all at once, and how they take what comes."""
+"""The clients of the chaos test: they send requests, single and in bursts, and check the responses."""
 
 import asyncio
 import time
@@ -18,27 +18,26 @@ from tests.chaos.testbed import Testbed
 from tests.chaos.workload import CACHE_DIRECTIVES, TENANTS, ClientRequest, RequestOrigin, WorkloadQuestion
 
 MAX_REQUEST_SECONDS: Final = 150.0
-"""Seconds in which a request must end, those not counted in which its router was away.
+"""Seconds in which a request must end, not counting those in which its router was unavailable.
 
-Two of three attempts at an engine may run out of time, each after `first_token` (30 s) and 20 s for its 200 tokens; a
-request may wait 10 s for room at an engine; and who follows a leader that is lost begins anew.
+Two of three attempts at an engine may time out, each after `first_token` (30 s) and 20 s for its 200 tokens; a request
+may wait 10 s in an engine's queue; and a follower that loses its leader starts again.
 """
 
 _CLIENTS: Final = 6
-_WEIGHTS: Final = {"none": 12}  # of a wish; of each other one, 1
+_WEIGHTS: Final = {"none": 12}  # of a cache directive; 1 for the others
 _BURST_SIZE: Final = 7
-_ERROR_PAUSE: Final = (
-    0.3  # seconds after a request that came to nothing, so that not all is asked while a router is away
-)
-_LEADER_LOSS_WINDOW: Final = 3.0  # seconds in which what was done before a request may still cost it its leader
-_LEAVES_EARLY_SHARE: Final = 0.12  # the share of requests whose client leaves early
-_LEAVES_LATE_SHARE: Final = 0.25  # and of those whose client does not wait for an engine that hangs
+# Seconds after a failed request. Otherwise most requests would be sent while a router is unavailable.
+_ERROR_PAUSE: Final = 0.3
+_LEADER_LOSS_WINDOW: Final = 3.0  # seconds before a request in which a fault may still cost it its leader
+_LEAVES_EARLY_SHARE: Final = 0.12  # of requests: the client disconnects early
+_LEAVES_LATE_SHARE: Final = 0.25  # of requests: the client does not wait for an engine that hangs
 
 
 class RequestStats:
-    """What became of the requests: how they ended, what the cache did, and what was wrong.
+    """The results of the requests: how they ended, the cache's results, and the defects.
 
-    `slowest`: the most seconds that one took, without those in which its router was away.
+    `slowest`: seconds of the slowest request, not counting those in which its router was unavailable.
     """
 
     def __init__(self) -> None:
@@ -51,9 +50,9 @@ class RequestStats:
 
 
 class ChaosClients:
-    """Ask the routers of a house, as the seed has it.
+    """Send requests to a testbed's routers, chosen by the seed.
 
-    `serial` numbers all requests. `go_home`: once it is set, no client waits any longer.
+    `serial` numbers all requests. Once `stop_waiting` is set, clients abandon their requests.
     """
 
     def __init__(self, testbed: Testbed, seed: int) -> None:
@@ -66,7 +65,7 @@ class ChaosClients:
         self._seed = seed
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Returns once it is told to stop and all requests have ended."""
+        """Returns once `stop` is set and all requests have ended."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.purger.run_until(stop))
             for number in range(_CLIENTS):
@@ -74,24 +73,24 @@ class ChaosClients:
 
     async def _client(self, rng: Random, stop: asyncio.Event) -> None:
         async with self.connections() as https:
-            for asked in count():
+            for index in count():
                 if stop.is_set():
                     return
-                question = WorkloadQuestion(asked // 5 + int(rng.expovariate(1 / 6)))
+                question = WorkloadQuestion(index // 5 + int(rng.expovariate(1 / 6)))
                 if rng.random() < 0.05:
                     burst = [self._choose_request(rng, question, plain=True) for _ in range(_BURST_SIZE)]
                     async with self.connections() as more, asyncio.TaskGroup() as group:
-                        for asking in burst:
-                            group.create_task(self.ask(more[asking.router], asking))
+                        for request in burst:
+                            group.create_task(self.ask(more[request.router], request))
                 else:
-                    asking = self._choose_request(rng, question)
-                    if await self.ask(https[asking.router], asking) is None:
+                    request = self._choose_request(rng, question)
+                    if await self.ask(https[request.router], request) is None:
                         await asyncio.sleep(_ERROR_PAUSE)
                 await asyncio.sleep(rng.uniform(0, 0.4))
 
     @asynccontextmanager
     async def connections(self) -> AsyncIterator[list[httpx.AsyncClient]]:
-        """A client's connections, one to each router."""
+        """One HTTP client per router."""
         https = [self._testbed.client(number) for number in range(len(self._testbed.routers))]
         try:
             yield https
@@ -100,68 +99,70 @@ class ChaosClients:
                 await http.aclose()
 
     def _choose_request(self, rng: Random, question: WorkloadQuestion, *, plain: bool = False) -> ClientRequest:
-        """`calm`: nothing is asked of the cache, and all of the same tenant, but for the rare stranger."""
+        """`plain`: without a cache directive, and mostly from the same tenant."""
         tenants = list(TENANTS)
         weights = [12 if plain and tenant == tenants[question.number % len(tenants)] else 1 for tenant in tenants]
         (tenant,) = rng.choices(tenants, weights)
-        (wish,) = rng.choices(list(CACHE_DIRECTIVES.values()), [_WEIGHTS.get(name, 1) for name in CACHE_DIRECTIVES])
-        leaves, chance = None, rng.random()
+        (directive,) = rng.choices(
+            list(CACHE_DIRECTIVES.values()), [_WEIGHTS.get(name, 1) for name in CACHE_DIRECTIVES]
+        )
+        timeout, chance = None, rng.random()
         if chance < _LEAVES_EARLY_SHARE:
-            leaves = rng.uniform(0.01, 0.5)
+            timeout = rng.uniform(0.01, 0.5)
         elif chance < _LEAVES_EARLY_SHARE + _LEAVES_LATE_SHARE:
-            leaves = rng.uniform(3, 8)
+            timeout = rng.uniform(3, 8)
         return ClientRequest(
-            origin=RequestOrigin(tenant, question, CACHE_DIRECTIVES["none"] if plain else wish, next(self.serial)),
+            origin=RequestOrigin(tenant, question, CACHE_DIRECTIVES["none"] if plain else directive, next(self.serial)),
             router=rng.randrange(len(self._testbed.routers)),
             stream=question.streams and rng.random() < 0.5,
             usage=rng.random() < 0.5,
-            leaves_after=leaves,
+            leaves_after=timeout,
         )
 
     async def ask(self, http: httpx.AsyncClient, request: ClientRequest) -> ClientResponse | None:
-        """One request, judged; what came of it, if anything did and the client waited for it."""
-        tally, outages = self.stats, self._testbed.outages[request.router]
+        """Send one request and check its response; None if there was none or the client did not wait for it."""
+        stats, outages = self.stats, self._testbed.outages[request.router]
         loop = asyncio.get_running_loop()
-        tally.requests += 1
-        tally.paths[f"{request.origin.question.path}{', a stream' if request.stream else ''}"] += 1
+        stats.requests += 1
+        stats.paths[f"{request.origin.question.path}{', a stream' if request.stream else ''}"] += 1
         self.purger.last_origin = request.origin
         began = loop.time()
-        used = self._rate_limits.start_request(request.origin.tenant, began)
+        tracked = self._rate_limits.start_request(request.origin.tenant, began)
         task = asyncio.ensure_future(_send(http, request))
         try:
             while not task.done():
-                left = MAX_REQUEST_SECONDS + (outages.duration_since(began) or 0.0) - (loop.time() - began)
-                if left <= 0:
-                    tally.endings["hung"] += 1
-                    tally.defects.append(f"{request} has not ended after {loop.time() - began:.1f} s")
+                remaining = MAX_REQUEST_SECONDS + (outages.duration_since(began) or 0.0) - (loop.time() - began)
+                if remaining <= 0:
+                    stats.endings["hung"] += 1
+                    stats.defects.append(f"{request} has not ended after {loop.time() - began:.1f} s")
                     return None
                 if self.stop_waiting.is_set():
-                    tally.endings["left at the end"] += 1
+                    stats.endings["left at the end"] += 1
                     return None
-                await asyncio.wait([task], timeout=min(left, 0.5))
-        finally:
+                await asyncio.wait([task], timeout=min(remaining, 0.5))
+        finally:  # also if this client stops waiting: the request must end and be counted
             task.cancel()
             await asyncio.wait([task])
-            self._rate_limits.end_request(used, loop.time())
-        tally.slowest = max(tally.slowest, loop.time() - began - (outages.duration_since(began) or 0.0))
+            self._rate_limits.end_request(tracked, loop.time())
+        stats.slowest = max(stats.slowest, loop.time() - began - (outages.duration_since(began) or 0.0))
         return self._check(request, task.result(), began)
 
     def _check(
-        self, request: ClientRequest, got: "ClientResponse | httpx.TransportError | None", began: float
+        self, request: ClientRequest, result: "ClientResponse | httpx.TransportError | None", began: float
     ) -> ClientResponse | None:
-        """A router that is killed breaks off; one that is stopped refuses what is new; a frozen one does neither."""
-        tally, outages = self.stats, self._testbed.outages[request.router]
+        """A killed router breaks connections; a stopping one refuses new requests; a frozen one does neither."""
+        stats, outages = self.stats, self._testbed.outages[request.router]
         killed = outages.duration_since(began, "killed") is not None
-        if got is None:
-            tally.endings["left"] += 1
-        elif isinstance(got, httpx.TransportError):
-            tally.endings["no connection"] += 1
+        if result is None:
+            stats.endings["left"] += 1
+        elif isinstance(result, httpx.TransportError):
+            stats.endings["no connection"] += 1
             if not killed and outages.duration_since(began, "stopped") is None:
-                tally.defects.append(f"{request}: {got!r}, and its router was there")
+                stats.defects.append(f"{request}: {result!r}, and its router was there")
         else:
-            verdict = check_response(request, got, self._testbed.generations)
-            tally.endings[verdict.ending] += 1
-            tally.cache.update([verdict.cache] if verdict.cache is not None else [])
+            verdict = check_response(request, result, self._testbed.generations)
+            stats.endings[verdict.ending] += 1
+            stats.cache.update([verdict.cache] if verdict.cache is not None else [])
             now = asyncio.get_running_loop().time()
             defects = [*verdict.defects, *self._rate_limits.check_rejection(request.origin.tenant, verdict.ending, now)]
             if verdict.generation is not None:
@@ -171,35 +172,35 @@ class ChaosClients:
             if verdict.ending == "broken, lost" and not self._may_be_lost(began - _LEADER_LOSS_WINDOW):
                 defects.append("its leader was lost, and all routers and Redis were there")
             if verdict.ending == "cut" and not killed:
-                defects.append(f"cut off, and its router was there; last came {got.body[-300:]!r}")
-            tally.defects += [
+                defects.append(f"cut off, and its router was there; last came {result.body[-300:]!r}")
+            stats.defects += [
                 f"{_time_of_day(began)} {request}, X-Cache {verdict.cache}, {verdict.ending}: {defect}"
                 for defect in defects
             ]
-            return got
+            return result
         return None
 
     def _may_be_lost(self, since: float) -> bool:
-        """Whether something was away since then that takes a generation from those who follow it.
+        """Whether a fault since then may have separated followers from their leader.
 
-        Connections that are held or cut do not, where that is for less than a lease.
+        Connections that are held or cut for less than a lease do not.
         """
-        house = self._testbed
-        outages = [*(each.duration_since(since) for each in house.outages)]
-        outages.append(house.redis.outages.duration_since(since, "killed", "frozen", "stopped", "deaf"))
-        return any(emptied >= since for emptied in house.redis.flush_times) or any(
-            lasted is not None for lasted in outages
+        testbed = self._testbed
+        outages = [*(router_outages.duration_since(since) for router_outages in testbed.outages)]
+        outages.append(testbed.redis.outages.duration_since(since, "killed", "frozen", "stopped", "deaf"))
+        return any(flushed_at >= since for flushed_at in testbed.redis.flush_times) or any(
+            duration is not None for duration in outages
         )
 
 
 def _time_of_day(moment: float) -> str:
-    """A moment of the event loop's clock, with the time of day, which the logs have."""
+    """An instant of the event loop's clock as the time of day, which the logs have."""
     day = time.localtime(time.time() - (asyncio.get_running_loop().time() - moment))
     return time.strftime("%H:%M:%S", day)
 
 
 async def _send(http: httpx.AsyncClient, request: ClientRequest) -> "ClientResponse | httpx.TransportError | None":
-    """What comes; None where the client has left before."""
+    """The response; None if the client disconnects before its end."""
     head: httpx.Response | None = None
     body = b""
     try:

@@ -1,4 +1,4 @@
-"""What is killed, frozen, cut or made to fail, and when: a plan that follows from the seed, and its carrying out."""
+"""The faults of the chaos test: a plan of kills, freezes and errors that follows from the seed, and its execution."""
 
 import asyncio
 from collections import defaultdict
@@ -16,7 +16,7 @@ from tests.support.tcp_proxy import ConnectionFault
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """What is done to what, at so many seconds from the start, and for how many seconds; `luck` decides the rest."""
+    """The `action` on a target, `start` seconds from the beginning and for `seconds`; `seed` decides the details."""
 
     start: float
     target: str
@@ -58,12 +58,12 @@ _CONNECTION_FAULTS: Final[tuple[tuple[ConnectionFault, int], ...]] = (
     (ConnectionFault("cut", "commands"), 3),
     (ConnectionFault("cut", "any"), 1),
 )
-"""What is done to connections to Redis, with its weight; mostly to one of them."""
+"""Faults of connections to Redis, with their weights; most affect a single connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FaultProfile:
-    """How a kind of victim is treated: the deeds with their weights, the pauses, and how long a deed lasts."""
+    """The faults of a kind of target with their weights, the pauses between them, and their duration, in seconds."""
 
     weights: Mapping[str, int]
     pause: tuple[float, float]
@@ -88,28 +88,28 @@ _PROFILES: Final = {
 }  # fmt: skip
 _ROUND: Final = 20.0
 _CALM_SECONDS: Final = 2.0
-"""Seconds at the begin of each round in which nothing is done, so that what goes wrong without any fault shows too."""
+"""Seconds without faults at the beginning of each round, to show defects that need no fault."""
 
 _CONNECTION_FAULTS_ONLY: Final = 7.0
-"""And until which only connections to Redis suffer: what is lost then is lost although nobody was away."""
+"""Until this second of a round, only connections to Redis fail: a loss in that time happens without an outage."""
 
-_SINGLE_CONNECTION_SHARE: Final = 0.75  # the share of orders that one connection alone suffers
+_SINGLE_CONNECTION_SHARE: Final = 0.75  # of connection faults: they affect one connection
 
 
 def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
-    """The deeds of so many seconds, as the seed has it; those of a longer time begin with those of a shorter."""
-    deeds = []
-    for victim, habit in _PROFILES.items():
-        dice = Random(f"{seed}:{victim}")
-        at = dice.uniform(*habit.pause)
-        while at < seconds:
-            (what,) = dice.choices(list(habit.weights), list(habit.weights.values()))
-            lasts = dice.uniform(*habit.duration)
-            fault = _engine_fault(dice) if what == "fault" else {}
-            if at % _ROUND >= (_CALM_SECONDS if habit is _PROXY else _CONNECTION_FAULTS_ONLY):
-                deeds.append(PlannedFault(at, victim, what, lasts, dice.randrange(2**32), fault))
-            at += (0.0 if what in ("fault", "flush") else lasts) + dice.uniform(*habit.pause)
-    return deeds
+    """The faults of so many seconds, chosen by the seed; a longer plan begins with the shorter one."""
+    faults = []
+    for target, profile in _PROFILES.items():
+        rng = Random(f"{seed}:{target}")
+        start = rng.uniform(*profile.pause)
+        while start < seconds:
+            (action,) = rng.choices(list(profile.weights), list(profile.weights.values()))
+            duration = rng.uniform(*profile.duration)
+            fault = _engine_fault(rng) if action == "fault" else {}
+            if start % _ROUND >= (_CALM_SECONDS if profile is _PROXY else _CONNECTION_FAULTS_ONLY):
+                faults.append(PlannedFault(start, target, action, duration, rng.randrange(2**32), fault))
+            start += (0.0 if action in ("fault", "flush") else duration) + rng.uniform(*profile.pause)
+    return faults
 
 
 def _engine_fault(rng: Random) -> Mapping[str, object]:
@@ -118,51 +118,51 @@ def _engine_fault(rng: Random) -> Mapping[str, object]:
 
 
 def connection_fault(planned: PlannedFault) -> ConnectionFault:
-    """What is done to connections."""
-    dice = Random(planned.seed)
-    (order,) = dice.choices([order for order, _ in _CONNECTION_FAULTS], [weight for _, weight in _CONNECTION_FAULTS])
-    pick = dice.random() if dice.random() < _SINGLE_CONNECTION_SHARE else None
-    return ConnectionFault(order.what, order.kind, order.seconds, order.late, pick)
+    """The details of a fault of connections."""
+    rng = Random(planned.seed)
+    (chosen,) = rng.choices([chosen for chosen, _ in _CONNECTION_FAULTS], [weight for _, weight in _CONNECTION_FAULTS])
+    position = rng.random() if rng.random() < _SINGLE_CONNECTION_SHARE else None
+    return ConnectionFault(chosen.what, chosen.kind, chosen.seconds, chosen.late, position)
 
 
 async def run_faults(planned: Iterable[PlannedFault], testbed: Testbed) -> None:
-    """Does all; each victim has one thing done to it at a time, later than planned where it is not yet back."""
-    of: dict[str, list[PlannedFault]] = defaultdict(list)
+    """Execute the plan. Each target has one fault at a time, delayed if it has not yet recovered."""
+    by_target: dict[str, list[PlannedFault]] = defaultdict(list)
     last = 0.0
-    for deed in planned:
-        of[deed.target].append(deed)
-        last = max(last, deed.start)
+    for fault in planned:
+        by_target[fault.target].append(fault)
+        last = max(last, fault.start)
     began = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
-        for those in of.values():
-            group.create_task(_run_target_faults(those, testbed, began, began + last))
+        for faults in by_target.values():
+            group.create_task(_run_target_faults(faults, testbed, began, began + last))
 
 
 async def _run_target_faults(planned: Iterable[PlannedFault], testbed: Testbed, began: float, until: float) -> None:
     loop = asyncio.get_running_loop()
-    for deed in planned:
-        if loop.time() > until:  # what came before it took longer than planned
+    for fault in planned:
+        if loop.time() > until:  # earlier faults took longer than planned
             return
-        await asyncio.sleep(began + deed.start - loop.time())
-        order = f" {(made := connection_fault(deed)).what} {made.kind}" if deed.target == "proxy" else ""
-        testbed.fault_counts[f"{deed.target}: {deed.engine_fault.get('fault', deed.action)}{order}"] += 1
+        await asyncio.sleep(began + fault.start - loop.time())
+        detail = f" {(injected := connection_fault(fault)).what} {injected.kind}" if fault.target == "proxy" else ""
+        testbed.fault_counts[f"{fault.target}: {fault.engine_fault.get('fault', fault.action)}{detail}"] += 1
         try:
-            await _apply(deed, testbed)
+            await _apply(fault, testbed)
         except (httpx.TransportError, httpx.HTTPStatusError, redis.exceptions.RedisError, OSError) as error:
-            # Engines and Redis are only spoken to while they are there.
-            testbed.defects.append(f"{deed} could not be done: {error!r}")
+            # A target accepts commands except during its own fault, so this is a defect.
+            testbed.defects.append(f"{fault} could not be done: {error!r}")
 
 
 def _apply(planned: PlannedFault, testbed: Testbed) -> Awaitable[None]:
-    name, seconds, dice = planned.target, planned.seconds, Random(planned.seed)
+    name, seconds, rng = planned.target, planned.seconds, Random(planned.seed)
     number = int(name[-1]) if name.startswith("router-") else 0
-    ways: dict[tuple[str, str], Callable[[], Awaitable[Any]]] = {
+    actions: dict[tuple[str, str], Callable[[], Awaitable[Any]]] = {
         ("proxy", "disturb"): lambda: testbed.redis.inject(connection_fault(planned)),
-        ("redis", "kill"): lambda: testbed.redis.kill(dice, seconds, erase=False),
-        ("redis", "kill and forget"): lambda: testbed.redis.kill(dice, seconds, erase=True),
-        ("redis", "freeze"): lambda: testbed.redis.freeze(dice, seconds),
+        ("redis", "kill"): lambda: testbed.redis.kill(rng, seconds, erase=False),
+        ("redis", "kill and forget"): lambda: testbed.redis.kill(rng, seconds, erase=True),
+        ("redis", "freeze"): lambda: testbed.redis.freeze(rng, seconds),
         ("redis", "flush"): testbed.redis.flush,
-        ("redis", "fail over"): lambda: testbed.redis.fail_over(dice),
+        ("redis", "fail over"): lambda: testbed.redis.fail_over(rng),
         ("router", "kill"): lambda: testbed.kill_router(number, seconds),
         ("router", "stop"): lambda: testbed.stop_router(number, seconds),
         ("router", "freeze"): lambda: testbed.freeze_router(number, seconds),
@@ -173,4 +173,4 @@ def _apply(planned: PlannedFault, testbed: Testbed) -> Awaitable[None]:
         ("engine", "fault"): lambda: testbed.set_engine_fault(name, dict(planned.engine_fault)),
     }
     kind = "engine" if name in testbed.engines else name.partition("-")[0]
-    return ways[kind, planned.action]()
+    return actions[kind, planned.action]()

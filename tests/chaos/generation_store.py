@@ -1,4 +1,4 @@
-"""Which generations there were: read from the files that the engines write (see docs/simulator.md)."""
+"""The engines' generations, read from the files that the engines write (see docs/simulator.md)."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from tests.chaos.workload import RequestOrigin
 
 
 class LoggedGeneration(NamedTuple):
-    """`at`: the monotonic second at which its engine began it. `origin`: the request that it was begun for."""
+    """`at`: when the engine began it, in monotonic seconds. `origin`: the request for which it began it."""
 
     name: str
     engine: str
@@ -18,7 +18,7 @@ class LoggedGeneration(NamedTuple):
 
 
 class GenerationIndex:
-    """All generations of all engines, those of engines that were killed too."""
+    """All generations of all engines, killed engines included."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         """`files`: by the engine's name."""
@@ -37,7 +37,7 @@ class GenerationIndex:
         return len(self._generations)
 
     def matches_id(self, name: str, answer_id: str) -> bool:
-        """Whether the answer of this generation has this `id`, as everybody else got it who got one."""
+        """Whether this is the `id` that all clients got for this generation so far."""
         return self._ids.setdefault(name, answer_id) == answer_id
 
     def _read_new_lines(self) -> None:
@@ -48,10 +48,10 @@ class GenerationIndex:
                 file.seek(self._offsets[engine])
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # it is being written
+                        break  # the engine is still writing it
                     self._offsets[engine] += len(line)
-                    said = json.loads(line)
-                    origin = RequestOrigin.parse(said["asked_by"])
-                    self._generations[said["generation"]] = LoggedGeneration(
-                        said["generation"], engine, said["at"], origin
+                    record = json.loads(line)
+                    origin = RequestOrigin.parse(record["asked_by"])
+                    self._generations[record["generation"]] = LoggedGeneration(
+                        record["generation"], engine, record["at"], origin
                     )

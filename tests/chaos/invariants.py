@@ -1,4 +1,4 @@
-"""What must be true once everything is alive and well again, and nobody asks for anything."""
+"""What must hold once all processes are healthy again and there are no requests."""
 
 import asyncio
 import re
@@ -15,18 +15,15 @@ from tests.chaos.testbed import Testbed
 from tests.chaos.workload import CACHE_DIRECTIVES, TENANTS, UNLIMITED, ClientRequest, RequestOrigin, WorkloadQuestion
 from tests.support.waiting import eventually
 
-_FIRST_NEW_QUESTION: Final = (
-    1_000_001  # the number of a question that no client comes to; a chat with the model of two engines
-)
-_STEP: Final = 420  # to the next of the same kind
-_TRIES: Final = 8  # within which a router gives what is stored: on a busy machine Redis may be late, which is a bypass
-_SETTLE_TIMEOUT: Final = (
-    90.0  # seconds: generations that hang are given up after `first_token` and more, breakers after 10 s
-)
+_FIRST_NEW_QUESTION: Final = 1_000_001  # beyond those of the clients; a chat with the model that has two engines
+_STEP: Final = 420  # to the next question of the same kind
+_TRIES: Final = 8  # until a router returns the stored answer: on a busy machine a Redis timeout causes a bypass
+# Seconds. Hanging generations are abandoned after `first_token` and more, breakers close after 10 s.
+_SETTLE_TIMEOUT: Final = 90.0
 
 
 async def wait_until_healthy(testbed: Testbed) -> None:
-    """Waits until all see that all are back."""
+    """Clear the engines' faults and wait until every router reports that all is well."""
 
     async def well() -> bool:
         for number in range(len(testbed.routers)):
@@ -45,7 +42,7 @@ async def wait_until_healthy(testbed: Testbed) -> None:
 
 
 async def check_all(testbed: Testbed, clients: ChaosClients) -> int:
-    """Notes what is wrong in the house's defects; how many entries were looked at."""
+    """Add violations to the testbed's defects. Returns the number of entries checked."""
     await _check_hits(testbed, clients)
     await _expect(testbed, "claims are left", lambda: _no_claims(testbed))
     entries = await _check_entries(testbed, clients)
@@ -66,15 +63,15 @@ async def _expect(testbed: Testbed, otherwise: str, condition: Callable[[], Awai
 
 
 async def _check_hits(testbed: Testbed, clients: ChaosClients) -> None:
-    """A tenant asks one router something new, and is then given it by all of them, whatever the form."""
+    """A tenant sends a new question to one router; then all of them must answer it from the cache, in both forms."""
     serial = -1
-    for turn, tenant in enumerate(UNLIMITED):
-        question = WorkloadQuestion(_FIRST_NEW_QUESTION + _STEP * turn)
-        for number in (turn % len(testbed.routers), *range(len(testbed.routers))):
+    for index, tenant in enumerate(UNLIMITED):
+        question = WorkloadQuestion(_FIRST_NEW_QUESTION + _STEP * index)
+        for number in (index % len(testbed.routers), *range(len(testbed.routers))):
             for stream in (True, False):
                 async with testbed.client(number) as http:
                     for _ in range(_TRIES):
-                        asking = ClientRequest(
+                        request = ClientRequest(
                             RequestOrigin(tenant, question, CACHE_DIRECTIVES["none"], serial),
                             number,
                             stream,
@@ -82,11 +79,11 @@ async def _check_hits(testbed: Testbed, clients: ChaosClients) -> None:
                             None,
                         )
                         serial -= 1
-                        reply = await clients.ask(http, asking)
-                        if _was_reused(reply):
+                        response = await clients.ask(http, request)
+                        if _was_reused(response):
                             break
                     else:
-                        testbed.defects.append(f"afterwards, {asking} got no hit in {_TRIES} tries: {reply}")
+                        testbed.defects.append(f"afterwards, {request} got no hit in {_TRIES} tries: {response}")
 
 
 def _was_reused(reply: ClientResponse | None) -> bool:
@@ -103,29 +100,29 @@ async def _engines_idle(testbed: Testbed) -> bool:
 
 async def _gauges_are_zero(testbed: Testbed, number: int) -> bool:
     async with testbed.client(number) as http:
-        page = (await http.get("/metrics")).raise_for_status().text
-    values = re.findall(r"^llm_requests_in_flight\{.*\} (.*)$", page, re.MULTILINE)
+        metrics = (await http.get("/metrics")).raise_for_status().text
+    values = re.findall(r"^llm_requests_in_flight\{.*\} (.*)$", metrics, re.MULTILINE)
     return len(values) == len(testbed.engines) and not any(map(float, values))
 
 
 async def _check_entries(testbed: Testbed, clients: ChaosClients) -> int:
-    """Looks at all that Redis holds; how many entries that were."""
-    seen = 0
+    """Check all keys in Redis. Returns the number of entries."""
+    count = 0
     async for server, key in testbed.redis.all_keys():
-        kind, left = await server.command("TYPE", key), await server.command("PTTL", key)
-        if left == -2:
-            continue  # it has expired meanwhile
+        kind, pttl = await server.command("TYPE", key), await server.command("PTTL", key)
+        if pttl == -2:
+            continue  # it has expired since SCAN returned it
         name = key.split(":")[2]
-        if left == -1 and name != "purge":
+        if pttl == -1 and name != "purge":
             testbed.defects.append(f"{key} never expires")
         if name in TENANTS:
             fields = await server.command_bytes("HGETALL", key) if kind == "hash" else {}
             if fields or kind != "hash":
-                seen += 1
-                wrong = entry_flaws(key, fields, left, testbed.generations)
+                count += 1
+                flaws = entry_flaws(key, fields, pttl, testbed.generations)
                 generation = entry_generation(fields, testbed.generations)
-                wrong += clients.purger.check_entry(generation) if generation is not None else []
-                testbed.defects += [f"entry {key}: {flaw}" for flaw in wrong]
+                flaws += clients.purger.check_entry(generation) if generation is not None else []
+                testbed.defects += [f"entry {key}: {flaw}" for flaw in flaws]
         elif name not in RESERVED_TENANT_NAMES:
             testbed.defects.append(f"nobody knows what {key} is")
-    return seen
+    return count

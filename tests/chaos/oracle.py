@@ -1,4 +1,4 @@
-"""Is what a client got right? Plain functions over what was asked, what came, and which generations there were."""
+"""Checks a client's response: pure functions over the request, the response, and the engines' generations."""
 
 import json
 import re
@@ -10,17 +10,15 @@ from tests.chaos.generation_store import GenerationIndex, LoggedGeneration
 from tests.chaos.workload import TENANTS, ClientRequest, WorkloadQuestion
 
 _ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)
-"""What may be answered while engines fail: the requests themselves have no fault."""
+"""Statuses that are allowed while engines fail: the requests themselves are valid."""
 
-_EXPIRY_TOLERANCE: Final = (
-    2  # seconds by which an answer may outlive its end: Redis looks for what has expired now and then
-)
+_EXPIRY_TOLERANCE: Final = 2  # seconds beyond an entry's expiry: Redis removes expired keys only now and then
 _GENERATION_NAME: Final = re.compile(r"[0-9a-f]{12}")
-_PARTIAL_NAME: Final = re.compile(r"[0-9a-f]{0,11}")  # a name that is cut
+_PARTIAL_NAME: Final = re.compile(r"[0-9a-f]{0,11}")  # a truncated name
 
 
 class ClientResponse(NamedTuple):
-    """What came before the connection ended; `whole`: the HTTP answer ended as it should."""
+    """What arrived before the connection ended. `complete`: the HTTP response ended regularly."""
 
     status: int
     headers: Mapping[str, str]
@@ -29,7 +27,7 @@ class ClientResponse(NamedTuple):
 
 
 class ResponseVerdict(NamedTuple):
-    """How a request ended, as a word, what the cache did, what is wrong with that, and who generated what came."""
+    """How a request ended, as a word, the cache's result, the defects, and the generation of the answer."""
 
     ending: str
     cache: str | None
@@ -38,7 +36,7 @@ class ResponseVerdict(NamedTuple):
 
 
 def check_response(request: ClientRequest, response: ClientResponse, store: GenerationIndex) -> ResponseVerdict:
-    """Endings are `complete`, `cut` where the connection broke, `broken, CODE` after an error event, or an error."""
+    """Endings are `complete`, `cut` if the connection broke, `broken, CODE` after an error event, or an error."""
     defects: list[str] = []
     cache = response.headers.get("x-cache") if response.status == 200 else None
     ending, generation = "complete" if response.complete else "cut", None
@@ -47,6 +45,7 @@ def check_response(request: ClientRequest, response: ClientResponse, store: Gene
             ending, generation = _check_success(request, response, store, defects)
         else:
             ending = _check_error(request, response, defects)
+    # Any malformed body ends here; a truncated one is no defect.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         if response.complete:
             defects.append(f"it cannot be read: {error!r}: {response.body[:300]!r}")
@@ -82,28 +81,28 @@ def _check_success(
     _check_key(request, response, defects)
     question = request.origin.question
     if request.stream:
-        ending, said = _check_stream(request, response, defects)
+        ending, answer = _check_stream(request, response, defects)
     elif not response.complete:
         return "cut", None
     else:
-        ending, said = "complete", parse_json_answer(question.path, json.loads(response.body))
-    whole = ending == "complete"
-    defects += said.flaws
-    defects += text_flaws(question, said.text, complete=whole)
-    if whole:
-        defects += finish_flaws(said, cached=_was_stored(response))
+        ending, answer = "complete", parse_json_answer(question.path, json.loads(response.body))
+    is_complete = ending == "complete"
+    defects += answer.flaws
+    defects += text_flaws(question, answer.text, complete=is_complete)
+    if is_complete:
+        defects += finish_flaws(answer, cached=_was_stored(response))
         if not request.stream or not always_sends_usage(question.path):
             usages = 1 if not request.stream else int(request.expects_usage)
-            defects += [f"the usage is told {said.usage_count} times"] if said.usage_count != usages else []
-    name = generation_name(said.text)
+            defects += [f"the usage is told {answer.usage_count} times"] if answer.usage_count != usages else []
+    name = generation_name(answer.text)
     generation = store.find(name) if name is not None else None
     if generation is not None:
         defects += _origin_flaws(request, response, generation)
-        defects += id_flaws(said, generation, store)
+        defects += id_flaws(answer, generation, store)
     elif name is not None:
-        defects.append(f"no engine has generated it: {said.text[:60]!r}")
-    elif whole:
-        defects.append(f"it names no generation: {said.text[:60]!r}")
+        defects.append(f"no engine has generated it: {answer.text[:60]!r}")
+    elif is_complete:
+        defects.append(f"it names no generation: {answer.text[:60]!r}")
     return ending, generation
 
 
@@ -121,32 +120,34 @@ def _check_stream(request: ClientRequest, response: ClientResponse, defects: lis
 
 
 def generation_name(text: str) -> str | None:
-    """The generation that an answer names at its begin; None where not even that has come."""
-    found = _GENERATION_NAME.match(text)
-    return found[0] if found is not None else None
+    """The name of its generation with which an answer begins; None if not even that has arrived."""
+    match = _GENERATION_NAME.match(text)
+    return match[0] if match is not None else None
 
 
 def text_flaws(question: WorkloadQuestion, text: str, *, complete: bool) -> list[str]:
-    """Whether it is what one generation says, all of it or a prefix."""
+    """What is wrong with the text: it must be that of one generation, or a prefix of it if not `complete`."""
     name = generation_name(text)
-    due = question.text(name) if name is not None else question.template
-    if text == due or (not complete and (due.startswith(text) or _PARTIAL_NAME.fullmatch(text) is not None)):
+    expected = question.text(name) if name is not None else question.template
+    if text == expected or (not complete and (expected.startswith(text) or _PARTIAL_NAME.fullmatch(text) is not None)):
         return []
     if len(names := set(_GENERATION_NAME.findall(text))) > 1:
         return [f"it is put together of the generations {', '.join(sorted(names))}: {text!r}"]
-    return [f"the text is {text!r} and not {due!r}" if complete else f"it went wrong before it broke off: {text!r}"]
+    return [
+        f"the text is {text!r} and not {expected!r}" if complete else f"it went wrong before it broke off: {text!r}"
+    ]
 
 
 def finish_flaws(answer: ParsedAnswer, *, cached: bool) -> list[str]:
-    """What is wrong with how it ended, of an answer that was `kept` or that an engine has just given.
+    """What is wrong with the finish reason of an answer.
 
-    An engine that does not say how it ended is passed on as it is, and nothing of it is kept.
+    An answer without a finish reason is passed on as it is, but must not be stored (`cached`).
     """
     return [] if answer.finished or (answer.finished is None and not cached) else [f"it ended with {answer.finished}"]
 
 
 def id_flaws(answer: ParsedAnswer, generation: LoggedGeneration, store: GenerationIndex) -> list[str]:
-    """An answer has one id, and everybody gets the same one."""
+    """An answer has one id, and all clients of its generation get the same."""
     if len(answer.ids) == 1 and store.matches_id(generation.name, *answer.ids):
         return []
     return [f"it calls itself {sorted(answer.ids)}, which others of {generation.name} do not"]
@@ -165,17 +166,17 @@ def _check_key(request: ClientRequest, response: ClientResponse, defects: list[s
 
 
 def _origin_flaws(request: ClientRequest, response: ClientResponse, generation: LoggedGeneration) -> list[str]:
-    """Whose answer it is, and whether it may be given to this one."""
-    origin, mine = generation.origin, request.origin
+    """What is wrong with giving this request an answer that was generated for another."""
+    origin, wanted = generation.origin, request.origin
     cache = response.headers.get("x-cache")
     flaws = []
-    if origin.tenant != mine.tenant:
+    if origin.tenant != wanted.tenant:
         flaws.append(f"THE ANSWER OF ANOTHER TENANT: {origin}")
-    if origin.question != mine.question:
+    if origin.question != wanted.question:
         flaws.append(f"the answer to another question: {origin}")
     if response.headers.get("x-engine") != generation.engine:
         flaws.append(f"X-Engine is {response.headers.get('x-engine')}, and {generation.engine} has generated it")
-    if origin == mine:
+    if origin == wanted:
         return flaws
     if cache in ("MISS", "BYPASS"):
         flaws.append(f"{cache}, and yet generated for another request: {origin}")
@@ -183,8 +184,8 @@ def _origin_flaws(request: ClientRequest, response: ClientResponse, generation: 
         flaws.append(f"{cache} gave what was not to be kept: {origin}")
     if cache in ("HIT", "STALE"):
         age = int(response.headers["age"])
-        beyond = origin.stale_ttl if origin.stale_ttl else _EXPIRY_TOLERANCE
-        if age > origin.ttl + (beyond if cache == "STALE" else 0):
+        tolerance = origin.stale_ttl if origin.stale_ttl else _EXPIRY_TOLERANCE
+        if age > origin.ttl + (tolerance if cache == "STALE" else 0):
             flaws.append(f"{cache} with an age of {age} s, of {origin}")
     return flaws
 

@@ -1,4 +1,4 @@
-"""When something was away."""
+"""Records when a router or Redis was unavailable."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ OutageKind = Literal["killed", "stopped", "frozen", "held", "deaf"]
 
 
 class Outages:
-    """When a router, or Redis, was away, by the event loop's clock; `held`: its connections were.
+    """When a router, or Redis, was unavailable, by the event loop's clock.
 
-    `deaf`: connections were held for longer than the lease of a generation.
+    `held`: its connections were held; `deaf`: they were held for longer than the lease of a generation.
     """
 
     def __init__(self) -> None:
@@ -21,22 +21,22 @@ class Outages:
     def record(self, kind: OutageKind) -> Iterator[None]:
         began = asyncio.get_running_loop().time()
         self._times.append((kind, began, None))
-        at = len(self._times) - 1
+        index = len(self._times) - 1
         try:
             yield
         finally:
-            self._times[at] = (kind, began, asyncio.get_running_loop().time())
+            self._times[index] = (kind, began, asyncio.get_running_loop().time())
 
     def duration_since(self, since: float, *kinds: OutageKind) -> float | None:
-        """For how many seconds it was away since then, of these kinds or of any; None where it was not."""
+        """Seconds of unavailability since then, of these kinds or of any; None without an outage."""
         now = asyncio.get_running_loop().time()
-        away = [
+        durations = [
             min(ended, now) - max(began, since) for began, ended in self._intervals(kinds) if ended >= max(began, since)
         ]
-        return sum(away) if away else None
+        return sum(durations) if durations else None
 
     def overlaps(self, since: float, until: float, *kinds: OutageKind) -> bool:
-        """Whether it was away at some time between these two."""
+        """Whether there was an outage between these two instants."""
         return any(began <= until and ended >= since for began, ended in self._intervals(kinds))
 
     def _intervals(self, kinds: tuple[OutageKind, ...]) -> Iterator[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Purges in the middle of the chaos, and what must not be given any more after each of them."""
+"""Purges during the chaos test, and checks which answers may not be used after them."""
 
 import asyncio
 from random import Random
@@ -19,16 +19,16 @@ from tests.chaos.workload import (
 )
 
 PURGE_DELAY: Final = 1.5
-"""Seconds after which a purge has reached all; a copy in a process may be up to one second old."""
+"""Seconds after which a purge is known everywhere; a process' local copy may be up to one second old."""
 
 _REUSED: Final = ("HIT", "STALE", "COALESCED")
-_PURGE_TIMEOUT: Final = 60.0  # seconds, more than a router is ever away
+_PURGE_TIMEOUT: Final = 60.0  # seconds, longer than any outage of a router
 
 
 class CompletedPurge(NamedTuple):
-    """One that a router said it had done.
+    """A purge that a router confirmed.
 
-    `scope`: as it was sent; `since`, `ended`: when it was sent and answered, by the event loop's clock.
+    `scope`: as it was sent; `since`, `ended`: when it was sent and confirmed, by the event loop's clock.
     """
 
     scope: dict[str, Any]
@@ -36,21 +36,21 @@ class CompletedPurge(NamedTuple):
     ended: float
 
     def matches(self, origin: RequestOrigin) -> bool:
-        own: dict[str, object] = {
+        attributes: dict[str, object] = {
             "all": True,
             "tenant": origin.tenant,
             "model": origin.question.model,
             "key": expected_key(origin.tenant, origin.question).text,
         }
-        return all(own[name] == value for name, value in self.scope.items())
+        return all(attributes[name] == value for name, value in self.scope.items())
 
     def covers(self, generation: LoggedGeneration) -> bool:
-        """Whether it means an answer, and was sent after its generation had begun."""
+        """Whether it matches an answer whose generation began before the purge was sent."""
         return generation.at < self.since and self.matches(generation.origin)
 
 
 class Purger:
-    """Purges now and then, and knows which answers that leaves. `asked_last`: what a client asked for last."""
+    """Purges repeatedly, and knows which answers remain valid. `last_origin`: the last request of a client."""
 
     def __init__(self, testbed: Testbed, seed: int) -> None:
         self.completed = 0
@@ -65,7 +65,7 @@ class Purger:
             await self.purge(self._scope(), self._rng.randrange(len(self._testbed.routers)))
 
     def _scope(self) -> dict[str, Any]:
-        """Mostly what was asked for just now, so that it is still in flight."""
+        """Mostly the key of the last request, so that it is still in flight."""
         tenant, question = self.last_origin.tenant, self.last_origin.question
         scopes: list[tuple[dict[str, Any], int]] = [
             ({"key": expected_key(tenant, question).text}, 8),
@@ -78,24 +78,24 @@ class Purger:
         return scope
 
     async def purge(self, scope: dict[str, Any], router: int) -> None:
-        """Asks a router for it; what comes of that is noted."""
+        """Purge through a router and record the result."""
         since = asyncio.get_running_loop().time()
         defects, outages = self._testbed.defects, self._testbed.outages[router]
         try:
             async with self._testbed.client(router) as http, asyncio.timeout(_PURGE_TIMEOUT):
                 headers = {"authorization": f"Bearer {ADMIN_KEY}"}
-                told = await http.post("/admin/cache/purge", json=scope, headers=headers, timeout=None)
+                response = await http.post("/admin/cache/purge", json=scope, headers=headers, timeout=None)
         except httpx.TransportError as error:
             if outages.duration_since(since, "killed", "stopped") is None:
                 defects.append(f"the purge of {scope}: {error!r}, and router {router} was there")
         except TimeoutError:
             defects.append(f"the purge of {scope} has not ended after {_PURGE_TIMEOUT} s")
         else:
-            if told.status_code == 200:
+            if response.status_code == 200:
                 self.completed += 1
                 self._purges.append(CompletedPurge(scope, since, asyncio.get_running_loop().time()))
-            elif told.status_code != 503:
-                defects.append(f"the purge of {scope} was answered with {told.status_code}: {told.text}")
+            elif response.status_code != 503:
+                defects.append(f"the purge of {scope} was answered with {response.status_code}: {response.text}")
 
     def _durable_purges(self) -> list[CompletedPurge]:
         """Those that all routers must know."""
@@ -119,5 +119,5 @@ class Purger:
         ][-1:]
 
     def check_entry(self, generation: LoggedGeneration) -> list[str]:
-        """What is wrong with an answer that is still stored."""
+        """What is wrong with an entry that is still stored."""
         return [f"it was purged, with {purge.scope}" for purge in self._durable_purges() if purge.covers(generation)]

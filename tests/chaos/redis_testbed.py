@@ -1,4 +1,4 @@
-"""The Redis of the chaos: one server, Sentinels or a cluster, behind a proxy, and what is done to it."""
+"""The Redis of the chaos test: one server, Sentinels or a cluster, behind a proxy, and the faults applied to it."""
 
 import asyncio
 import shutil
@@ -23,21 +23,21 @@ DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
     "cluster": Cluster,
 }
 _OUTAGE_FACTORS: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
-"""How much longer a server is away where another may take its place, which takes seconds."""
+"""Factors of an outage's duration: a failover takes seconds, and must have time to happen."""
 
-_PURGE_READ_DELAY: Final = 2.0  # seconds within which all routers have read a purge, on a busy machine
-_REPLICATION_DELAY: Final = 1.0  # seconds within which a replica has what its primary has, on a busy machine
+_PURGE_READ_DELAY: Final = 2.0  # seconds until all routers have read a purge, on a busy machine
+_REPLICATION_DELAY: Final = 1.0  # seconds until a replica has its primary's writes, on a busy machine
 _RECOVERY_TIMEOUT: Final = 60.0
 
 
 class RedisTestbed:
-    """Servers that keep what they have in a file, so that those that are killed come back with it.
+    """Servers with an append-only file, so that a killed server comes back with its data.
 
-    - `outages`: until all servers are well again and agree on who is who. `emptied`: when it forgot all, each time.
+    `outages` last until all servers are healthy and agree on their roles. `flush_times`: when all data were lost.
     """
 
     def __init__(self, kind: str, report_defect: Callable[[str], None]) -> None:
-        """`kind`: one of DEPLOYMENTS. `note` takes a defect."""
+        """`kind`: one of DEPLOYMENTS. `report_defect` takes a message."""
         self.kind = kind
         self.outages = Outages()
         self.flush_times: list[float] = []
@@ -51,20 +51,20 @@ class RedisTestbed:
         return self._deployment.url
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """`stack` takes what ends it."""
+        """`stack` gets the clean-up."""
         stack.callback(self._deployment.remove)
         stack.push_async_callback(self._proxy.stop)
         await self._proxy.start()
         await self._deployment.start()
 
     def _proxy_port(self, port: int) -> int:
-        """The port of the proxy before a server's port."""
+        """The proxy's port for a server's port."""
         return self._proxy_ports.setdefault(port, free_port())
 
-    # -- what it holds ----------------------------------------------------------------------------------------------
+    # -- contents ---------------------------------------------------------------------------------------------------
 
     async def all_keys(self) -> AsyncIterator[tuple[RedisServer, str]]:
-        """All keys of ours, each with the server that holds it."""
+        """All keys of the router, each with the server that holds it."""
         for server in await self._deployment.primaries():
             cursor: Any = 0
             while True:
@@ -75,21 +75,21 @@ class RedisTestbed:
                     break
 
     def may_have_lost(self, since: float, until: float) -> bool:
-        """Whether a purge that was sent and done at these times may be lost to those who should know it.
+        """Whether routers may never learn of a purge that was sent and confirmed at these times.
 
-        Either Redis was emptied before all routers had read it; what they have read they know, whatever Redis forgets.
-        Or a replica took over that did not have it yet.
+        Either Redis lost its data before all routers had read the purge; routers remember what they have read. Or a
+        replica that did not have it yet took over.
         """
-        if any(since - _PURGE_READ_DELAY <= emptied <= until + _PURGE_READ_DELAY for emptied in self.flush_times):
+        if any(since - _PURGE_READ_DELAY <= flushed_at <= until + _PURGE_READ_DELAY for flushed_at in self.flush_times):
             return True
         return self.kind != "server" and self.outages.overlaps(
             since, until + _REPLICATION_DELAY, "killed", "frozen", "stopped"
         )
 
-    # -- what is done to it -----------------------------------------------------------------------------------------
+    # -- faults -----------------------------------------------------------------------------------------------------
 
     async def kill(self, rng: Random, seconds: float, *, erase: bool) -> None:
-        """`forget`: it comes back empty; only of a server without replicas, which would follow it in that."""
+        """`erase`: it restarts without its data; only without replicas, which would synchronise with it."""
         erase = erase and self.kind == "server"
         async with self._outage("killed"):
             server = await self._pick_server(rng)
@@ -117,7 +117,7 @@ class RedisTestbed:
         self._record_flush()
 
     async def fail_over(self, rng: Random) -> None:
-        """As an operator would; of one server, all connections are ended instead."""
+        """As an operator would. Of a single server, all connections are closed instead."""
         async with self._outage("stopped"):
             try:
                 if isinstance(self._deployment, SentinelGroup):
@@ -130,16 +130,16 @@ class RedisTestbed:
                     for kind in ("normal", "pubsub"):
                         await self._deployment.servers[0].command("CLIENT", "KILL", "TYPE", kind)
             except redis.exceptions.ResponseError:
-                pass  # it cannot at present: another failover is under way, or no replica is well
+                pass  # refused: another failover is in progress, or no replica is healthy
 
     async def inject(self, fault: ConnectionFault) -> None:
-        """Something is done to connections."""
+        """Apply a fault to connections."""
         with self.outages.record("held" if fault.seconds < LEASE_DURATION else "deaf"):
             await self._proxy.inject(fault)
             await asyncio.sleep(fault.seconds)
 
     async def _pick_server(self, rng: Random) -> RedisServer:
-        """Mostly one that keys are written to."""
+        """Mostly a primary."""
         if isinstance(self._deployment, SentinelGroup):
             servers = list(self._deployment.data)
         else:

@@ -1,4 +1,4 @@
-"""The whole chaos: so many seconds of it, and then what must be true."""
+"""One chaos test: requests and faults for so many seconds, then the checks."""
 
 import asyncio
 from collections import Counter
@@ -15,15 +15,15 @@ from tests.chaos.testbed import Testbed
 
 
 class ChaosReport(msgspec.Struct, frozen=True):
-    """What was done and what came of it; it went well if there are no `defects`.
+    """The statistics of a chaos test; it passed if there are no `defects`.
 
-    - `redis`: how Redis was run. `slowest`: the most seconds that a request took, without those in which its router
-      was away.
-    - `endings`: of the requests: `complete`; `left`, where the client did not wait; `broken`, an error event at the end
-      of a stream, with its code; `cut` and `no connection`, where the router was killed; else an error by its status
-      and code.
-    - `cache`: of those with status 200, by X-Cache. `paths`: by what was asked. `deeds`: by victim.
-    - `purges`: those that were done. `generations`: those that engines began. `entries`: those that were looked at.
+    - `redis`: the deployment. `slowest`: seconds of the slowest request, not counting those in which its router was
+      unavailable.
+    - `endings` of the requests: `complete`; `left`, if the client did not wait; `broken`, an error event at the end of
+      a stream, with its code; `cut` and `no connection`, if the router was killed; else an error by its status and
+      code.
+    - `cache`: of those with status 200, by X-Cache. `paths`: by endpoint. `deeds`: the faults, by target.
+    - `purges`: completed ones. `generations`: begun by engines. `entries`: checked ones.
     """
 
     seed: int
@@ -41,14 +41,14 @@ class ChaosReport(msgspec.Struct, frozen=True):
     defects: list[str]
 
     def lines(self) -> list[str]:
-        """For a person to read."""
+        """For people."""
         tables = {"endings": self.endings, "cache": self.cache, "paths": self.paths, "deeds": self.deeds}
         requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
         rest = f"{self.purges} purges, {self.generations} generations, {self.entries} entries looked at"
-        said = [f"seed {self.seed}, {self.seconds:g} s, {self.redis}: {requests}, {rest}"]
+        lines = [f"seed {self.seed}, {self.seconds:g} s, {self.redis}: {requests}, {rest}"]
         for name, table in tables.items():
-            said += [f"{name}:", *(f"  {count:6} {what}" for what, count in table.items())]
-        return [*said, *(f"DEFECT: {defect}" for defect in self.defects), f"{len(self.defects)} defects"]
+            lines += [f"{name}:", *(f"  {count:6} {label}" for label, count in table.items())]
+        return [*lines, *(f"DEFECT: {defect}" for defect in self.defects), f"{len(self.defects)} defects"]
 
 
 async def run_chaos(
@@ -56,33 +56,33 @@ async def run_chaos(
 ) -> ChaosReport:
     """Leaves no process behind.
 
-    `folder` takes the configurations and the logs. `patience`: for how many seconds clients wait after the end for what
-    they have asked for, before they leave.
+    `folder` gets the configurations and the logs. `client_timeout`: seconds for which clients wait for their responses
+    at the end before they disconnect.
     """
-    async with Testbed(folder, redis) as house:
-        clients = ChaosClients(house, seed)
+    async with Testbed(folder, redis) as testbed:
+        clients = ChaosClients(testbed, seed)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            asking = [
+            loads = [
                 group.create_task(clients.run_until(stop)),
                 group.create_task(HotKeyLoad(clients, seed).run_until(stop)),
             ]
             async with asyncio.TaskGroup() as deeds:
-                deeds.create_task(run_faults(plan_faults(seed, seconds), house))
+                deeds.create_task(run_faults(plan_faults(seed, seconds), testbed))
                 deeds.create_task(asyncio.sleep(seconds))
             stop.set()
-            await asyncio.wait(asking, timeout=client_timeout)
+            await asyncio.wait(loads, timeout=client_timeout)
             clients.stop_waiting.set()
         clients.stop_waiting.clear()
-        await invariants.wait_until_healthy(house)
-        entries = await invariants.check_all(house, clients)
-    tally = clients.stats
+        await invariants.wait_until_healthy(testbed)
+        entries = await invariants.check_all(testbed, clients)
+    stats = clients.stats
     return ChaosReport(
-        seed=seed, seconds=seconds, redis=redis, requests=tally.requests, slowest=tally.slowest,
-        endings=_sorted(tally.endings), cache=_sorted(tally.cache), paths=_sorted(tally.paths),
-        deeds=_sorted(house.fault_counts), purges=clients.purger.completed,
-        generations=len(house.generations), entries=entries,
-        defects=[*tally.defects, *house.defects],
+        seed=seed, seconds=seconds, redis=redis, requests=stats.requests, slowest=stats.slowest,
+        endings=_sorted(stats.endings), cache=_sorted(stats.cache), paths=_sorted(stats.paths),
+        deeds=_sorted(testbed.fault_counts), purges=clients.purger.completed,
+        generations=len(testbed.generations), entries=entries,
+        defects=[*stats.defects, *testbed.defects],
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The processes of the chaos: two routers, one of them with two workers, four engines, and Redis behind a proxy."""
+"""The processes of the chaos test: two routers, one with two workers, four engines, and Redis behind a proxy."""
 
 import asyncio
 import os
@@ -22,15 +22,15 @@ from tests.support.waiting import eventually
 
 _WORKER_COUNTS: Final = (1, 2)
 _STOP_TIMEOUT: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
-_START_TIMEOUT: Final = 45.0  # seconds, while Redis may be away and others use the machine
+_START_TIMEOUT: Final = 45.0  # seconds; Redis may be unavailable and the machine busy
 _ERROR_MARKERS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
 
 
 class Testbed:
-    """All that runs. What is done to it is counted in `deeds`, and what goes wrong by itself is noted in `defects`."""
+    """All processes. `fault_counts` counts the injected faults; `defects` are failures that no fault explains."""
 
     def __init__(self, folder: Path, redis: str = "server") -> None:
-        """`folder` takes the configurations and the logs. `redis`: one of redis_house.DEPLOYMENTS."""
+        """`folder` gets the configurations and the logs. `redis`: one of redis_testbed.DEPLOYMENTS."""
         self.fault_counts: Counter[str] = Counter()
         self.defects: list[str] = []
         self.outages = [Outages() for _ in _WORKER_COUNTS]
@@ -38,7 +38,7 @@ class Testbed:
         self.routers: list[RouterProcess] = []
         files = {name: folder / f"{name}.generations" for name in MODEL_OF}
         for path in files.values():
-            path.unlink(missing_ok=True)  # of an earlier run with the same folder
+            path.unlink(missing_ok=True)  # it may be from an earlier run with the same folder
         self.generations = GenerationIndex(files)
         self.engines = {name: _engine(name, files[name]) for name in MODEL_OF}
         self._folder = folder
@@ -49,7 +49,7 @@ class Testbed:
         async with AsyncExitStack() as stack:
             for engine in self.engines.values():
                 stack.push_async_callback(engine.stop)
-                stack.push_async_callback(engine.kill)  # first, so that a frozen one ends too
+                stack.push_async_callback(engine.kill)  # runs before `stop`, so that a frozen engine ends too
             await asyncio.gather(self.redis.start(stack), *(engine.start() for engine in self.engines.values()))
             urls = {name: engine.url for name, engine in self.engines.items()}
             for number, workers in enumerate(_WORKER_COUNTS):
@@ -100,14 +100,14 @@ class Testbed:
             await self._start_router(number, seconds)
 
     async def stop_router(self, number: int, seconds: float) -> None:
-        """As an operator would; answers under way are ended first."""
+        """SIGTERM, as an operator would; responses in progress are completed first."""
         self.record_exits(number)
         with self.outages[number].record("stopped"):
             await self.terminate_router(number)
             await self._start_router(number, seconds)
 
     async def terminate_router(self, number: int) -> None:
-        """SIGTERM, and the wait for the end of it."""
+        """SIGTERM, and wait for the exit."""
         router = self.routers[number]
         router.process.send_signal(signal.SIGTERM)
         try:
@@ -149,12 +149,12 @@ class Testbed:
                 self.routers[number].send_signal(signal.SIGCONT)
 
     async def kill_worker(self, number: int) -> None:
-        """One of those of a router that has several, which then starts another."""
+        """Kill one worker of a router with several; the router replaces it."""
         self.record_exits(number)
         for pid in sorted(self._workers[number])[:1]:
             with self.outages[number].record("killed"):
                 os.kill(pid, signal.SIGKILL)
-                await eventually(lambda: pid not in self.routers[number].worker_pids())  # noqa: B023 - it is only one
+                await eventually(lambda: pid not in self.routers[number].worker_pids())  # noqa: B023 - awaited within the loop
                 await self._wait_for_workers(number)
 
     async def freeze_worker(self, number: int, seconds: float) -> None:
@@ -166,10 +166,10 @@ class Testbed:
                 finally:
                     os.kill(pid, signal.SIGCONT)
 
-    # -- what happens by itself -------------------------------------------------------------------------------------
+    # -- unexpected exits and errors --------------------------------------------------------------------------------
 
     def record_exits(self, number: int) -> None:
-        """Notes a router, or a worker of it, that is gone and was not killed."""
+        """Record a router, or a worker of it, that has exited without a fault."""
         router = self.routers[number]
         if not router.is_running:
             self.defects.append(f"router {number} has ended by itself, with {router.process.returncode}")
@@ -182,16 +182,16 @@ class Testbed:
         self.defects += [f"engine {name} has ended by itself" for name, e in self.engines.items() if not e.is_running]
 
     def logged_errors(self) -> list[str]:
-        """The lines of the routers' logs that tell of defects, with what stands around them."""
-        found = []
+        """The lines of the routers' logs that indicate defects, with the lines around them."""
+        excerpts = []
         for router in self.routers:
             lines = router.log.read_text(errors="replace").splitlines()
-            found += [
-                "\n".join([router.log.name, *lines[max(0, at - 3) : at + 40]])
-                for at, line in enumerate(lines)
+            excerpts += [
+                "\n".join([router.log.name, *lines[max(0, number - 3) : number + 40]])
+                for number, line in enumerate(lines)
                 if any(word in line for word in _ERROR_MARKERS)
             ]
-        return found
+        return excerpts
 
 
 def _engine(name: str, generations: Path) -> SimulatedEngine:

@@ -1,9 +1,9 @@
-"""What is asked in the chaos, by whom and how, and what the answer must be.
+"""The requests of the chaos test, and the answers that they must get.
 
-Theory of operation. The tenants ask the same questions, word for word, so a question does not tell whose answer it is.
-But the text of each answer is full of the name that the engine gave to its generation (see docs/simulator.md), and the
-engine notes beside that name which request the generation is for: so every answer, wherever it is found, tells for
-which request it was generated, when, and whether all of it comes from one generation.
+Theory of operation. The tenants ask the same questions, word for word, so the question does not identify the owner of
+an answer. But the text of each answer contains the name of its generation many times (see docs/simulator.md), and the
+engine logs, for each name, the request that started the generation. So every answer, wherever it is found, shows for
+which request and when it was generated, and whether all of it comes from one generation.
 """
 
 import base64
@@ -23,7 +23,7 @@ from router.core.types import Endpoint
 
 
 class TenantSpec(NamedTuple):
-    """`ttl`: seconds for which its answers live. `limits`: as in the configuration."""
+    """`ttl` of its entries in seconds. `limits`: as in the configuration."""
 
     ttl: int
     limits: Mapping[str, int] = {}
@@ -42,12 +42,12 @@ UNLIMITED: Final = tuple(name for name, tenant in TENANTS.items() if not tenant.
 ADMIN_KEY: Final = "key-of-an-administrator"
 
 STALE_TTL: Final = 3600
-"""Seconds beyond its time for which an answer is kept by default, in case that no engine can give a new one."""
+"""Seconds for which a stale entry is kept by default, in case no engine can generate a new answer."""
 
 MAX_TOKENS: Final = 200
 
 FIRST_HOT_QUESTION: Final = 500_000
-"""From this number on, questions are asked by many at a time, and their answers take a second or two."""
+"""From this number on, questions are for the hot-key load, and their answers take a second or two."""
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -60,11 +60,11 @@ _WORDS: Final = (
     "the", "signal", "box", "turntable", "drops", "naïve", "Zürich", "🚂", "\n", "\n    indented", "\ttab", "\r\n",
     "two  spaces", "e\u0301", "data:", "[DONE]", "\\n", '"quoted"', "{", "</s>", "line\n\nbreak",
 )  # fmt: skip
-_WORDS_PER_NAME: Final = 4  # words between two names of the generation
+_WORDS_PER_NAME: Final = 4  # between two occurrences of the generation's name
 
 
 class CacheDirective(NamedTuple):
-    """What a client asks of the cache; `ttl` in seconds, for which its answer may be kept at most."""
+    """The cache headers of a request. `ttl`: the longest time in seconds for which the answer may be stored."""
 
     name: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -88,7 +88,7 @@ CACHE_DIRECTIVES: Final = {
 
 
 class WorkloadQuestion(NamedTuple):
-    """One of endlessly many, told apart by their number."""
+    """One of an unlimited number of questions, identified by its number."""
 
     number: int
 
@@ -103,33 +103,33 @@ class WorkloadQuestion(NamedTuple):
 
     @property
     def template(self) -> str:
-        """What every engine answers, with PLACEHOLDER where the generation's name stands, first of all at the begin."""
+        """The text of every engine's answer, with PLACEHOLDER for the generation's name; it begins with that."""
         return PLACEHOLDER if self.path == EMBEDDINGS else _template(self.number)
 
     def text(self, generation: str) -> str:
-        """What this generation of its answer says; the name alone where the answer is a vector."""
+        """The answer's text in a generation. An embedding only encodes the generation's name."""
         return self.template.replace(PLACEHOLDER, generation)
 
     @property
     def model(self) -> str:
-        """The model whose answer it is."""
+        """The model that answers."""
         if self.path == EMBEDDINGS:
             return "embed"
         return "mistral" if self.number % 7 == 0 else "llama"
 
     def body(self) -> dict[str, Any]:
-        """The request, as JSON; the marker in it makes the simulated engine say just the text."""
-        said = base64.b64encode(self.template.encode()).decode()
-        prompt = f"Question {self.number}. [[sim:say base64={said}]]"
-        if self.number % 4 == 3:  # of some, the answers take long enough for much to happen to them
+        """The request as JSON. A marker in it makes the simulated engine answer with exactly this text."""
+        encoded_text = base64.b64encode(self.template.encode()).decode()
+        prompt = f"Question {self.number}. [[sim:say base64={encoded_text}]]"
+        if self.number % 4 == 3:  # slow enough for several faults during one answer
             prompt += " [[sim:tps rate=25]]"
         elif self.number >= FIRST_HOT_QUESTION:
             prompt += " [[sim:tps rate=50]]"
-        asked = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
-        body = {"model": asked, "temperature": 0}
+        model = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
+        body = {"model": model, "temperature": 0}
         match self.path:
             case "/v1/embeddings":
-                return {"model": asked, "input": prompt}
+                return {"model": model, "input": prompt}
             case "/v1/completions":
                 return {**body, "max_tokens": MAX_TOKENS, "prompt": prompt}
             case "/v1/responses":
@@ -144,15 +144,15 @@ class WorkloadQuestion(NamedTuple):
 
 @cache
 def _template(number: int) -> str:
-    dice = Random(number)
-    words = [f"Answer {number}:", *dice.choices(_WORDS, k=dice.randrange(3, 25)), "the end."]
-    stretches = [" ".join(words[at : at + _WORDS_PER_NAME]) for at in range(0, len(words), _WORDS_PER_NAME)]
-    return f"{PLACEHOLDER} " + f" {PLACEHOLDER} ".join(stretches)
+    rng = Random(number)
+    words = [f"Answer {number}:", *rng.choices(_WORDS, k=rng.randrange(3, 25)), "the end."]
+    segments = [" ".join(words[at : at + _WORDS_PER_NAME]) for at in range(0, len(words), _WORDS_PER_NAME)]
+    return f"{PLACEHOLDER} " + f" {PLACEHOLDER} ".join(segments)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """For what request an answer was generated, as the engine has noted it."""
+    """The request for which an answer was generated, as the engine logs it."""
 
     tenant: str
     question: WorkloadQuestion
@@ -164,19 +164,19 @@ class RequestOrigin:
 
     @classmethod
     def parse(cls, request_id: str) -> Self:
-        """Raises ValueError, KeyError for an id that is none of ours."""
-        tenant, number, wish, serial = request_id.split(".")
-        return cls(tenant, WorkloadQuestion(int(number)), CACHE_DIRECTIVES[wish], int(serial))
+        """Raises ValueError or KeyError for any other id."""
+        tenant, number, directive, serial = request_id.split(".")
+        return cls(tenant, WorkloadQuestion(int(number)), CACHE_DIRECTIVES[directive], int(serial))
 
     @property
     def ttl(self) -> int:
-        """The seconds for which its answer may be kept, as fresh."""
+        """Seconds for which its answer may be stored as fresh."""
         ttl = TENANTS[self.tenant].ttl
         return ttl if self.directive.ttl is None else min(ttl, self.directive.ttl)
 
     @property
     def stale_ttl(self) -> int:
-        """The seconds beyond that for which it is kept; nothing where its client shortened its life."""
+        """Seconds for which its answer is kept beyond `ttl`; 0 if the client shortened the time to live."""
         return STALE_TTL if self.ttl == TENANTS[self.tenant].ttl else 0
 
 
@@ -184,8 +184,7 @@ class RequestOrigin:
 class ClientRequest:
     """One request of one client.
 
-    - `router`: the number of the router that is asked. `leaves`: the seconds after which the client does not wait any
-      longer, if it is so impatient.
+    `router`: the router's number. `leaves_after`: seconds after which the client disconnects; None if it waits.
     """
 
     origin: RequestOrigin
@@ -196,28 +195,27 @@ class ClientRequest:
 
     @property
     def expects_usage(self) -> bool:
-        """Whether its stream has the event of usage that only those get who ask for it."""
+        """Whether its stream has a usage event only because the request asks for it."""
         return self.usage and self.origin.question.path in (CHAT, COMPLETIONS)
 
     def body(self) -> dict[str, Any]:
-        form: dict[str, Any] = {"stream": True} if self.stream else {}
+        stream_fields: dict[str, Any] = {"stream": True} if self.stream else {}
         if self.stream and self.expects_usage:
-            form["stream_options"] = {"include_usage": True}
-        # No part of the key, and passed on to the engine, which notes it.
-        return {**self.origin.question.body(), **form, "safety_identifier": self.origin.request_id()}
+            stream_fields["stream_options"] = {"include_usage": True}
+        # `safety_identifier` is not in the cache key. The engine gets it and logs it.
+        return {**self.origin.question.body(), **stream_fields, "safety_identifier": self.origin.request_id()}
 
     def headers(self) -> dict[str, str]:
-        mine = {"authorization": f"Bearer {api_key(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
-        return {**mine, **dict(self.origin.directive.headers)}
+        required = {"authorization": f"Bearer {api_key(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
+        return {**required, **dict(self.origin.directive.headers)}
 
 
 @cache
 def expected_key(tenant: str, question: WorkloadQuestion) -> CacheKey:
-    """Under which key the answer to a tenant's question is to be found."""
+    """The cache key of a tenant's question."""
     request = parse_request(Endpoint(question.path), msgspec.json.encode(question.body()))
     return derive_cache_key(split_parts(request, ContextMarkers()), tenant=tenant, model=question.model, revision="1")
 
 
 def api_key(tenant: str) -> str:
-    """The tenant's API key."""
     return f"key-of-{tenant}"
