@@ -33,10 +33,12 @@ class CachedEntry:
 
     def matches(self, key: CacheKey) -> bool:
         """Whether the entry answers this request. The key's hashes do not prove it: they may be made to collide."""
+        # Proven by the digest before; comparing bytes is cheaper than computing the digest.
         if self._canonical_parts == key.canonical_parts:
             return True
         if self.entry.digest != key.digest:
             return False
+        # Kept only where a later request can use it.
         if (
             self.shared
             and self._canonical_parts is None
@@ -47,24 +49,23 @@ class CachedEntry:
         return True
 
     def replay(self, request: InferenceRequest) -> bytes | None:
-        """See router.core.endpoints.replay."""
         form = request.include_usage if request.stream else None
         answer = self._replays.get(form)
         if answer is None:
             entry = self.entry
             answer = replay(entry, request)
+            # A reference to the stored body takes no memory.
             if answer is not None and (answer is entry.body or self.reserve_replay(len(answer))):
                 self._replays[form] = answer
         return answer
 
     def drop_replays(self) -> None:
-        """Drop the replays; they are encoded again when needed."""
         self._replays.clear()
 
     def reserve(self, size: int) -> bool:
         """Whether so many more bytes may be kept with the entry; called before they are."""
         return False
 
+    # Separate: a replay may be many times the size of the entry.
     def reserve_replay(self, size: int) -> bool:
-        """The same for a replay, which may be many times the size of the entry."""
         return False

@@ -65,7 +65,6 @@ class EntryStore:
         on_damaged: Callable[[], object] = lambda: None,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
-        """`max_backlog` in bytes."""
         self._on_damaged = on_damaged
         self._max_backlog = max_backlog
         self._pipeline = pipeline
@@ -88,7 +87,7 @@ class EntryStore:
             decoded = decode_values(reply)
             if decoded is None:
                 if reply.count(None) != len(reply):  # something is there
-                    if not is_other_format(reply[_FORMAT_INDEX]):
+                    if not is_other_format(reply[_FORMAT_INDEX]):  # written by another version, not damaged
                         self._on_damaged()
                     self._delete_if_unchanged(key, reply)
                 return None
@@ -119,10 +118,7 @@ class EntryStore:
         return True
 
     def _delete_if_unchanged(self, key: str, values: list[bytes | None]) -> None:
-        """Delete the entry that was read.
-
-        While it is there, a process that acquires the key's lease takes the response for stored already.
-        """
+        # A process that acquires the key's lease would take the response for stored already.
         created, checksum = values[_CREATED_INDEX] or b"", values[_CHECKSUM_INDEX] or b""
         with contextlib.suppress(RedisDownError):
             self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
@@ -152,7 +148,6 @@ class EntryStore:
         self._local.invalidate([key])
 
     def _on_write_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
-        """Process the replies to a write and to the fetch of purges behind it."""
         self._backlog -= write.size
         if replies is None:  # the entry may have been written nevertheless: readers check its purge position
             write.on_written("failed")
@@ -166,7 +161,6 @@ class EntryStore:
         self._check_purges(write, fetched_purges)
 
     def _check_purges(self, write: "_PendingWrite", fetched_purges: object) -> None:
-        """Apply the purges that were fetched after a write. The entry counts as stored once all of them were read."""
         # The cluster node that holds the log does not answer: whether a purge covers the entry is unknown.
         unknown = isinstance(fetched_purges, RedisBackendError)
         read_all = self._purges.apply(write.purge_fetch, fetched_purges)
@@ -177,7 +171,7 @@ class EntryStore:
             write.on_written("failed" if unknown else "purged")
         elif read_all:
             write.on_written("stored")
-        else:
+        else:  # more purges than one fetch returns: the entry counts as stored once all of them were read
             write.purge_fetch = self._purges.next_fetch()
             try:
                 self._pipeline.send(write.purge_fetch.command, on_reply=partial(self._on_purges_reply, write))

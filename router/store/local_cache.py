@@ -87,6 +87,7 @@ class LocalCache:
 
     def begin_fetch(self, key: str) -> Callable[[Entry | None], None]:
         """Register a fetch of an entry. The function that it returns must be called with the result."""
+        # A change may go unreported during this fetch, so its result is not kept even if reporting starts meanwhile.
         if not self._coherent:
             return _ignore_fetched
         fetches = self._fetches.get(key)
@@ -96,6 +97,7 @@ class LocalCache:
 
         def fetched(entry: Entry | None) -> None:
             fetches.count -= 1
+            # `invalidate` removes it, and a later fetch may have registered another.
             if fetches.count == 0 and self._fetches.get(key) is fetches:
                 del self._fetches[key]
             if entry is not None and not fetches.invalidated and self._coherent:
@@ -108,6 +110,7 @@ class LocalCache:
         if size > self._limit:
             return
         self._remove(key)
+        # Inserted with size 0 first: `reserve` counts the bytes and evicts others.
         self._entries[key] = _LocalEntry(key, entry, self, self._purge_count)
         self.reserve(self._entries[key], size)
 
@@ -122,7 +125,6 @@ class LocalCache:
         return self._entries.get(held.key) is held  # it may have been the least recently used
 
     def reserve_replay(self, held: "_LocalEntry", size: int) -> bool:
-        """Reserve bytes for a replay of an entry."""
         limit = self._limit // _REPLAYS_DIVISOR
         if size > limit or not self.reserve(held, size):
             return False
@@ -147,15 +149,14 @@ class LocalCache:
             self._release(held)
 
     def _release(self, held: "_LocalEntry") -> None:
-        """Free the bytes of an entry that has been removed from `_entries`."""
+        # The caller has removed it from `_entries`.
         if held.replays_size:
             self._drop_replays(held)
         self._size -= held.size
 
-    # -- called by the listener -------------------------------------------------------------------------------------
+    # -- called by the listener: from `enable` to `disable`, it reports every change ----------------------------------
 
     def enable(self) -> None:
-        """From now on, every change is reported."""
         self._coherent = self._limit > 0
 
     def invalidate(self, keys: Sequence[str]) -> None:
@@ -169,11 +170,9 @@ class LocalCache:
         self._purge_count += 1
 
     def invalidate_all(self) -> None:
-        """Drop all entries, since any of them may have changed."""
         self.invalidate([*self._entries, *self._fetches])
 
     def disable(self) -> None:
-        """From now on, changes are not reported."""
         self._coherent = False
         self.invalidate_all()
 

@@ -118,14 +118,14 @@ class Engine:
         self.served_model = served_model
         self.max_model_len = max_model_len
         self.max_in_flight = max_in_flight
-        self.in_flight = 0
+        self.in_flight = 0  # requests of this router process
         self.on_slot_freed: Callable[[Engine], None] | None = None  # called when a slot becomes free
         self.up: bool | None = None
         self.drained = False
         self.gauges = EngineGauges()
 
     def target(self, path: str) -> RequestTarget:
-        """The request target of a path. There are few paths, so all targets are kept."""
+        # There are few paths, so the dictionary stays small.
         target = self._targets.get(path)
         if target is None:
             target = self._targets[path] = RequestTarget(self.url + path)
@@ -141,7 +141,7 @@ class Engine:
         self.up = up
 
     def inherit_state(self, previous: "Engine") -> None:
-        """Take over the state of the same engine from before a reload of the settings."""
+        # After a reload of the settings: the same engine process, so its state is still true.
         self.up, self.drained, self.gauges, self.external_load = (
             previous.up,
             previous.drained,
@@ -153,7 +153,6 @@ class Engine:
             self.max_model_len = previous.max_model_len
 
     def update_gauges(self, gauges: EngineGauges) -> None:
-        """Set the current metrics; empty gauges if there is no metrics page."""
         self.gauges = gauges
         known = [count for count in (gauges.running, gauges.waiting) if count is not None]
         # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
@@ -165,7 +164,6 @@ class Engine:
 
     @property
     def discovers_max_model_len(self) -> bool:
-        """Whether to request the context length from the engine, since the configuration does not give it."""
         return not self._max_model_len_is_configured
 
     def snapshot(self, *, slow: bool = False) -> EngineSnapshot:

@@ -117,13 +117,11 @@ class EngineProbe:
         self._awaiting_max_model_len = set(catalog.engines)  # not yet fetched since the engine came up
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(self._interval)
 
     async def check(self) -> None:
-        """Check all engines once, concurrently."""
         await asyncio.gather(*(self._check_engine(engine) for engine in self._catalog.engines.values()))
         self.last_check = time.time()
         self._on_round()
@@ -136,6 +134,7 @@ class EngineProbe:
             status, _ = await self._fetch(engine, "/health", self._timeout)
             up = status == 200
             if up:
+                # Both requests share the timeout.
                 _, page = await self._fetch(engine, "/metrics", self._timeout - (time.monotonic() - started))
                 gauges = parse_gauges(page.decode("utf-8", "replace"))
         except (EngineError, ValueError) as error:
@@ -159,6 +158,5 @@ class EngineProbe:
             self._awaiting_max_model_len.discard(engine.name)
 
     async def _fetch(self, engine: Engine, path: str, timeout: float) -> tuple[int, bytes]:
-        """Status and body of one of an engine's own paths."""
         with await self._client.get(engine, path, timeout=timeout) as response:
             return response.status, await response.read(MAX_METRICS)

@@ -114,16 +114,13 @@ class HTTPConnection(asyncio.Protocol):
 
     @property
     def is_consumed(self) -> bool:
-        """Whether the response is complete and all of its body has been passed to a sink."""
         return self.reader.done and not any(self._buffered)
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a socket, so that `on_lost` will be called."""
         return self._transport is not None
 
     def send_request(self, request: bytes, deadline: float, total_deadline: float) -> Waiter:
-        """Start an exchange: send the request and wait for the head of the response."""
         if self._transport is None or self._closed:
             raise broken_off()
         self.reader.begin()
@@ -162,7 +159,6 @@ class HTTPConnection(asyncio.Protocol):
         return self._start_wait()
 
     def finish_exchange(self) -> bool:
-        """End the exchange. Returns whether the connection can carry another one."""
         reusable = (
             self.reader.reusable
             and self._transport is not None
@@ -193,6 +189,7 @@ class HTTPConnection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        # Runs for every chunk: without a future, a task or a timer.
         sink, reader = self._sink, self.reader
         if sink is None:
             self._buffer_data(data)
@@ -201,6 +198,7 @@ class HTTPConnection(asyncio.Protocol):
         if chunk:
             if self._chunk_timeout is not None:
                 deadline = self._loop.time() + self._chunk_timeout
+                # A conditional expression: min() would be one more call per chunk.
                 self._deadline = deadline if deadline < self._total_deadline else self._total_deadline
             try:
                 self.sink_done = sink(chunk)
@@ -221,6 +219,7 @@ class HTTPConnection(asyncio.Protocol):
         self._unread_bytes += len(data)
         if self.reader.head_complete and self._waiter is not None:
             self._wake(None)
+        # Without a sink, the engine must not fill the router's memory.
         if self._unread_bytes > self._high_water and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()

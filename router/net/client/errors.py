@@ -31,7 +31,6 @@ def timed_out() -> EngineError:
 
 
 def broken_off() -> EngineError:
-    """The response is cut short or malformed."""
     return EngineError("broken-off", "the engine broke its answer off")
 
 

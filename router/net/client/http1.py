@@ -41,8 +41,8 @@ _CRLF: Final = b"\r\n"
 class ResponseReader:
     """Reads the responses of one connection, one after the other, from bytes cut anywhere.
 
-    - `begin()` prepares for the response to the next request, `feed()` takes bytes and returns the body in them,
-      `feed_eof()` reports that no more follow.
+    - `begin()` prepares for the response to the next request. `feed()` takes bytes and returns the body in them, b"" if
+      none. `feed_eof()` is called at the connection's end and returns whether the response is complete.
     - `head_complete` turns true once `status` and `headers` are those of the final response; of a repeated header, the
       last value counts.
     - `done` turns true when the response is complete; `malformed` is the reason why it never can be.
@@ -80,7 +80,6 @@ class ResponseReader:
         self.begin()
 
     def begin(self) -> None:
-        """Prepare for a response."""
         self._excess = False  # bytes came after the end of the response
         self._keep_alive = False
         self._at_chunk_boundary = False  # the last byte received ended a chunk
@@ -95,7 +94,7 @@ class ResponseReader:
         self._body.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """Read received bytes. Returns the body in them, b"" if none; the attributes show the new state."""
+        # Exactly one chunk, which the parser need not see: see the module's docstring.
         if self._at_chunk_boundary and len(data) < len(_SIZE_LINES):
             line = _SIZE_LINES[len(data)]
             if line and data.startswith(line) and data.endswith(_CRLF):
@@ -131,7 +130,6 @@ class ResponseReader:
         return b""
 
     def feed_eof(self) -> bool:
-        """No more bytes will come: whether the response is complete with that."""
         if self.head_complete and not self.done and self.malformed is None and self._is_close_delimited():
             self.done = True
         return self.done
@@ -141,7 +139,6 @@ class ResponseReader:
         return {key.lower(): value for key, value in self.headers.items()}.get(name)
 
     def close(self) -> None:
-        """Drop the parser, which refers back to this reader; the attributes stay."""
         self._parser = None  # breaks the reference cycle, so that no garbage collection is needed
         self._parse = _discard
 
@@ -151,6 +148,7 @@ class ResponseReader:
 
     def _feed_head(self, data: bytes) -> bytes:
         """Parse at most `max_head` bytes of head. Returns the unparsed rest if the head ended within them."""
+        # The parser gets no byte beyond the limit, so the result does not depend on where the input is cut.
         room = self._max_head - self._bytes_without_progress
         self._bytes_without_progress += min(room, len(data))
         self._parse(data[:room])

@@ -14,8 +14,8 @@ T = TypeVar("T", bound=Hashable)
 class IdlePool(Generic[K, T]):
     """Idle items (connections) by key (origin).
 
-    - `take` returns the item of the key that was put last, and never one that has been idle for `expiry` seconds.
-    - `put` keeps at most `max_idle` items over all keys; the caller must close what it returns.
+    - `take` removes and returns the item of the key that was put last; None if that has been idle for `expiry` seconds.
+    - `put` keeps at most `max_idle` items over all keys; the caller must close what it returns, the oldest items.
     - `expire` returns what has been idle for `expiry` seconds, to be closed; `next_expiry` is when to call it again.
     - No operation iterates over all items.
 
@@ -35,7 +35,6 @@ class IdlePool(Generic[K, T]):
         return len(self._idle_since)
 
     def take(self, key: K, now: float) -> T | None:
-        """Remove and return the youngest item of this key; None if it has expired or there is none."""
         stack = self._by_key.get(key)
         if stack is None:
             return None
@@ -49,7 +48,6 @@ class IdlePool(Generic[K, T]):
         return item
 
     def put(self, key: K, item: T, now: float) -> list[T]:
-        """Add an item that has just become idle. Returns those beyond `max_idle`, oldest first."""
         self._idle_since[item] = (key, now)
         stack = self._by_key.get(key)
         if stack is None:
@@ -68,14 +66,12 @@ class IdlePool(Generic[K, T]):
                 del self._by_key[entry[0]]
 
     def expire(self, now: float) -> list[T]:
-        """Remove and return the expired items, oldest first."""
         expired: list[T] = []
         while (oldest := self.next_expiry()) is not None and oldest <= now:
             expired += self._pop_oldest(1)
         return expired
 
     def next_expiry(self) -> float | None:
-        """When the oldest item expires; None if nothing is idle."""
         for _, since in self._idle_since.values():  # the first is the oldest
             return since + self._expiry
         return None

@@ -185,7 +185,7 @@ class HTTPTransport:
             return
         for surplus in self._idle.put(connection.origin, connection, loop.time()):
             surplus.abort()
-        if self._sweep_timer is None:
+        if self._sweep_timer is None:  # one timer for all idle connections, set for the oldest
             self._schedule_sweep(loop)
 
     def _on_connection_lost(self, connection: HTTPConnection) -> None:

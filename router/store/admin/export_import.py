@@ -150,7 +150,7 @@ async def import_entries(
         try:
             command = _put_command(line, clock.now(), position)
         except ImportLineError as error:
-            await store()
+            await store()  # the lines before it
             raise ImportLineError(f"line {number}: {error}") from None
         read += 1
         if command is None:
@@ -170,6 +170,7 @@ def _put_command(line: bytes, now: float, purge_position: bytes) -> Command | No
         raise ImportLineError(f"more than {MAX_LINE} bytes")
     try:
         parsed = _decode_line(line)
+    # RecursionError: deeply nested JSON.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImportLineError(f"not an entry: {error}") from None
     fields = {

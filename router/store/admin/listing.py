@@ -149,7 +149,7 @@ def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: in
 
 
 def memory_command(key: str) -> Command:
-    """Requests a key's memory in bytes, counted over all fields: with so few, a sample would be inaccurate."""
+    # SAMPLES 0 measures all fields: an entry has so few that a sample would be inaccurate.
     return ("MEMORY USAGE", key, "SAMPLES", 0)
 
 
@@ -159,7 +159,7 @@ async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     (entry,) = await fetch_summaries(client, [key])
     if entry is None:
         return None
-    fields = fields or {}
+    fields = fields or {}  # None if the value is not a hash
     stored = decode_entry(fields)
     problem = None
     if kind != b"hash":

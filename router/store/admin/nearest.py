@@ -43,6 +43,7 @@ async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_c
             looked_at += 1
             differs = wanted.differing_parts(stored)
             # Among equal numbers of differing parts, the entry with the same question is the one the user means.
+            # Then the newest.
             rank = (len(differs), _dissimilarity(wanted, stored), -(parse_number(created) or 0.0))
             if best is None or rank < best[0]:
                 best = (rank, other, differs)

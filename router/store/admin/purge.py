@@ -33,10 +33,12 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
     - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
     - A purge by document deletes no leases: their keys do not contain the documents.
     """
+    # The record, then the leases, then the entries: the module's docstring has the reasons.
     replicas = await add_record(client, scope)
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for keys in scan_entries(client, scope):
+        # UNLINK frees the memory in the background.
         entries += sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
         await execute_commands(client, _hit_removals(keys))
         progress(entries)
@@ -63,7 +65,7 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
 
 
 def _hit_removals(purged_keys: list[str]) -> list[Command]:
-    """Commands that remove entries from the hit counts, one per tenant."""
+    # A tenant's hit counts are one sorted set, so one command each.
     by_tenant: dict[str, list[str]] = {}
     for key in purged_keys:
         by_tenant.setdefault(key.split(":")[2], []).append(key)

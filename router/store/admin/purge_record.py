@@ -54,7 +54,7 @@ async def add_record(client: RedisClient, scope: EntryFilter) -> ReplicaAcks | N
         server = _LogServer(client, await _log_node(client))
         record = ("XADD", PURGE_LOG_KEY, "MAXLEN", "~", MAX_RECORDS, "*", SCOPE_FIELD, scope.to_json(), *nonce_field())
         connected = await server.connected_replicas()
-        if connected is None or connected == 0:
+        if connected is None or connected == 0:  # no replica to wait for
             await client.execute_command(*record)
             return None if connected is None else NO_REPLICAS
         added, acknowledged = await server.execute(record, ("WAIT", connected, _REPLICATION_TIMEOUT_MS))
@@ -94,7 +94,6 @@ async def is_purged(client: RedisClient, key: str, documents: tuple[str, ...], s
 
 
 async def _log_node(client: RedisClient) -> ClusterNode | None:
-    """The cluster node that holds the log; None without a cluster."""
     if not isinstance(client, RedisCluster):
         return None
     await client.initialize()
@@ -118,11 +117,11 @@ class _LogServer:
         sent = [PipelineCommand(position, *command) for position, command in enumerate(commands)]
         await self._node.execute_pipeline(sent)
         for sent_command in sent:
+            # A failed connection is raised; an error reply is returned, as above.
             if isinstance(sent_command.result, (OSError, asyncio.TimeoutError)):
                 raise sent_command.result
         return [sent_command.result for sent_command in sent]
 
     async def connected_replicas(self) -> int | None:
-        """None where Redis does not report it."""
         (info,) = await self.execute(_INFO_COMMAND)
-        return info.get("connected_slaves") if isinstance(info, dict) else None
+        return info.get("connected_slaves") if isinstance(info, dict) else None  # else an error reply

@@ -39,7 +39,6 @@ def no_progress(_: int) -> None:
 
 @contextlib.contextmanager
 def map_redis_errors() -> Iterator[None]:
-    """Converts redis-py's exceptions to RedisBackendError."""
     try:
         yield
     except REDIS_ERRORS as error:
@@ -54,7 +53,7 @@ async def execute_commands(client: RedisClient, commands: Sequence[Command]) -> 
         batch = client.pipeline(transaction=False)
         for command in commands:
             batch.execute_command(*command)
-        replies = await batch.execute(raise_on_error=False)
+        replies = await batch.execute(raise_on_error=False)  # a key of another type must not fail the others
         for reply in replies:
             if isinstance(reply, Exception) and not _is_wrong_type(reply):
                 raise reply

@@ -90,7 +90,7 @@ class _CountsBuilder:
             entries=self.entries,
             stale=self.stale,
             tokens=self.tokens,
-            bytes=self.bytes * self.entries // (self.measured or 1),
+            bytes=self.bytes * self.entries // (self.measured or 1),  # extrapolated
             measured=self.measured,
             bytes_per_token=_ratio(self.answer_bytes, self.answer_tokens),
         )
@@ -155,7 +155,6 @@ async def collect_stats(client: RedisClient, progress: OnProgress = no_progress)
 
 
 async def _measure_memory(client: RedisClient, entries: list[tuple[str, _CountsBuilder, int]]) -> None:
-    """Add the memory of these entries, up to MEASURED per group."""
     chosen = []
     for key, group, tokens in entries:
         if group.measured < MEASURED:
@@ -198,6 +197,7 @@ async def top_entries(client: RedisClient, limit: int, tenant: str | None = None
     else:
         hit_keys = sorted({name async for batch in scan_keys(client, HITS_PATTERN) for name in batch})
     ranked: dict[str, int] = {}
+    # The top entries of all tenants are among the top entries of each.
     for name in hit_keys:
         with map_redis_errors():
             best = await client.zrevrange(name, 0, limit - 1, withscores=True)
