@@ -65,7 +65,6 @@ class ChaosClients:
         self._seed = seed
 
     async def run_until(self, stop: asyncio.Event) -> None:
-        """Returns once `stop` is set and all requests have ended."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.purger.run_until(stop))
             for number in range(_CLIENTS):
@@ -90,7 +89,6 @@ class ChaosClients:
 
     @asynccontextmanager
     async def connections(self) -> AsyncIterator[list[httpx.AsyncClient]]:
-        """One HTTP client per router."""
         https = [self._testbed.client(number) for number in range(len(self._testbed.routers))]
         try:
             yield https
@@ -125,7 +123,7 @@ class ChaosClients:
         loop = asyncio.get_running_loop()
         stats.requests += 1
         stats.paths[f"{request.origin.question.path}{', a stream' if request.stream else ''}"] += 1
-        self.purger.last_origin = request.origin
+        self.purger.last_origin = request.origin  # the purger prefers keys in flight
         began = loop.time()
         tracked = self._rate_limits.start_request(request.origin.tenant, began)
         task = asyncio.ensure_future(_send(http, request))
@@ -194,7 +192,7 @@ class ChaosClients:
 
 
 def _time_of_day(moment: float) -> str:
-    """An instant of the event loop's clock as the time of day, which the logs have."""
+    # The routers' logs have the time of day.
     day = time.localtime(time.time() - (asyncio.get_running_loop().time() - moment))
     return time.strftime("%H:%M:%S", day)
 

@@ -28,13 +28,12 @@ def entry_generation(fields: Mapping[bytes, bytes], store: GenerationIndex) -> L
     """The generation of an entry; None if that cannot be read."""
     try:
         name = generation_name(_parse_forms({name.decode(): value for name, value in fields.items()})[0][1].text)
-    except _UNREADABLE:
+    except _UNREADABLE:  # `entry_flaws` reports it
         return None
     return store.find(name) if name is not None else None
 
 
 def entry_flaws(key: str, fields: Mapping[bytes, bytes], left: int, store: GenerationIndex) -> list[str]:
-    """What is wrong with an entry that has so many milliseconds left."""
     decoded = {name.decode(): value for name, value in fields.items()}
     try:
         return _entry_flaws(key, decoded, left, store)
@@ -107,7 +106,6 @@ def _event_stream(fields: Mapping[str, bytes], *, include_usage: bool = False) -
 
 
 def _path_of(answer: dict[str, Any]) -> str:
-    """The endpoint of a JSON answer or of a stream's event."""
     kind = str(answer.get("type", answer.get("object")))
     if kind == "list":
         return "/v1/embeddings"

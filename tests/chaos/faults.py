@@ -108,6 +108,7 @@ def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
             fault = _engine_fault(rng) if action == "fault" else {}
             if start % _ROUND >= (_CALM_SECONDS if profile is _PROXY else _CONNECTION_FAULTS_ONLY):
                 faults.append(PlannedFault(start, target, action, duration, rng.randrange(2**32), fault))
+            # Faults of an engine and flushes take no time of the target's own.
             start += (0.0 if action in ("fault", "flush") else duration) + rng.uniform(*profile.pause)
     return faults
 
@@ -118,7 +119,7 @@ def _engine_fault(rng: Random) -> Mapping[str, object]:
 
 
 def connection_fault(planned: PlannedFault) -> ConnectionFault:
-    """The details of a fault of connections."""
+    # Follows from the fault's own seed, so calling it twice gives the same.
     rng = Random(planned.seed)
     (chosen,) = rng.choices([chosen for chosen, _ in _CONNECTION_FAULTS], [weight for _, weight in _CONNECTION_FAULTS])
     position = rng.random() if rng.random() < _SINGLE_CONNECTION_SHARE else None

@@ -106,7 +106,6 @@ async def _gauges_are_zero(testbed: Testbed, number: int) -> bool:
 
 
 async def _check_entries(testbed: Testbed, clients: ChaosClients) -> int:
-    """Check all keys in Redis. Returns the number of entries."""
     count = 0
     async for server, key in testbed.redis.all_keys():
         kind, pttl = await server.command("TYPE", key), await server.command("PTTL", key)

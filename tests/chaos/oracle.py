@@ -120,7 +120,6 @@ def _check_stream(request: ClientRequest, response: ClientResponse, defects: lis
 
 
 def generation_name(text: str) -> str | None:
-    """The name of its generation with which an answer begins; None if not even that has arrived."""
     match = _GENERATION_NAME.match(text)
     return match[0] if match is not None else None
 
@@ -131,6 +130,7 @@ def text_flaws(question: WorkloadQuestion, text: str, *, complete: bool) -> list
     expected = question.text(name) if name is not None else question.template
     if text == expected or (not complete and (expected.startswith(text) or _PARTIAL_NAME.fullmatch(text) is not None)):
         return []
+    # Several names: parts of several generations were joined.
     if len(names := set(_GENERATION_NAME.findall(text))) > 1:
         return [f"it is put together of the generations {', '.join(sorted(names))}: {text!r}"]
     return [

@@ -36,7 +36,6 @@ class Outages:
         return sum(durations) if durations else None
 
     def overlaps(self, since: float, until: float, *kinds: OutageKind) -> bool:
-        """Whether there was an outage between these two instants."""
         return any(began <= until and ended >= since for began, ended in self._intervals(kinds))
 
     def _intervals(self, kinds: tuple[OutageKind, ...]) -> Iterator[tuple[float, float]]:

@@ -78,7 +78,6 @@ class Purger:
         return scope
 
     async def purge(self, scope: dict[str, Any], router: int) -> None:
-        """Purge through a router and record the result."""
         since = asyncio.get_running_loop().time()
         defects, outages = self._testbed.defects, self._testbed.outages[router]
         try:
@@ -94,11 +93,11 @@ class Purger:
             if response.status_code == 200:
                 self.completed += 1
                 self._purges.append(CompletedPurge(scope, since, asyncio.get_running_loop().time()))
-            elif response.status_code != 503:
+            elif response.status_code != 503:  # 503: Redis is unavailable
                 defects.append(f"the purge of {scope} was answered with {response.status_code}: {response.text}")
 
     def _durable_purges(self) -> list[CompletedPurge]:
-        """Those that all routers must know."""
+        # Routers may never learn of the others.
         lost = self._testbed.redis.may_have_lost
         return [purge for purge in self._purges if not lost(purge.since, purge.ended)]
 
@@ -106,6 +105,7 @@ class Purger:
         self, request: ClientRequest, generation: LoggedGeneration, cache: str | None, since: float
     ) -> list[str]:
         """What is wrong with the answer to a request that began at `since`, by the event loop's clock."""
+        # A router that was unavailable may not know the purge yet.
         if (
             cache not in _REUSED
             or self._testbed.outages[request.router].duration_since(since - PURGE_DELAY) is not None
@@ -119,5 +119,4 @@ class Purger:
         ][-1:]
 
     def check_entry(self, generation: LoggedGeneration) -> list[str]:
-        """What is wrong with an entry that is still stored."""
         return [f"it was purged, with {purge.scope}" for purge in self._durable_purges() if purge.covers(generation)]

@@ -30,7 +30,6 @@ class RateLimitModel:
         request[1] = at
 
     def check_rejection(self, tenant: str, ending: str, at: float) -> list[str]:
-        """What is wrong with how a request ended at this instant."""
         limits, requests = TENANTS[tenant].limits, self._requests[tenant]
         if ending == "429 rate_limit_exceeded requests":
             count, limit = sum(began > at - _RATE_WINDOW for began, _ in requests), limits.get("requests_per_minute", 0)

@@ -51,20 +51,17 @@ class RedisTestbed:
         return self._deployment.url
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """`stack` gets the clean-up."""
         stack.callback(self._deployment.remove)
         stack.push_async_callback(self._proxy.stop)
         await self._proxy.start()
         await self._deployment.start()
 
     def _proxy_port(self, port: int) -> int:
-        """The proxy's port for a server's port."""
         return self._proxy_ports.setdefault(port, free_port())
 
     # -- contents ---------------------------------------------------------------------------------------------------
 
     async def all_keys(self) -> AsyncIterator[tuple[RedisServer, str]]:
-        """All keys of the router, each with the server that holds it."""
         for server in await self._deployment.primaries():
             cursor: Any = 0
             while True:
@@ -133,13 +130,12 @@ class RedisTestbed:
                 pass  # refused: another failover is in progress, or no replica is healthy
 
     async def inject(self, fault: ConnectionFault) -> None:
-        """Apply a fault to connections."""
+        # Beyond a lease, followers may take their leader for lost.
         with self.outages.record("held" if fault.seconds < LEASE_DURATION else "deaf"):
             await self._proxy.inject(fault)
             await asyncio.sleep(fault.seconds)
 
     async def _pick_server(self, rng: Random) -> RedisServer:
-        """Mostly a primary."""
         if isinstance(self._deployment, SentinelGroup):
             servers = list(self._deployment.data)
         else:

@@ -41,7 +41,6 @@ class ChaosReport(msgspec.Struct, frozen=True):
     defects: list[str]
 
     def lines(self) -> list[str]:
-        """For people."""
         tables = {"endings": self.endings, "cache": self.cache, "paths": self.paths, "deeds": self.deeds}
         requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
         rest = f"{self.purges} purges, {self.generations} generations, {self.entries} entries looked at"
@@ -70,10 +69,11 @@ async def run_chaos(
             async with asyncio.TaskGroup() as deeds:
                 deeds.create_task(run_faults(plan_faults(seed, seconds), testbed))
                 deeds.create_task(asyncio.sleep(seconds))
+            # Clients stop sending, then get time for their last requests, and are stopped if they still wait.
             stop.set()
             await asyncio.wait(loads, timeout=client_timeout)
             clients.stop_waiting.set()
-        clients.stop_waiting.clear()
+        clients.stop_waiting.clear()  # the checks below send requests too
         await invariants.wait_until_healthy(testbed)
         entries = await invariants.check_all(testbed, clients)
     stats = clients.stats

@@ -107,7 +107,6 @@ class Testbed:
             await self._start_router(number, seconds)
 
     async def terminate_router(self, number: int) -> None:
-        """SIGTERM, and wait for the exit."""
         router = self.routers[number]
         router.process.send_signal(signal.SIGTERM)
         try:
@@ -169,7 +168,6 @@ class Testbed:
     # -- unexpected exits and errors --------------------------------------------------------------------------------
 
     def record_exits(self, number: int) -> None:
-        """Record a router, or a worker of it, that has exited without a fault."""
         router = self.routers[number]
         if not router.is_running:
             self.defects.append(f"router {number} has ended by itself, with {router.process.returncode}")

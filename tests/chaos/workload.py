@@ -98,7 +98,6 @@ class WorkloadQuestion(NamedTuple):
 
     @property
     def streams(self) -> bool:
-        """Whether its answer can be streamed."""
         return self.path != EMBEDDINGS
 
     @property
@@ -112,7 +111,6 @@ class WorkloadQuestion(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The model that answers."""
         if self.path == EMBEDDINGS:
             return "embed"
         return "mistral" if self.number % 7 == 0 else "llama"
@@ -212,7 +210,6 @@ class ClientRequest:
 
 @cache
 def expected_key(tenant: str, question: WorkloadQuestion) -> CacheKey:
-    """The cache key of a tenant's question."""
     request = parse_request(Endpoint(question.path), msgspec.json.encode(question.body()))
     return derive_cache_key(split_parts(request, ContextMarkers()), tenant=tenant, model=question.model, revision="1")
 

@@ -144,7 +144,6 @@ class SimulatedRequest:
         self._task = None
 
     def on_disconnect(self) -> None:
-        """The client closes its connection."""
         if self._client_left or self._complete:
             return
         self._client_left = True
@@ -157,5 +156,4 @@ class SimulatedRequest:
 
     @property
     def active(self) -> bool:
-        """Whether the application is still processing it."""
         return self._task is not None

@@ -112,7 +112,6 @@ class _EngineConnection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        """Wait for the next token."""
         if self._waits:
             self._engine.loop.call_later(self._waits.pop(0), self._token, self._generation)
         else:

@@ -193,7 +193,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._push(when, handle)
 
     def spawn(self, process: SimulatedProcess, coro: Coroutine[Any, Any, Any]) -> Task:
-        """Create a task of a process."""
         before, self.process = self.process, process
         try:
             return self.create_task(coro)
@@ -209,7 +208,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._ready.extend(process.take_deferred(self.random.random() < 0.5))
 
     def run(self, until: float) -> None:
-        """Run until an instant."""
         ready, heap, outer = self._ready, self._heap, _get_running_loop()
         _set_running_loop(self)
         try:
@@ -258,6 +256,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if tick:
             when = max(when, ceil(when / tick) * tick)
         self._number += 1
+        # At equal instants the order is random; the number only prevents a comparison of handles.
         heapq.heappush(self._heap, (when, self.random.random(), self._number, handle))
 
 

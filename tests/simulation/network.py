@@ -87,7 +87,6 @@ class SimulatedNetwork:
         return near, protocol
 
     def wires_of(self, process: SimulatedProcess) -> "list[Wire]":
-        """The wires that end in a process."""
         return [wire for wire in self.wires.values() if any(end.process is process for end in wire.ends)]
 
     def kill(self, process: SimulatedProcess) -> None:

@@ -98,7 +98,6 @@ class RedisData:
             self._expires.pop(key, None)
 
     def remove(self, key: bytes) -> bool:
-        """Delete a key. Returns whether it existed."""
         existed = self.find(key) is not None
         self.delete(key)
         return existed
