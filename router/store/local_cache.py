@@ -154,7 +154,7 @@ class LocalCache:
             self._drop_replays(held)
         self._size -= held.size
 
-    # -- called by the listener: from `enable` to `disable`, it reports every change ----------------------------------
+    # -- notifications: from `enable` to `disable`, every change is reported ----------------------------------------
 
     def enable(self) -> None:
         self._coherent = self._limit > 0
