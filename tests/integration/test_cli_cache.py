@@ -50,9 +50,9 @@ def fails_with_one_line(said: CommandResult, code: int, *words: str) -> None:
 async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     await store_entry(client, entry_key(1))
     await store_entry(client, entry_key(2, tenant="other"))
+    await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     told = (await cache(file, "stats", "--json")).json()
     assert told["total"]["entries"] == 2
-    await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
     said = await cache(file, "stats")
     per_token = told["total"]["bytes_per_token"]
     assert said.stdout.startswith("2 entries (0 stale), 10 tokens, ")

@@ -39,7 +39,7 @@ MAX_PARTS: Final = 10_000
 IGNORED_FIELDS: Final = {
     "model": "the key has the model's public name, which an alias and `auto` stand for",
     "stream": "JSON and event stream are two forms of one answer",
-    "stream_options": "they shape the stream; what of them changes its events is added by _stream_shape",
+    "stream_options": "they shape the stream; what of them changes its events is added by _event_options",
     "user": "says who asked, to a provider that looks for abuse; engines ignore it",
     "safety_identifier": "the newer name of `user`",
     "metadata": "labels for the provider's own listings; engines ignore it",
