@@ -1,4 +1,4 @@
-"""`python -m engines up --plan-fd N`: what `roundhouse up` turns into. The plan, in JSON, is on that descriptor."""
+"""`python -m engines up --plan-fd N`: `roundhouse up` executes this and passes the plan as JSON on that descriptor."""
 
 import argparse
 import os

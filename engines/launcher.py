@@ -1,4 +1,4 @@
-"""Which program an engine is, and how long it may take to be ready."""
+"""Chooses the program for an engine, and its command and timeout."""
 
 import sys
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from engines.vllm_command import vllm_argv, vllm_env
 
 Program = Literal["vllm", "simulator"]
 
-# What a simulated engine takes: enough to see a miss, little enough not to wait for it.
+# Of simulated engines: slow enough that a person sees a cache miss, fast enough not to wait for it.
 _TTFT_MS: Final = 150
 _TOKENS_PER_SECOND: Final = 80
 
@@ -24,11 +24,14 @@ _READY_TIMEOUT: Final[dict[Program, float]] = {
 
 
 class ProgramNotInstalledError(Exception):
-    """The engines that were asked for cannot be run here."""
+    """The requested engines cannot run on this machine."""
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
-    """How to start an engine: `env` comes on top of the environment, `limit` is in seconds, `about` is for a person."""
+    """How to start an engine.
+
+    `env` is added to the environment, `ready_timeout` is in seconds, `description` is for a person.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -37,29 +40,32 @@ class EngineCommand(msgspec.Struct, frozen=True):
 
 
 def choose_program(plan: UpPlan) -> Program:
-    """vLLM where it is installed, else the simulator. Raises NoProgramError where the one asked for is not there."""
+    """vLLM if it is installed, else the simulator; `plan.kind` forces one.
+
+    Raises ProgramNotInstalledError if the requested program is not installed.
+    """
     if plan.vllm_python is not None:
         if plan.kind != "simulator" and not Path(plan.vllm_python).is_file():
             raise ProgramNotInstalledError(f"--vllm-python: there is no {plan.vllm_python}")
-        there = True
+        installed = True
     else:
-        there = find_spec("vllm") is not None
-    if plan.kind == "vllm" and not there:
+        installed = find_spec("vllm") is not None
+    if plan.kind == "vllm" and not installed:
         raise ProgramNotInstalledError(
             "vLLM is not installed here; `pip install roundhouse[vllm]`, or `make run ENGINES=vllm`"
         )
-    return "vllm" if there and plan.kind != "simulator" else "simulator"
+    return "vllm" if installed and plan.kind != "simulator" else "simulator"
 
 
 def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCommand:
-    """How to start this engine as this program. The spec must have a `launch`."""
+    """How to start this engine with this program. The spec must have a `launch`."""
     assert spec.launch is not None
     draft = spec.launch.draft
-    pair = spec.launch.target + (f" + {draft}" if draft is not None else "")
+    model_names = spec.launch.target + (f" + {draft}" if draft is not None else "")
     if program == "vllm":
         python = plan.vllm_python or sys.executable
         return EngineCommand(
-            vllm_argv(spec, python), vllm_env(spec, cpu=not _has_gpu()), _READY_TIMEOUT[program], f"vLLM, {pair}"
+            vllm_argv(spec, python), vllm_env(spec, cpu=not _has_gpu()), _READY_TIMEOUT[program], f"vLLM, {model_names}"
         )
     argv = [sys.executable, "-m", "engines.simulator", "--host", spec.host, "--port", str(spec.port)]
     argv += ["--model", spec.launch.target, "--served-model-name", spec.served_model]
@@ -68,9 +74,9 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
         argv += ["--draft", draft, "--num-speculative-tokens", str(spec.launch.num_speculative_tokens)]
-    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated, in place of {pair}")
+    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated, in place of {model_names}")
 
 
 def _has_gpu() -> bool:
-    """Whether the kernel shows an NVIDIA or an AMD GPU."""
+    """Whether the kernel has an NVIDIA or an AMD GPU device."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))

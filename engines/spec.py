@@ -1,4 +1,4 @@
-"""What one engine is and how to start it, as the router's command line hands it over in JSON."""
+"""One engine of the configuration and how to start it, which the router's command line passes in JSON."""
 
 from urllib.parse import urlsplit
 
@@ -9,10 +9,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine: `[engine.launch]` of the configuration.
 
     `target` and `draft` are folders or names on the Hugging Face hub; without a draft there is no speculative decoding.
-    `num_speculative_tokens` is how many tokens the draft is ahead in each step. `heterogeneous_vocab` says whether the
-    two have different vocabularies; None leaves that to `engines.vllm_command.vocabularies_differ`. `gpus` are indices
-    as in CUDA_VISIBLE_DEVICES, of which the engine takes all. `args` are further options of vLLM's server and win over
-    those written here, as `env` wins over the environment made here.
+    `num_speculative_tokens` is the number of draft tokens per step. `heterogeneous_vocab` states whether the two have
+    different vocabularies; None leaves that to `engines.vllm_command.vocabularies_differ`. `gpus` are indices as in
+    CUDA_VISIBLE_DEVICES; the engine uses all of them. `args` are further options of vLLM's server and override those of
+    `engines.vllm_command`; `env` overrides its environment.
     """
 
     target: str
@@ -25,10 +25,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine of the configuration; unknown fields are passed over, so that the router may say more than is needed.
+    """One engine of the configuration; unknown fields are ignored, so that the router may send more than is needed.
 
-    `model` is the public name, `served_model` the name that the engine itself goes by, `task` is chat, code or any,
-    `max_model_len` the context in tokens (None: the model's own). Without `launch` somebody else starts the engine.
+    `model` is the public name, `served_model` the name that the engine itself uses, `task` is chat, code or any,
+    `max_model_len` the context in tokens (None: the model's own). Without `launch` the engine is started elsewhere.
     """
 
     name: str
@@ -46,6 +46,6 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def port(self) -> int:
-        """The port of the URL, or that of its scheme; raises ValueError if it is no port."""
+        """The port of the URL, or the default of its scheme; raises ValueError if the port is invalid."""
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,7 +1,7 @@
 """`roundhouse up`: Redis, engines and router as one process tree in the foreground.
 
-They are started in that order, each when what it needs is ready, and ended in the opposite one. An engine or a Redis
-that ends meanwhile is told of and left to those who watch over engines; without its router the tree has no use.
+They start in this order, each when the ones that it needs are ready, and stop in the opposite order. If an engine or
+Redis exits, a message reports it, nothing is restarted, and the rest continues. If the router exits, the tree stops.
 """
 
 import asyncio
@@ -25,25 +25,25 @@ from engines.process import ManagedProcess, StartError, describe_exit
 from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
 from engines.spec import EngineSpec
 
-_REDIS_READY_TIMEOUT: Final = 60.0  # seconds; it may have a file to load
+_REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
-_ROUTER_GRACE_PERIOD: Final = 35.0  # it gives its streams 30 seconds
+_ROUTER_GRACE_PERIOD: Final = 35.0  # seconds; more than the 30 s that the router gives open streams
 
 
 class UpError(Exception):
-    """The tree cannot be started; one line that says why."""
+    """The tree cannot be started; the message is one line with the reason."""
 
 
 async def up(plan: UpPlan, console: Console) -> int:
-    """Runs the tree until SIGINT or SIGTERM; returns the exit code. `console` is where a person is told of it."""
+    """Runs the tree until SIGINT or SIGTERM; returns the exit code. `console` shows messages to a person."""
     tree = ProcessTree(plan, console)
-    stop = asyncio.Event()
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop_requested.set)
     try:
         with _state_lock(Path(plan.state)):
-            stopped = asyncio.ensure_future(stop.wait())
+            stopped = asyncio.ensure_future(stop_requested.wait())
             running = asyncio.ensure_future(tree.run())
             try:
                 await asyncio.wait([stopped, running], return_when=asyncio.FIRST_COMPLETED)
@@ -52,23 +52,24 @@ async def up(plan: UpPlan, console: Console) -> int:
                 console.print("\nstopping … (Ctrl-C again to end it at once)")
                 return 0
             finally:
-                stop.clear()
+                # From here on, the event means that a second signal has arrived.
+                stop_requested.clear()
                 running.cancel()
                 stopped.cancel()
                 with contextlib.suppress(asyncio.CancelledError, UpError, StartError):
                     await running
-                await _stop(tree, force=stop)
+                await _stop(tree, force=stop_requested)
     except (UpError, StartError, RedisNotInstalledError, ProgramNotInstalledError) as error:
         console.print(f"roundhouse: {error}", style="bold red", highlight=False, soft_wrap=True, markup=False)
         return 1
 
 
 async def _stop(tree: "ProcessTree", *, force: asyncio.Event) -> None:
-    """Ends the tree in order; at once, when it is asked to a second time."""
+    """Stops the tree in order; kills it when `force` is set."""
     stopping = asyncio.ensure_future(tree.stop())
-    hurried = asyncio.ensure_future(force.wait())
-    await asyncio.wait([stopping, hurried], return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
+    forced = asyncio.ensure_future(force.wait())
+    await asyncio.wait([stopping, forced], return_when=asyncio.FIRST_COMPLETED)
+    forced.cancel()
     if not stopping.done():
         tree.kill()
     await stopping
@@ -76,7 +77,7 @@ async def _stop(tree: "ProcessTree", *, force: asyncio.Event) -> None:
 
 @contextlib.contextmanager
 def _state_lock(state: Path) -> Iterator[None]:
-    """Holds the state folder, so that two trees cannot share a Redis' data."""
+    """Locks the state folder, so that two trees cannot share Redis' data."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (state / "up.lock").open("a+")
@@ -88,6 +89,7 @@ def _state_lock(state: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             raise UpError(f"`roundhouse up` runs already with {state} (pid {file.read().strip() or '?'})") from None
+        # The pid is only for the error message of a second `up`; the lock itself is the flock.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -107,7 +109,10 @@ class ProcessTree:
         self._program: Program = "simulator"
 
     async def run(self) -> int:
-        """Starts everything, and returns only when it cannot go on. Raises UpError, StartError and their like."""
+        """Starts everything and returns only if the router exits.
+
+        Raises UpError, StartError, RedisNotInstalledError and ProgramNotInstalledError.
+        """
         self._program = choose_program(self._plan)
         self._check_ports()
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -127,7 +132,7 @@ class ProcessTree:
         raise UpError(f"the router {describe_exit(code)}; its log: {router.log}")
 
     async def stop(self) -> None:
-        """Ends what runs: the router, so that no request comes any more, then the engines, then Redis."""
+        """Stops the router first, so that no new requests arrive, then the engines, then Redis."""
         if self._router is not None:
             await self._router.stop(grace_period=_ROUTER_GRACE_PERIOD)
         await asyncio.gather(*(engine.stop() for engine in self._engines))
@@ -135,30 +140,31 @@ class ProcessTree:
             await self._redis.stop()
 
     def kill(self) -> None:
-        """Ends everything at once; whoever waits in `stop` need not wait any more."""
+        """Kills everything at once; a concurrent `stop` returns then."""
         for child in (self._router, *self._engines, self._redis):
             if child is not None:
                 child.kill()
 
-    # -- one after the other ----------------------------------------------------------------------------------------
+    # -- start, in this order ---------------------------------------------------------------------------------------
 
     def _check_ports(self) -> None:
-        wanted = [("router.port", self._plan.router.host, self._plan.router.port)]
-        wanted += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.launch is not None]
-        for place, host, port in wanted:
+        addresses = [("router.port", self._plan.router.host, self._plan.router.port)]
+        addresses += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.launch is not None]
+        # Binds each port briefly: a port in use is reported before anything is started.
+        for purpose, host, port in addresses:
             try:
                 with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
                     pass
             except OSError as error:
-                # create_server says the address once more; a name that cannot be resolved has no errno of the system's.
-                why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
-                raise UpError(f"{place}: {host}:{port}: {why}") from None
+                # create_server's message repeats the address; an unresolvable host name has no errno of the system.
+                reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+                raise UpError(f"{purpose}: {host}:{port}: {reason}") from None
 
     async def _start_redis(self) -> None:
         if self._plan.redis_socket is None:
             return
         path = Path(self._plan.redis_socket)
-        path.unlink(missing_ok=True)  # of an earlier run that was killed; the lock says that nobody uses it
+        path.unlink(missing_ok=True)  # left by a run that was killed; the lock ensures that it is not in use
         argv = redis_argv(find_program("redis-server"), socket=path, folder=self._state)
         self._redis = self._managed_process("redis", argv)
         await self._redis.start()
@@ -169,9 +175,9 @@ class ProcessTree:
         self, client: httpx.AsyncClient, specs: list[EngineSpec], commands: dict[str, EngineCommand]
     ) -> None:
         async def start(spec: EngineSpec) -> None:
-            how = commands[spec.name]
-            self._print_status(spec.name, f"starting ({how.description})")
-            child = self._managed_process(spec.name, how.argv, how.env)
+            command = commands[spec.name]
+            self._print_status(spec.name, f"starting ({command.description})")
+            child = self._managed_process(spec.name, command.argv, command.env)
             self._engines.append(child)
             await child.start()
 
@@ -179,7 +185,7 @@ class ProcessTree:
                 return await _is_http_ready(client, f"{spec.url}/health")
 
             await child.wait_until_ready(
-                ready, timeout=how.ready_timeout, interval=0.1 if self._program == "simulator" else 1.0
+                ready, timeout=command.ready_timeout, interval=0.1 if self._program == "simulator" else 1.0
             )
             self._print_status(spec.name, "ready")
 
@@ -188,7 +194,7 @@ class ProcessTree:
                 for spec in specs:
                     group.create_task(start(spec))
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # for one that cannot start the others are given up
+            raise failed.exceptions[0] from None  # if one engine fails to start, the task group cancels the others
 
     async def _start_router(self, client: httpx.AsyncClient) -> ManagedProcess:
         spec = self._plan.router
@@ -211,7 +217,7 @@ class ProcessTree:
             style="bold red", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
-    # -- told to a person -------------------------------------------------------------------------------------------
+    # -- messages to a person ---------------------------------------------------------------------------------------
 
     def _print_status(self, name: str, what: str) -> None:
         self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True, markup=False)
@@ -236,7 +242,7 @@ class ProcessTree:
 
     def _redis_cli(self) -> str:
         if self._plan.redis_socket is None:
-            return "redis-cli -u URL"  # the configuration's own may have a password in it
+            return "redis-cli -u URL"  # the configured URL may contain a password
         program = (
             "redis-cli" if shutil.which("redis-cli") is not None else _relative_path(Path(find_program("redis-cli")))
         )
@@ -244,14 +250,14 @@ class ProcessTree:
 
 
 def _relative_path(path: Path) -> str:
-    """A path from here, if that is shorter."""
+    """The path relative to the working directory if it is below it, else the path itself."""
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
 
 
 async def _is_redis_ready(path: Path) -> bool:
-    """Whether a Redis at this socket has loaded its data and answers."""
+    """Whether a Redis at this socket has loaded its data and replies."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(path))
     except OSError:

@@ -1,6 +1,6 @@
-"""The command line and the environment that start one vLLM OpenAI server.
+"""The command line and the environment of a vLLM OpenAI server.
 
-`python -m vllm.entrypoints.openai.api_server` is what works everywhere: the console script of the CPU build does not.
+It starts `python -m vllm.entrypoints.openai.api_server`, since the console script of the CPU build does not work.
 """
 
 import json
@@ -15,14 +15,14 @@ _META_PREFIX = "meta-"
 
 
 class MissingLaunchError(ValueError):
-    """The configuration does not say how to start this engine."""
+    """The configuration does not contain how to start this engine."""
 
 
 def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     """The command that starts the engine; `python` is the interpreter that vLLM is installed in.
 
-    Nothing is read but the configuration files of local models, to tell whether their vocabularies differ.
-    Raises NotLaunchedHereError for a spec without `launch`.
+    Reads only the configuration files of local models, to compare their vocabularies.
+    Raises MissingLaunchError for a spec without `launch`.
     """
     launch = _launch(spec)
     argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
@@ -39,11 +39,11 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
 
 
 def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
-    """What the engine's environment needs on top of the launcher's own; `cpu`: for vLLM's CPU build.
+    """Environment variables for the engine in addition to the launcher's own; `cpu`: for vLLM's CPU build.
 
     On a CPU, vLLM binds each engine's threads to cores of its own choice, the same ones for every engine on the
-    machine; several of them then fight for one core. So nothing is bound.
-    Raises NotLaunchedHereError for a spec without `launch`.
+    machine; several engines then compete for one core. So binding is turned off.
+    Raises MissingLaunchError for a spec without `launch`.
     """
     launch = _launch(spec)
     env = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -51,7 +51,7 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if cpu:
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # In whole GiB, touched at once; where it is set, it wins over the option that can say less.
+        # In whole GiB, allocated at the start. If set, it overrides the option, which allows less than 1 GiB.
         if not any(argument.partition("=")[0] == _KV_CACHE_OPTION for argument in launch.args):
             env["VLLM_CPU_KVCACHE_SPACE"] = "1"
     elif launch.gpus:
@@ -77,11 +77,11 @@ def speculative_config(launch: LaunchSpec, draft: str) -> dict[str, Any]:
 
 
 def vocabularies_differ(target: str, draft: str) -> bool:
-    """Whether a draft needs its tokens translated: by the files of local models, else by the family in the names.
+    """Whether draft tokens need translation: by the files of local models, else by the model family in the names.
 
-    vLLM takes two models for one vocabulary only if their `vocab_size` is the same; and models of one size, but with
-    other tokens, would never agree. A family is the word and the major version that a name begins with, as in
-    Llama-3.1-8B and Llama-3.2-1B. When a name deceives, `heterogeneous_vocab` in the configuration says how it is.
+    vLLM treats two models as sharing a vocabulary if their `vocab_size` is equal; two models of equal size but with
+    other tokens would never agree. A family is the word and the major version that a name starts with, as in
+    Llama-3.1-8B and Llama-3.2-1B. If a name is misleading, set `heterogeneous_vocab` in the configuration.
     """
     if is_local_model(target) and is_local_model(draft):
         sizes = (_vocab_size(Path(target)), _vocab_size(Path(draft)))
@@ -94,7 +94,7 @@ def vocabularies_differ(target: str, draft: str) -> bool:
 
 
 def is_local_model(model: str) -> bool:
-    """Whether a model is a folder, there already or still to be made, rather than a name on the hub."""
+    """Whether a model is a folder, existing or not, rather than a name on the hub."""
     return model.startswith(("/", ".", "~")) or Path(model).is_dir()
 
 
@@ -110,7 +110,7 @@ def _vocab_size(folder: Path) -> int | None:
 
 
 def _token_ids(folder: Path) -> dict[str, int] | None:
-    """Token ids by spelling, added tokens included; None where the folder has no tokenizer.json that says so."""
+    """Token ids by spelling, added tokens included; None without a usable tokenizer.json."""
     tokenizer = _read_json(folder / "tokenizer.json")
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -128,7 +128,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _model_family(model: str) -> tuple[str, str]:
-    """The word and major version a model's name begins with: ("llama", "3") for meta-llama/Llama-3.1-8B-Instruct."""
+    """The word and major version that a model's name starts with: ("llama", "3") for Llama-3.1-8B-Instruct."""
     name = model.rstrip("/").rpartition("/")[2].lower().removeprefix(_META_PREFIX)
     words = re.split(r"[-_]", name)
     start = re.match(r"([a-z]*)([\d.]*)", words[0])

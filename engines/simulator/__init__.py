@@ -1,6 +1,6 @@
-"""An engine simulator: an HTTP server that speaks what vLLM 0.32 speaks, fast, and with faults on demand.
+"""An engine simulator: a fast HTTP server with the API of vLLM 0.32, and with faults on demand.
 
-It is for tests, for benchmarks of the router and for `make run` on machines without vLLM. The shapes it puts on the
-wire (keys, their order, nulls, framing, errors, metrics) were taken from captures of a real vLLM server; a test
-compares them. `docs/simulator.md` describes the options, the faults and the control endpoints.
+Tests, the router's benchmarks and `make run` on machines without vLLM use it. The shapes on the wire (keys, their
+order, nulls, framing, errors, metrics) come from captures of a real vLLM server, and a test compares them with the
+captures. `docs/simulator.md` describes the options, the faults and the control endpoints.
 """

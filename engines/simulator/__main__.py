@@ -7,7 +7,6 @@ from engines.simulator.settings import SimulatorSettings
 
 
 def main() -> None:
-    """Read the options and serve."""
     parser = argparse.ArgumentParser(prog="python -m engines.simulator", description="Serve as vLLM 0.32 would.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one and says which on stdout")

@@ -1,7 +1,7 @@
-"""What a simulated engine says: an endless, deterministic text for a seed, as tokens, and where it ends by itself.
+"""The text of a simulated answer: endless and deterministic for a seed, as tokens, with its natural end.
 
-The same seed gives the same text in every process. A longer answer starts with the shorter one, as a greedy engine's
-does.
+The same seed gives the same text in every process. A longer answer starts with the shorter one, as with greedy
+decoding.
 """
 
 import re
@@ -14,9 +14,9 @@ from random import Random
 from engines.simulator import phrases
 from engines.simulator.tokens import split_tokens
 
-_MIN_TOKENS = 40
+_MIN_TOKENS = 40  # an answer without a given length ends with the first sentence after this many
 _PROMPT_TAIL = 600
-"""Characters at the end of a prompt that decide what is answered."""
+"""Characters at the end of a prompt that determine the answer."""
 _CODE = re.compile(
     r"```|[{};]\s*$|=>|#include|->|\b(?:def|class|function|func|fn|lambda|return|import|python|javascript|typescript|rust|golang|"
     r"java|sql|regex|bug|traceback|compiles?|code|refactor|unit tests?|algorithm)\b",
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[^\W\d_]{3,20}")
 
 
 class TokenKind(Enum):
-    """Which field of the answer a token belongs to."""
+    """The field of the response that a token belongs to."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -36,7 +36,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; `call` is the number of the tool call it belongs to."""
+    """One generated token; `call_index` is the index of the tool call that it belongs to."""
 
     text: str
     kind: TokenKind = TokenKind.CONTENT
@@ -45,9 +45,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What to say. At most one of `exact`, `length` and `calls` shapes it; otherwise it ends where its text does.
+    """What to generate; the text ends by itself unless `exact_text`, `token_count` or `tool_calls` is set.
 
-    `endless` goes on until the caller stops (vLLM's `ignore_eos`), `least` is `min_tokens`.
+    At most one of the three is set. `ignore_eos` continues until the caller stops, and `min_tokens` is a lower bound,
+    as in vLLM.
     """
 
     seed: int
@@ -63,33 +64,33 @@ class OutputSpec:
 
 
 def looks_like_code(prompt: str) -> bool:
-    """Whether a prompt asks for code, so that the answer should be code too."""
+    """Whether a prompt asks for code, so that the answer is code too."""
     return _CODE.search(prompt, max(0, len(prompt) - _PROMPT_TAIL)) is not None
 
 
 def generate_tokens(spec: OutputSpec) -> Iterator[Token]:
-    """The tokens of an answer without its end-of-sequence token; endless where the answer is."""
-    rng = Random(spec.seed)  # noqa: S311 - the text has to be the same every time
+    """The tokens of an answer without its end-of-sequence token; endless with `ignore_eos`."""
+    rng = Random(spec.seed)  # noqa: S311 - the text must be reproducible
     words = _WORD.findall(spec.prompt[-_PROMPT_TAIL:]) or ["this"]
-    thought = _reasoning_tokens(rng, words) if spec.reasoning else iter(())
+    reasoning = _reasoning_tokens(rng, words) if spec.reasoning else iter(())
     if spec.tool_calls:
-        yield from chain(thought, _tool_call_tokens(spec.tool_calls))
+        yield from chain(reasoning, _tool_call_tokens(spec.tool_calls))
         return
     if spec.exact_text is not None:
-        yield from chain(thought, map(Token, split_tokens(spec.exact_text)))
+        yield from chain(reasoning, map(Token, split_tokens(spec.exact_text)))
         return
     count = 0
-    for token in thought:
+    for token in reasoning:
         yield token
         count += 1
-    least = max(spec.min_tokens, count + _MIN_TOKENS)
+    min_count = max(spec.min_tokens, count + _MIN_TOKENS)
     for unit in _text_units(rng, words, spec):
         for piece in split_tokens(unit):
             yield Token(piece)
             count += 1
             if spec.token_count is not None and count >= spec.token_count:
                 return
-        if spec.token_count is None and not spec.ignore_eos and count >= least:
+        if spec.token_count is None and not spec.ignore_eos and count >= min_count:
             return
 
 
@@ -106,19 +107,19 @@ def _reasoning_tokens(rng: Random, words: list[str]) -> Iterator[Token]:
 
 
 def _text_units(rng: Random, words: list[str], spec: OutputSpec) -> Iterator[str]:
-    """Sentences or snippets without end, each with what separates it from the one before."""
-    lead = ""
+    """Sentences or snippets without end, each with its separator from the one before."""
+    separator = ""
     while True:
         if not spec.code:
-            yield lead + _fill(rng, rng.choice(phrases.SENTENCES), words)
-            lead = rng.choice(phrases.BREAKS)
+            yield separator + _fill(rng, rng.choice(phrases.SENTENCES), words)
+            separator = rng.choice(phrases.BREAKS)
         elif spec.fenced:
             opening, snippet = rng.choice(phrases.OPENINGS), rng.choice(phrases.SNIPPETS)
-            yield f"{lead}{_fill(rng, opening, words)}\n\n```python\n{_fill(rng, snippet, words)}```"
-            lead = "\n\n"
+            yield f"{separator}{_fill(rng, opening, words)}\n\n```python\n{_fill(rng, snippet, words)}```"
+            separator = "\n\n"
         else:
-            yield lead + _fill(rng, rng.choice(phrases.SNIPPETS), words)
-            lead = "\n\n"
+            yield separator + _fill(rng, rng.choice(phrases.SNIPPETS), words)
+            separator = "\n\n"
 
 
 def _fill(rng: Random, template: str, words: list[str]) -> str:

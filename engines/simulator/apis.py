@@ -1,4 +1,4 @@
-"""What differs between the generating endpoints: how they are asked, and the shapes of what they say."""
+"""What differs between the generating endpoints: how requests are parsed and the formats of responses."""
 
 import secrets
 from collections.abc import Callable
@@ -18,23 +18,24 @@ from engines.simulator.translations import messages_request, responses_request
 
 class MakeFrames(Protocol):
     def __call__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> StreamFrames:
-        """The events of a stream; `finish` False leaves out how it ended."""
+        """The events of a stream; `finish` False leaves out the finish reasons."""
 
 
 class MakeBody(Protocol):
     def __call__(
         self, request: GenerationRequest, envelope: Envelope, choices: list[ChoiceAccumulator], *, finish: bool
     ) -> Json:
-        """A JSON answer; `finish` False leaves out how it ended."""
+        """A JSON response; `finish` False leaves out the finish reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationApi:
     """One generating endpoint.
 
-    - `id`: the name of an answer, from the request and its headers.
-    - `failed`: the event of an error in a stream, which `after_error` follows; None where vLLM breaks the stream off.
-    - `refusal`: the body of an error.
+    - `make_id`: the id of a response, from the request and its headers.
+    - `stream_error`: the event for an error in a stream, followed by `after_stream_error`; None if vLLM breaks off the
+      stream.
+    - `error_body`: the JSON body of an error.
     """
 
     path: str
@@ -48,7 +49,7 @@ class GenerationApi:
 
 
 def response_id(prefix: str, headers: dict[str, str]) -> str:
-    """A name with the client's request id in it, if it has one."""
+    """An id that contains the client's X-Request-Id, if there is one."""
     return f"{prefix}-{headers.get('x-request-id') or secrets.token_hex(8)}"
 
 

@@ -1,4 +1,4 @@
-"""The routes of a simulated engine, and where its parts are put together."""
+"""The routes of a simulated engine. Its objects are wired here."""
 
 import time
 from collections.abc import Mapping
@@ -31,17 +31,16 @@ _VARY = {"Vary": "Origin"}
 
 
 def create_app(settings: SimulatorSettings) -> Starlette:
-    """One simulated engine as an ASGI app."""
     engine = EngineCore(settings, time.monotonic)
-    book, ledger = FaultRegistry(), RequestLog()
-    log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
+    fault_registry, request_log = FaultRegistry(), RequestLog()
+    generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     registry = CollectorRegistry()
     GCCollector(registry)
     PlatformCollector(registry)
     ProcessCollector(registry=registry)
 
     def kv_fault() -> Fault | None:
-        return book.engine_fault("kv")
+        return fault_registry.engine_fault("kv")
 
     registry.register(
         EngineCollector(settings, engine.scheduler, engine.speculation, engine.counters, kv_fault, time.time())
@@ -54,11 +53,11 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         return _json({"version": VLLM_VERSION})
 
     async def health(_: Request) -> Response:
-        fault = book.engine_fault("health")
+        fault = fault_registry.engine_fault("health")
         return Response(status_code=fault.get("code") if fault else 200, headers=_VARY)
 
     async def load(_: Request) -> Response:
-        # vLLM counts only with --enable-server-load-tracking; without it, it says 0.
+        # vLLM counts only with --enable-server-load-tracking; without it, the value is 0.
         return _json({"server_load": 0})
 
     async def metrics(_: Request) -> Response:
@@ -79,16 +78,20 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         )
 
     if settings.pooling:
-        embeddings = EmbeddingEndpoint(settings, book, ledger, log, time.time)
-        works = [Route("/v1/embeddings", embeddings, methods=["POST"])]
+        embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
+        api_routes = [Route("/v1/embeddings", embeddings, methods=["POST"])]
     else:
-        works = [
-            Route(api.path, GenerationEndpoint(api, engine, book, ledger, log, time.time), methods=["POST"])
+        api_routes = [
+            Route(
+                api.path,
+                GenerationEndpoint(api, engine, fault_registry, request_log, generation_log, time.time),
+                methods=["POST"],
+            )
             for api in APIS
         ]
     return Starlette(
         routes=[
-            *works,
+            *api_routes,
             Route("/v1/models", models, methods=["GET"]),
             Route("/health", health, methods=["GET"]),
             Route("/ping", health, methods=["GET", "POST"]),
@@ -96,7 +99,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
             Route("/load", load, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
             Route("/tokenize", tokenize, methods=["POST"]),
-            *control_routes(book, ledger),
+            *control_routes(fault_registry, request_log),
         ],
         exception_handlers={HTTPException: _http_error},
     )
@@ -107,7 +110,7 @@ def _json(body: Mapping[str, object], status: int = 200) -> Response:
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
-    """FastAPI's words for an unknown path or a wrong method; vLLM leaves them as they are."""
+    """The response of FastAPI to an unknown path or a wrong method; vLLM does not change it."""
     assert isinstance(error, HTTPException), "registered for this class"
     headers = {**(error.headers or {}), **_VARY}
     return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=headers)

@@ -1,4 +1,4 @@
-"""JSON answers in vLLM's shape: all keys, in its order, with its nulls."""
+"""JSON responses in vLLM's format: all keys, in its order, with its nulls."""
 
 import secrets
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ Json = dict[str, object]
 
 
 class ChoiceAccumulator:
-    """One answer as far as it has come."""
+    """One choice while it is generated."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -25,26 +25,25 @@ class ChoiceAccumulator:
         self.stop_reason: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Take in one delta of this answer."""
         self.texts += [token.text for token in delta.tokens]
         self.parts += [(part.kind, part.call_index, part.text) for part in delta.parts]
         self.reasoning_tokens += sum(token.kind is TokenKind.REASONING for token in delta.tokens)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
     def text(self, kind: TokenKind, call: int = 0) -> str:
-        """What was said in one field."""
-        return "".join(text for found, number, text in self.parts if found is kind and number == call)
+        """The text of one field; for a tool call, of the call with this index."""
+        return "".join(text for part_kind, number, text in self.parts if part_kind is kind and number == call)
 
     @property
     def calls(self) -> int:
-        """How many tool calls it made."""
+        """The number of tool calls."""
         return sum(kind is TokenKind.TOOL_NAME for kind, _, _ in self.parts)
 
 
 def chat_body(
     request: GenerationRequest, envelope: Envelope, choices: Iterable[ChoiceAccumulator], *, finish: bool
 ) -> Json:
-    """The answer of /v1/chat/completions; `finish` False leaves the finish reasons null."""
+    """The response of /v1/chat/completions; `finish` False leaves the finish reasons null."""
     prompt = request.prompts[0].tokens
     choices = list(choices)
     return {
@@ -108,7 +107,7 @@ def _chat_choice(request: GenerationRequest, index: int, choice: ChoiceAccumulat
 def completion_body(
     request: GenerationRequest, envelope: Envelope, choices: Iterable[ChoiceAccumulator], *, finish: bool
 ) -> Json:
-    """The answer of /v1/completions; `finish` False leaves the finish reasons null."""
+    """The response of /v1/completions; `finish` False leaves the finish reasons null."""
     choices = list(choices)
     return {
         "id": envelope.id,
@@ -134,11 +133,11 @@ def _completion_choice(request: GenerationRequest, index: int, choice: ChoiceAcc
     prompt = request.prompts[index // request.n]
     echoed = split_tokens(prompt.text) if request.echo else []
     texts = [] if request.echo_only else choice.texts
-    said = "" if request.echo_only else choice.text(TokenKind.CONTENT)
+    text = "" if request.echo_only else choice.text(TokenKind.CONTENT)
     top = request.logprobs
     return {
         "index": index,
-        "text": "".join(echoed) + said,
+        "text": "".join(echoed) + text,
         "logprobs": None if top is None else completion_logprobs(echoed, texts, top, 0),
         "finish_reason": choice.finish_reason if finish else None,
         "stop_reason": choice.stop_reason,
@@ -154,7 +153,7 @@ def _token_ids(choice: ChoiceAccumulator) -> list[int]:
 
 
 def models_body(settings: SimulatorSettings, created: int) -> Json:
-    """The answer of /v1/models: a card for each name."""
+    """The response of /v1/models: one model card per name."""
     return {
         "object": "list",
         "data": [

@@ -1,9 +1,10 @@
-"""What vLLM refuses of a request, in its words: before types are looked at, and after."""
+"""The checks of vLLM's request validation, with its messages: before types are converted, and after."""
 
 from engines.simulator.fields import Body
 from engines.simulator.rejections import bad_request, unknown_model
 from engines.simulator.settings import SimulatorSettings
 
+# vLLM's limits.
 _MAX_LOGPROBS = 20
 _MAX_CHOICES = 16_384
 _EPSILON = 1e-5
@@ -11,7 +12,7 @@ _MAX_SALT_LENGTH = 128
 
 
 def check_before_types(body: Body, *, chat: bool) -> None:
-    """What vLLM's validators look at first; raises Rejection."""
+    """The checks that vLLM makes before it converts types; raises Rejection."""
     check_cache_salt(body.get("cache_salt"))
     if body.get("stream_options") and not body.get("stream"):
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
@@ -33,7 +34,7 @@ def check_before_types(body: Body, *, chat: bool) -> None:
 
 
 def check_cache_salt(salt: object) -> None:
-    """The salt of the prefix cache; raises Rejection."""
+    """Raises Rejection."""
     if salt is None:
         return
     if not isinstance(salt, str) or not salt:
@@ -46,7 +47,7 @@ def check_cache_salt(salt: object) -> None:
 
 
 def check_model(body: Body, settings: SimulatorSettings) -> None:
-    """The model and the number of answers; raises Rejection."""
+    """Checks the model and the number of choices; raises Rejection."""
     model = body.get("model")
     if model and model not in settings.model_names:
         raise unknown_model(model, settings.model_names)
@@ -69,7 +70,7 @@ def check_values(
     *,
     echo_only: bool,
 ) -> None:
-    """The values of sampling parameters; raises Rejection."""
+    """Checks the values of sampling parameters; raises Rejection."""
     if limit is not None and limit > settings.context_length:
         raise bad_request(
             f"{limit_name}={limit} cannot be greater than max_model_len={settings.context_length}. "
@@ -89,11 +90,11 @@ def check_values(
         raise bad_request(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
     if limit is not None and limit < 1 and not echo_only:
         raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-    least = body.get("min_tokens") or 0
-    if limit is not None and least > limit:
-        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limit}, got {least}.")
+    min_tokens = body.get("min_tokens") or 0
+    if limit is not None and min_tokens > limit:
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}.")
     if settings.draft:
-        # vLLM sets min_p to 0 for greedy sampling, before it looks.
+        # vLLM sets min_p to 0 for greedy sampling before this check.
         greedy = temperature is not None and temperature < _EPSILON
         if ((body.get("min_p") or 0) > _EPSILON and not greedy) or body.get("logit_bias"):
             raise bad_request(

@@ -1,4 +1,4 @@
-"""The endpoints for tests: set faults, clear them, see what happened, wait for it."""
+"""The control endpoints for tests: set and clear faults, read the counts, wait for counts."""
 
 import asyncio
 from dataclasses import asdict, fields
@@ -10,18 +10,16 @@ from starlette.routing import Route
 from engines.simulator.faults import FaultRegistry
 from engines.simulator.request_log import RequestCounts, RequestLog
 
-_MAX_WAIT = 10.0
+_MAX_WAIT = 10.0  # seconds that /_sim/stats waits for its goals
 _COUNTS = {field.name for field in fields(RequestCounts)}
 
 
 def control_routes(fault_registry: FaultRegistry, request_log: RequestLog) -> list[Route]:
-    """`/_sim/faults` and `/_sim/stats`."""
-
     async def add(request: Request) -> Response:
         try:
-            wishes = await request.json()
-            for wish in wishes if isinstance(wishes, list) else [wishes]:
-                fault_registry.add(dict(wish))
+            specs = await request.json()
+            for spec in specs if isinstance(specs, list) else [specs]:
+                fault_registry.add(dict(spec))
         except (TypeError, ValueError) as error:
             return JSONResponse({"detail": str(error)}, status_code=400)
         return JSONResponse(fault_registry.list_faults())
@@ -34,7 +32,7 @@ def control_routes(fault_registry: FaultRegistry, request_log: RequestLog) -> li
         return JSONResponse(fault_registry.list_faults())
 
     async def stats(request: Request) -> Response:
-        """The counts and the last requests; a query such as `?aborted=1` first waits until it holds."""
+        """The counts and the last requests. A query such as `?aborted=1` waits until the count is reached."""
         try:
             goals = {name: int(value) for name, value in request.query_params.items()}
         except ValueError:

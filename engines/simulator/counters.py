@@ -1,4 +1,4 @@
-"""What an engine counts while it works: plain numbers, made into metrics only when somebody asks."""
+"""The counters of an engine: plain numbers, converted to metrics at a scrape."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
+# vLLM's histogram buckets: seconds, and counts of tokens, choices and preemptions.
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
                 640, 2560)  # fmt: skip
@@ -16,7 +17,7 @@ _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class Histogram:
-    """Observations by upper bound, as Prometheus counts them."""
+    """Observations by upper bound, as in Prometheus."""
 
     def __init__(self, bounds: Iterable[float]) -> None:
         self.bounds = tuple(bounds)
@@ -24,12 +25,11 @@ class Histogram:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Add one observation."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Upper bounds as labels with the number of observations up to each."""
+        """Upper bounds as label values, each with the number of observations up to it."""
         total, result = 0, []
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -38,7 +38,7 @@ class Histogram:
 
 
 def token_bounds(maximum: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, ... up to `most`, which vLLM uses for counts of tokens."""
+    """1, 2, 5, 10, ... up to `maximum`: vLLM's buckets for counts of tokens."""
     bounds = (mantissa * 10**power for power in range(len(str(maximum))) for mantissa in (1, 2, 5))
     return tuple(bound for bound in bounds if bound <= maximum)
 
@@ -68,7 +68,7 @@ def _histograms(context: int) -> dict[str, Histogram]:
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Moments of one sequence in seconds of one clock; 0 where it has not come yet."""
+    """Times of one sequence, in seconds of one clock; 0 if the event has not happened yet."""
 
     arrived: float
     admitted: float = 0.0
@@ -77,7 +77,7 @@ class SequenceTimes:
 
 
 class EngineCounters:
-    """The counts of one engine since its start."""
+    """The counters of one engine since its start."""
 
     def __init__(self, context: int) -> None:
         self.prompt_tokens = 0
@@ -87,7 +87,7 @@ class EngineCounters:
         self.histograms = _histograms(context)
 
     def record_step(self, times: SequenceTimes, now: float, generated: int, prompt: int, cached: int) -> None:
-        """One step of one sequence yielded `generated` tokens; the first one also computes its prompt."""
+        """Records that one step of one sequence yielded `generated` tokens; the first step also computes its prompt."""
         self.generation_tokens += generated
         self.histograms["iteration_tokens_total"].observe(generated + prompt - cached)
         if times.first_token:
@@ -100,8 +100,9 @@ class EngineCounters:
         times.last_token = now
 
     def record_finished(self, reason: str, times: SequenceTimes, now: float, sizes: "SequenceSizes") -> None:
-        """One sequence ended for `reason`, one of FINISH_REASONS."""
+        """Records the end of one sequence for `reason`, one of FINISH_REASONS."""
         self.finished[reason] += 1
+        # A sequence that was aborted early has no later times: those phases took until now.
         admitted = times.admitted or now
         first = times.first_token or now
         last = times.last_token or now
@@ -122,7 +123,7 @@ class EngineCounters:
             self.histograms[name].observe(max(0, value))
 
     def record_request(self, n: int, longest: int) -> None:
-        """A request with `n` answers ended; the longest had `most` tokens."""
+        """Records the end of a request with `n` choices, the longest of which had `longest` tokens."""
         self.histograms["request_params_n"].observe(n)
         self.histograms["request_max_num_generation_tokens"].observe(longest)
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings as a pooling engine of vLLM's answers it; a vector is a function of the model and the text."""
+"""/v1/embeddings of a vLLM pooling engine; a vector is a function of the model and the text."""
 
 import asyncio
 import base64
@@ -24,9 +24,9 @@ from engines.simulator.settings import SimulatorSettings
 from engines.simulator.wire import ConnectionDroppedError, ResponseWriter
 
 MAX_DIMENSIONS = 64
-"""Numbers in a vector; fewer where `dimensions` says so, as of a model trained for that."""
+"""Numbers in a vector; `dimensions` reduces them, as for a Matryoshka model."""
 
-# The fields that are missing from each of the forms which vLLM tries for a request that has neither.
+# For a body with neither field, vLLM reports one missing field for each variant of the request that it tries.
 _MISSING_FIELDS = ("input", "messages", "messages", "messages", "input", "messages", "input")
 _FIELDS = {
     "model": "text",
@@ -45,11 +45,11 @@ class EmbeddingRequest:
     prompts: tuple[Prompt, ...]
     dimensions: int
     as_base64: bool
-    """Whether vectors are wanted as the base64 of little-endian 32-bit floats."""
+    """Return vectors as the base64 of little-endian 32-bit floats."""
 
     @property
     def text(self) -> str:
-        """All that the client wrote, for markers."""
+        """Everything the client wrote, in which markers are searched."""
         return "\n".join(prompt.text for prompt in self.prompts)
 
 
@@ -119,13 +119,14 @@ class EmbeddingEndpoint(SimulatorEndpoint[EmbeddingRequest]):
         }
 
     def _vector(self, prompt: Prompt, request: EmbeddingRequest, generation: str | None) -> list[float] | str:
-        said = f"{self._settings.model}:{self._settings.seed}:{prompt.text}"
-        numbers = Random(xxh3_64_intdigest(said.encode("utf-8", "surrogatepass")))  # noqa: S311 - the same every time
+        seed_text = f"{self._settings.model}:{self._settings.seed}:{prompt.text}"
+        numbers = Random(xxh3_64_intdigest(seed_text.encode("utf-8", "surrogatepass")))  # noqa: S311 - must be reproducible
         vector = [numbers.gauss() for _ in range(MAX_DIMENSIONS)][: request.dimensions]
         length = math.hypot(*vector)
         vector = [number / length for number in vector]
         if generation is not None:
             vector = [*name_to_floats(generation), *vector][: request.dimensions]
+        # Both encodings round to 32-bit floats, as an engine does.
         packed = struct.pack(f"<{request.dimensions}f", *vector)
         if request.as_base64:
             return base64.b64encode(packed).decode()

@@ -1,4 +1,4 @@
-"""The life of one request that an engine works on: read, check, look up its faults, answer."""
+"""How an engine handles a request: read it, validate it, look up its faults, respond."""
 
 import asyncio
 import os
@@ -25,14 +25,14 @@ _ERROR_TYPES = {
 class _HasText(Protocol):
     @property
     def text(self) -> str:
-        """All that the client wrote, for markers."""
+        """Everything the client wrote, in which markers are searched."""
 
 
 RequestT = TypeVar("RequestT", bound=_HasText)
 
 
 class SimulatorEndpoint(ABC, Generic[RequestT]):
-    """An ASGI app for one endpoint."""
+    """An ASGI app for one endpoint of the engine."""
 
     def __init__(
         self, fault_registry: FaultRegistry, request_log: RequestLog, generation_log: GenerationLog | None
@@ -42,7 +42,6 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
         self._generation_log = generation_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; the client may leave at any time."""
         raw = await read_body(receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self._request_log.record_request(scope["path"], headers, raw.decode("utf-8", "replace"))
@@ -50,31 +49,31 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
             if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
                 raise unsupported_media_type()
             body = parse_body(raw)
-            asked = self._parse_request(body)
-            plan = self._plan_faults(asked.text)
+            request = self._parse_request(body)
+            plan = self._plan_faults(request.text)
         except Rejection as rejection:
-            other = rejection.alternative_body
+            body_override = rejection.alternative_body
             await ResponseWriter(scope, send).send_error(
-                rejection, self._error_body(rejection) if other is None else other
+                rejection, self._error_body(rejection) if body_override is None else body_override
             )
             return
         if self._generation_log is not None:
             plan = self._generation_log.start_generation(body, plan)
-        wire = ResponseWriter(scope, send, plan.chunk_bytes)
-        await _cancel_on_disconnect(receive, self._answer(asked, plan, wire, headers))
+        writer = ResponseWriter(scope, send, plan.chunk_bytes)
+        await _cancel_on_disconnect(receive, self._answer(request, plan, writer, headers))
 
     @abstractmethod
     def _parse_request(self, body: Body) -> RequestT:
-        """The request. Raises Rejection."""
+        """Raises Rejection."""
 
     @abstractmethod
     async def _answer(
         self, request: RequestT, plan: FaultPlan, writer: ResponseWriter, headers: dict[str, str]
     ) -> None:
-        """Sends the answer."""
+        """Sends the response."""
 
     def _error_body(self, rejection: Rejection) -> object:
-        """The body of an error."""
+        """The JSON body for an error; endpoints with another error format override it."""
         return rejection.body
 
     def _plan_faults(self, text: str) -> FaultPlan:
@@ -83,27 +82,29 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
             plan = plan_faults([*self._fault_registry.take_matching(text), *marked])
         except ValueError as error:
             raise Rejection(400, f"simulator: {error}", param="prompt") from error
+        # After plan_faults, so that a marker that is rejected has no effect on the engine.
         for fault in marked:
             if fault.kind in ENGINE_FAULTS:
                 self._fault_registry.add_engine_fault(fault)
         if plan.status is not None:
             kind = _ERROR_TYPES.get(plan.status, "BadRequestError")
-            after = () if plan.retry_after is None else (("Retry-After", plan.retry_after),)
+            extra_headers = () if plan.retry_after is None else (("Retry-After", plan.retry_after),)
             message = (plan.status_message or "Made up by the simulator.").ljust(plan.status_bytes, ".")
-            raise Rejection(plan.status, message, kind, plan.status_param, after, plan.status_shape)
+            raise Rejection(plan.status, message, kind, plan.status_param, extra_headers, plan.status_shape)
         return plan
 
 
 def drop_before_headers(plan: FaultPlan) -> None:
-    """Drops the connection where that is due before the response has begun."""
+    """Raises ConnectionDroppedError if the plan drops the connection before the response starts."""
     if plan.drop_before_headers:
         raise ConnectionDroppedError
 
 
 async def apply_fault(plan: FaultPlan, token_count: int, writer: ResponseWriter) -> None:
-    """Let happen what is due after `count` tokens."""
+    """Applies the faults that are due after `token_count` tokens."""
     if plan.exit_after is not None and token_count >= plan.exit_after:
         await writer.flush()
+        # No cleanup: the fault simulates an engine process that crashes.
         os._exit(plan.exit_code)
     if plan.error_after is not None and token_count >= plan.error_after:
         raise EngineFailedError(plan.error_message or ENGINE_DEAD, plan.error_code)
@@ -114,23 +115,23 @@ async def apply_fault(plan: FaultPlan, token_count: int, writer: ResponseWriter)
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Do the work, but give it up when the client leaves."""
+    """Runs the work and cancels it when the client disconnects."""
     task = asyncio.current_task()
     assert task is not None, "an ASGI app runs in a task"
-    left = False
+    disconnected = False
 
     async def watch() -> None:
-        nonlocal left
+        nonlocal disconnected
         await wait_for_disconnect(receive)
-        left = True
+        disconnected = True
         task.cancel()
 
     watcher = asyncio.create_task(watch())
     try:
         await work
     except asyncio.CancelledError:
-        # Also a server that shuts down cancels; only the client's leaving ends here.
-        if not left:
+        # A server that shuts down also cancels the task; only a disconnect of the client is handled here.
+        if not disconnected:
             raise
         task.uncancel()
     finally:

@@ -1,4 +1,4 @@
-"""The engine behind the wire: it turns accepted requests into deltas of tokens, at its own pace."""
+"""The engine core: generates the tokens of accepted requests at the configured rate."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -21,7 +21,7 @@ from engines.simulator.tokens import EOS, token_id
 
 
 class EngineFailedError(Exception):
-    """A generation failed inside the engine; the message and the HTTP status are what clients are told."""
+    """A generation failed inside the engine. The client receives the message and the HTTP status `code`."""
 
     def __init__(self, message: str, code: int = 500) -> None:
         super().__init__(message)
@@ -30,9 +30,10 @@ class EngineFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step added to one answer.
+    """What one step adds to one choice.
 
-    `tokens` is what was generated, an end-of-sequence token as one of empty text; `parts` is what may be shown of it.
+    `tokens` are the generated tokens; an end-of-sequence token has an empty text. `parts` is the text of them that may
+    be sent.
     """
 
     index: int
@@ -44,7 +45,7 @@ class Delta:
 
 @dataclass(slots=True)
 class _RunningSequence:
-    """One answer in the making."""
+    """One choice that is being generated."""
 
     index: int
     sequence: Sequence
@@ -60,7 +61,7 @@ class _RunningSequence:
 
 @dataclass(slots=True)
 class _Pacer:
-    """When the next step is due. Without a rate it only lets others run."""
+    """Waits until the next step is due. Without a rate it only yields to the event loop."""
 
     first: float
     rate: float
@@ -80,14 +81,14 @@ class _Pacer:
             wait = 1 / self.rate if self.rate else 0.0
         if self.jitter:
             wait *= 1 + self.jitter * self.rng.uniform(-1, 1)
-        # A step that came late does not make the next ones come in a burst.
+        # Count from now if a step was late, so that the following steps do not catch up in a burst.
         self.due = max(self.due, now - wait) + wait
         await asyncio.sleep(max(0.0, self.due - now))
 
 
 @dataclass(slots=True)
 class EngineCore:
-    """One simulated engine: its scheduler, its draft, its counts."""
+    """One simulated engine: its scheduler, its speculative decoder and its counters."""
 
     settings: SimulatorSettings
     clock: Callable[[], float]
@@ -102,20 +103,20 @@ class EngineCore:
         self.counters = EngineCounters(self.settings.context_length)
 
     async def generate(self, request: GenerationRequest, plan: FaultPlan) -> AsyncGenerator[Delta, None]:
-        """The deltas of all answers of a request, as they come.
+        """Yields the deltas of all choices of a request as they are generated.
 
-        Closing the generator aborts what still runs; throwing EngineFailedError into it fails it.
+        Closing the generator aborts the choices that still run; throwing EngineFailedError into it fails them.
         """
         changed = asyncio.Event()
         live = [self._start(request, plan, index, changed) for index in range(len(request.prompts) * request.n)]
-        pace = _Pacer(
+        pacer = _Pacer(
             first=self.settings.ttft if plan.ttft is None else plan.ttft,
             rate=self.settings.tokens_per_second if plan.rate is None else plan.rate,
             jitter=self.settings.jitter,
-            rng=Random(request.sampling_hash ^ self.settings.seed),  # noqa: S311 - a pace that can be repeated
+            rng=Random(request.sampling_hash ^ self.settings.seed),  # noqa: S311 - the pace must be reproducible
             clock=self.clock,
         )
-        longest, given_up = 0, "abort"
+        longest, unfinished_reason = 0, "abort"
         try:
             for running in live:
                 self.scheduler.submit(running.sequence)
@@ -125,9 +126,9 @@ class EngineCore:
                     changed.clear()
                     await changed.wait()
                     continue
-                await pace.wait()
+                await pacer.wait()
                 for running in ready:
-                    # Somebody else's step may have preempted it.
+                    # A step of another sequence may have preempted this one during the wait.
                     if not running.sequence.admitted:
                         continue
                     delta = self._step(running, single_tokens=plan.needs_single_tokens)
@@ -138,23 +139,26 @@ class EngineCore:
                     yield delta
             self.counters.record_request(request.n, longest)
         except EngineFailedError:
-            given_up = "error"
+            unfinished_reason = "error"
             raise
         finally:
+            # What is still in `live` here was aborted by the client or has failed.
             for running in live:
-                self._finish(running, given_up)
+                self._finish(running, unfinished_reason)
 
     def _start(
         self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
     ) -> _RunningSequence:
         prompt = request.prompts[index // request.n]
-        mixed = f"{request.sampling_hash}:{index % request.n}:".encode() + prompt.text.encode("utf-8", "surrogatepass")
-        seed = xxh3_64_intdigest(mixed)
+        seed_input = f"{request.sampling_hash}:{index % request.n}:".encode() + prompt.text.encode(
+            "utf-8", "surrogatepass"
+        )
+        seed = xxh3_64_intdigest(seed_input)
         exact = plan.exact
         if exact is None and request.json_schema is not None:
             exact = sample_document(request.json_schema, seed)
         code = looks_like_code(prompt.user_text)
-        answer = OutputSpec(
+        spec = OutputSpec(
             seed=seed,
             prompt=prompt.user_text,
             code=code,
@@ -169,15 +173,16 @@ class EngineCore:
         times = SequenceTimes(self.clock())
 
         def admitted() -> None:
+            # A preempted sequence is admitted again; the first time counts, as in vLLM's queue time.
             times.admitted = times.admitted or self.clock()
             changed.set()
 
         return _RunningSequence(
             index=index,
             sequence=Sequence(prompt.tokens, request.salt, admitted),
-            source=generate_tokens(answer),
+            source=generate_tokens(spec),
             limit=request.limits[index // request.n],
-            rng=Random(seed ^ self.settings.seed),  # noqa: S311 - accepted drafts that can be repeated
+            rng=Random(seed ^ self.settings.seed),  # noqa: S311 - accepted drafts must be reproducible
             times=times,
             stops=StopStringMatcher(request.stop, include_stop=request.include_stop) if request.stop else None,
             min_tokens=request.min_tokens,
@@ -185,18 +190,19 @@ class EngineCore:
         )
 
     def _step(self, running: _RunningSequence, *, single_tokens: bool) -> Delta:
-        # The first step computes the prompt and yields one token; a draft only helps after it. A fault that waits for a
-        # number of tokens needs them one by one.
+        # The first step computes the prompt and yields one token; speculative decoding starts with the second.
+        # A fault that is due after a number of tokens needs one token per step.
         steps = 1 if single_tokens or not running.generated else self.speculation.step(running.rng, code=running.code)
-        got: list[Token] = []
+        tokens: list[Token] = []
         parts: list[Token] = []
         reason = stop = None
-        while len(got) < steps and reason is None:
+        while len(tokens) < steps and reason is None:
             token = next(running.source, _EOS_TOKEN)
-            got.append(token)
+            tokens.append(token)
             running.generated += 1
             visible = token
             if running.stops is not None and token.kind is TokenKind.CONTENT and running.generated > running.min_tokens:
+                # vLLM ignores stop strings in the first `min_tokens` tokens.
                 text, stop = running.stops.feed(token.text)
                 visible = Token(text)
             if stop is not None or token is _EOS_TOKEN:
@@ -204,38 +210,39 @@ class EngineCore:
             elif running.generated >= running.limit:
                 reason = "length"
             if reason is not None and stop is None and running.stops is not None and token.kind is TokenKind.CONTENT:
+                # The end is not a stop string, so text held back for one is sent now.
                 visible = Token(visible.text + running.stops.flush())
             _append_part(parts, visible)
-        self._record_step(running, got)
-        return Delta(running.index, got, parts, reason, stop)
+        self._record_step(running, tokens)
+        return Delta(running.index, tokens, parts, reason, stop)
 
-    def _record_step(self, running: _RunningSequence, got: list[Token]) -> None:
+    def _record_step(self, running: _RunningSequence, tokens: list[Token]) -> None:
         sequence = running.sequence
         first = not running.times.first_token
         prompt, cached = (len(sequence.prompt), sequence.cached_tokens) if first else (0, 0)
-        self.counters.record_step(running.times, self.clock(), len(got), prompt, cached)
-        for token in got:
+        self.counters.record_step(running.times, self.clock(), len(tokens), prompt, cached)
+        for token in tokens:
             number = token_id(token.text) if token.text else EOS
             if sequence.admitted:
                 self.scheduler.append_token(sequence, number)
             else:
-                # Preempted within this step; its blocks come back when it is admitted again.
+                # Preempted during this step. The pool allocates blocks for these tokens when it is admitted again.
                 sequence.tokens.append(number)
 
     def _finish(self, running: _RunningSequence, reason: str) -> None:
         sequence = running.sequence
         self.scheduler.finish(sequence)
-        done = SequenceSizes(
+        sizes = SequenceSizes(
             len(sequence.prompt), sequence.cached_tokens, running.generated, running.limit, sequence.preemptions
         )
-        self.counters.record_finished(reason, running.times, self.clock(), done)
+        self.counters.record_finished(reason, running.times, self.clock(), sizes)
 
 
 _EOS_TOKEN = Token("")
 
 
 def _append_part(parts: list[Token], token: Token) -> None:
-    """Add text to show, to the last part where it belongs to the same field."""
+    """Appends text to `parts`; text of the same field and tool call joins the last part."""
     if not token.text:
         return
     if parts and (parts[-1].kind, parts[-1].call_index) == (token.kind, token.call_index):

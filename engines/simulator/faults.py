@@ -1,7 +1,7 @@
-"""Faults and other wishes: one vocabulary for the control endpoint (JSON) and for markers in a prompt.
+"""Faults and other instructions to the simulator: one vocabulary for the control endpoint (JSON) and for markers.
 
-A marker reads `[[sim:stall after=3]]`, the same in JSON `{"fault": "stall", "after": 3}`. `docs/simulator.md` has the
-list.
+A marker is part of a prompt: `[[sim:stall after=3]]`, in JSON `{"fault": "stall", "after": 3}`. `docs/simulator.md`
+lists the faults.
 """
 
 import base64
@@ -17,7 +17,7 @@ from engines.simulator.rejections import ERROR_SHAPES
 _REQUIRED = object()
 _MARKER = re.compile(r"\[\[sim:([a-z_]+)((?:\s+[a-z_0-9]+=[^\s\]]*)*)\s*\]\]")
 
-# For each fault its options with their types and, where they may be left out, their defaults.
+# For each fault its options, each with its type and its default; _REQUIRED marks options without a default.
 _FAULT_OPTIONS: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "ttft": {"ms": (float, _REQUIRED)},
     "tps": {"rate": (float, _REQUIRED)},
@@ -44,38 +44,38 @@ _FAULT_OPTIONS: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "health": {"code": (int, 503)},
 }
 ENGINE_FAULTS = frozenset({"kv", "health"})
-"""Faults of the engine and not of one request: they hold until they are cleared."""
+"""Faults of the engine rather than of one request: they stay until they are cleared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One wish with all its options; those left out have their defaults."""
+    """One fault with all its options; omitted ones have their defaults."""
 
     kind: str
     options: tuple[tuple[str, Any], ...] = ()
 
     def get(self, option: str) -> Any:
-        """The value of an option; None where it was left out and has no default."""
+        """The value of an option; None if it was omitted and has no default."""
         return dict(self.options).get(option)
 
 
 def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
-    """A fault of the vocabulary.
+    """Validates the options of a fault.
 
-    Raises ValueError that names what is not in it.
+    Raises ValueError that names an unknown fault, an unknown option or a bad value.
     """
-    known = _FAULT_OPTIONS.get(kind)
-    if known is None:
+    schema = _FAULT_OPTIONS.get(kind)
+    if schema is None:
         raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_FAULT_OPTIONS)}")
-    if extra := given.keys() - known.keys():
-        raise ValueError(f"fault {kind!r} has no option {', '.join(sorted(extra))}")
+    if unknown := given.keys() - schema.keys():
+        raise ValueError(f"fault {kind!r} has no option {', '.join(sorted(unknown))}")
     options = []
-    for name, (kind_of_value, default) in known.items():
+    for name, (value_type, default) in schema.items():
         if name in given:
             try:
-                options.append((name, kind_of_value(given[name])))
+                options.append((name, value_type(given[name])))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"option {name!r} of fault {kind!r} is no {kind_of_value.__name__}") from error
+                raise ValueError(f"option {name!r} of fault {kind!r} is no {value_type.__name__}") from error
         elif default is _REQUIRED:
             raise ValueError(f"fault {kind!r} needs option {name!r}")
         else:
@@ -84,13 +84,13 @@ def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
 
 
 def parse_markers(text: str) -> list[Fault]:
-    """The faults that a prompt asks for; values are URL-quoted.
+    """The faults that the markers in a prompt ask for; option values are URL-quoted.
 
-    Raises ValueError where a marker is not in the vocabulary.
+    Raises ValueError for a marker that is not in the vocabulary.
     """
     return [
         make_fault(
-            match[1], {name: unquote(value) for name, value in (word.split("=", 1) for word in match[2].split())}
+            match[1], {name: unquote(value) for name, value in (option.split("=", 1) for option in match[2].split())}
         )
         for match in _MARKER.finditer(text)
     ]
@@ -98,7 +98,7 @@ def parse_markers(text: str) -> list[Fault]:
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What the faults of one generation amount to."""
+    """The combined effect of the faults of one generation."""
 
     ttft: float | None = None
     """Seconds to the first token."""
@@ -127,19 +127,19 @@ class FaultPlan:
     status_bytes: int = 0
     retry_after: str | None = None
     generation: str | None = None
-    """The name of the generation, where generations have names."""
+    """The name of the generation, if the simulator keeps a generation log."""
 
     @property
     def needs_single_tokens(self) -> bool:
-        """Whether something happens after a number of tokens, so that tokens have to come one by one."""
-        points = (self.stall_after, self.error_after, self.drop_after, self.exit_after)
-        return any(point is not None for point in points)
+        """Whether a fault is due after a number of tokens, so that each step may yield only one token."""
+        due_counts = (self.stall_after, self.error_after, self.drop_after, self.exit_after)
+        return any(count is not None for count in due_counts)
 
 
 def plan_faults(faults: Iterable[Fault]) -> FaultPlan:
-    """Put the faults of one generation together; of two of a kind the later wins.
+    """Combines the faults of one generation; of two faults of one kind the later one wins.
 
-    Raises ValueError where an option's value makes no sense.
+    Raises ValueError for an option value that is out of range.
     """
     plan: dict[str, Any] = {}
     for fault in faults:
@@ -169,6 +169,7 @@ def _plan_fields(fault: Fault) -> Iterator[tuple[str, Any]]:
             if fault.get("how") not in ("reset", "close"):
                 raise ValueError("option 'how' of fault 'drop' is 'reset' or 'close'")
             yield "drop_reset", fault.get("how") == "reset"
+            # Without `after` the connection is dropped before the response starts.
             yield "drop_before_headers", fault.get("after") is None
             yield "drop_after", fault.get("after")
         case "exit":
@@ -212,20 +213,21 @@ class _RegisteredFault:
 
 @dataclass(slots=True)
 class FaultRegistry:
-    """The faults that are set through the control endpoint, in the order in which they were set."""
+    """The faults that are set through the control endpoint, in the order of their arrival."""
 
     _entries: list[_RegisteredFault] = field(default_factory=list)
 
     def add(self, spec: Mapping[str, object]) -> None:
-        """Set one fault: its name as `fault`, its options, and optionally `times` and `match`.
+        """Adds one fault: its name as `fault`, its options, and optionally `times` and `match`.
 
-        `times` is for how many generations it holds (default: until cleared), `match` a text that their prompt has in
-        it.
+        `times` is the number of generations that it applies to (default: until cleared), `match` a text that their
+        prompt must contain.
 
-        Raises ValueError where the wish is not in the vocabulary.
+        Raises ValueError for a fault that is not in the vocabulary.
         """
         options = {name: value for name, value in spec.items() if name not in ("fault", "times", "match")}
         fault = make_fault(str(spec.get("fault")), options)
+        # Checks the values of the options now, so that the control endpoint refuses them and not a later request.
         plan_faults([fault])
         times = spec.get("times")
         if times is not None and (not isinstance(times, int) or times < 1):
@@ -233,32 +235,31 @@ class FaultRegistry:
         self._entries.append(_RegisteredFault(fault, times, str(spec.get("match", ""))))
 
     def clear(self) -> None:
-        """Forget all faults."""
         self._entries.clear()
 
     def take_matching(self, prompt: str) -> list[Fault]:
-        """The faults for one generation with this prompt; those that hold for a number of times count down."""
-        taken = []
+        """The faults for one generation with this prompt. Counts down `times` and removes exhausted faults."""
+        matching = []
         for entry in list(self._entries):
             if entry.fault.kind in ENGINE_FAULTS or entry.match not in prompt:
                 continue
-            taken.append(entry.fault)
+            matching.append(entry.fault)
             if entry.times is not None:
                 entry.times -= 1
                 if entry.times == 0:
                     self._entries.remove(entry)
-        return taken
+        return matching
 
     def engine_fault(self, kind: str) -> Fault | None:
-        """The fault of the engine itself that was set last, if any."""
+        """The engine fault of this kind that was set last, if any."""
         return next((entry.fault for entry in reversed(self._entries) if entry.fault.kind == kind), None)
 
     def add_engine_fault(self, fault: Fault) -> None:
-        """Set a fault of the engine that came by a marker."""
+        """Adds an engine fault that came in a marker."""
         self._entries.append(_RegisteredFault(fault, None, ""))
 
     def list_faults(self) -> list[dict[str, object]]:
-        """The faults that are set, as they could be set again."""
+        """The active faults in the form that `add` accepts."""
         return [
             {"fault": entry.fault.kind, **dict(entry.fault.options), "times": entry.times, "match": entry.match}
             for entry in self._entries

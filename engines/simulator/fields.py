@@ -16,7 +16,7 @@ _FALSE = {"false", "f", "no", "n", "off", "0"}
 def parse_body(raw: bytes) -> Body:
     """The JSON object of a request body.
 
-    Raises Rejection with FastAPI's words where there is none.
+    Raises Rejection with FastAPI's message if there is none.
     """
     if not raw:
         raise validation_error(_problem("missing", "body", "Field required", None))
@@ -34,7 +34,7 @@ def parse_body(raw: bytes) -> Body:
 
 
 def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ()) -> Body:
-    """The body with the fields of `types` converted as pydantic would; null stays, unknown fields pass.
+    """The body with the fields of `types` converted as pydantic does; null stays, unknown fields pass.
 
     Raises Rejection that names every field of a wrong type, in the order of `types`.
     """
@@ -45,8 +45,10 @@ def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ())
         if name in required and name not in body:
             problems.append(_problem("missing", f"body.{name}", "Field required", body))
         elif value is not None or (name in required):
-            converted, found = _CONVERTERS[kind](value)
-            problems += [_problem(fault, f"body.{name}{where}", message, at) for fault, where, message, at in found]
+            converted, field_problems = _CONVERTERS[kind](value)
+            problems += [
+                _problem(fault, f"body.{name}{where}", message, at) for fault, where, message, at in field_problems
+            ]
             result[name] = converted
     if problems:
         raise validation_error(*problems)
@@ -54,7 +56,7 @@ def coerce(body: Body, types: Mapping[str, str], required: tuple[str, ...] = ())
 
 
 def missing_fields(body: Body, *names: str) -> Rejection:
-    """What vLLM says of a body without these fields."""
+    """vLLM's error for a body without these fields."""
     return validation_error(*(_problem("missing", f"body.{name}", "Field required", body) for name in names))
 
 
@@ -62,6 +64,7 @@ def _problem(fault: str, where: str, message: str, value: object) -> Problem:
     return {"type": fault, "loc": where, "msg": message, "input": value}
 
 
+# type, path below the field, message, input
 _Problems = list[tuple[str, str, str, object]]
 _Converted = tuple[object, _Problems]
 
@@ -79,6 +82,7 @@ def _number(value: object) -> _Converted:
 
 
 def _integer(value: object) -> _Converted:
+    # bool is an int: pydantic's lax mode takes true as 1.
     if isinstance(value, int):
         return int(value), []
     if isinstance(value, float):
@@ -134,7 +138,11 @@ def _objects(value: object) -> _Converted:
 def _messages(value: object) -> _Converted:
     value, problems = _objects(value)
     if not problems and isinstance(value, list):
-        problems = [("missing", f".{at}.role", "Field required", m) for at, m in enumerate(value) if "role" not in m]
+        problems = [
+            ("missing", f".{at}.role", "Field required", message)
+            for at, message in enumerate(value)
+            if "role" not in message
+        ]
     return value, problems
 
 
@@ -162,7 +170,7 @@ def _text_or_objects(value: object) -> _Converted:
 
 
 def _prompt(value: object) -> _Converted:
-    """A text, token ids, or a list of either; vLLM lists a problem for every form that does not fit."""
+    """A text, token ids, or a list of either; vLLM reports a problem for every form that does not match."""
     if isinstance(value, str):
         return value, []
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""Server-sent events, byte for byte in vLLM's shape.
+"""Server-sent events, byte for byte in vLLM's format.
 
-What stays the same through a stream is encoded once; a token costs one string encoding and one join.
+What stays the same throughout a stream is encoded once; a token costs one string encoding and one join.
 """
 
 import json
@@ -31,41 +31,42 @@ class Envelope:
 
 
 def error_frame(rejection: Rejection) -> bytes:
-    """The event that stands for an error once a stream has begun; vLLM encodes it with spaces."""
+    """The event for an error after a stream has started."""
+    # json.dumps and not msgspec: vLLM encodes this one with spaces.
     return b"data: " + json.dumps(rejection.body).encode() + b"\n\n"
 
 
 def typed_frame(event: dict[str, object]) -> bytes:
-    """An event of a stream whose events say what they are."""
+    """An event of a stream whose events carry their type, in the `event:` line and in the data."""
     return b"event: " + str(event["type"]).encode() + b"\ndata: " + encode(event) + b"\n\n"
 
 
 def tool_call_id() -> str:
-    """An id for a tool call, unique as vLLM's are."""
+    """A unique id in vLLM's format."""
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
 class StreamFrames(Protocol):
-    """Makes the events of one stream; `at_once` is whether it opens before there is anything to say."""
+    """Makes the events of one stream; `opens_immediately`: the stream starts before the first token."""
 
     opens_immediately: bool
 
     def opening_frames(self) -> list[bytes]:
-        """The events before any token."""
+        """The events before the first token."""
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """The events for one delta; none where nothing of it may be shown yet."""
+        """The events for one delta; none if none of its text may be sent yet."""
 
     def closing_frames(self) -> list[bytes]:
-        """The events after the last token, without the last one."""
+        """The events between the last token and the final event."""
 
     def final_frame(self) -> bytes:
-        """How a stream ends that ends well."""
+        """The event that ends a successful stream."""
 
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Tokens so far; `by_choice` and `reasoning` have one number an answer."""
+    """Tokens so far; `by_choice` and `reasoning` have one number per choice."""
 
     prompt: int
     choices: int
@@ -99,13 +100,13 @@ class ChatFrames:
         self._usage = TokenUsage(len(request.prompts[0].tokens), request.n)
         self._prefix = _frame_prefix(envelope, "chat.completion.chunk")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
-        # Between the index and the text, and after the text: all that most tokens need.
+        # Everything before the text of a content event, encoded once: most events need nothing else.
         self._content_prefixes = [
             self._prefix + b'{"index":%d,"delta":{"content":' % index for index in range(request.n)
         ]
 
     def opening_frames(self) -> list[bytes]:
-        """One event with the role for each answer."""
+        """One event with the role for each choice."""
         ids = encode(self._request.prompts[0].tokens if self._request.return_token_ids else None)
         return [
             self._prefix
@@ -118,7 +119,7 @@ class ChatFrames:
         ]
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """One event a part; the last one carries the log probabilities and the finish reason."""
+        """One event per part; the last one carries the log probabilities and the finish reason."""
         self._usage.add(delta)
         request, parts = self._request, delta.parts
         reason = delta.finish_reason if self._finish else None
@@ -131,6 +132,7 @@ class ChatFrames:
                 + text
                 + b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
             ]
+        # vLLM sends no event for tokens whose text is held back, unless logprobs or ids have to be sent.
         if not parts and reason is None and not detailed:
             return []
         frames = [self._frame(delta.index, self._message(part), b"null", None, b"null") for part in parts[:-1]]
@@ -142,7 +144,7 @@ class ChatFrames:
         return [*frames, self._frame(delta.index, message, logprobs, (delta, reason) if reason else None, ids)]
 
     def closing_frames(self) -> list[bytes]:
-        """The usage, where it was asked for."""
+        """The usage, if it was requested."""
         if not self._request.include_usage:
             return []
         details: dict[str, object] = {}
@@ -219,9 +221,9 @@ class CompletionFrames:
         echoed = split_tokens(prompt.text) if request.echo and opens else []
         logprobs = b"null"
         if request.logprobs is not None:
-            made = completion_logprobs(echoed, shown, request.logprobs, self._offsets[index])
+            completion_values = completion_logprobs(echoed, shown, request.logprobs, self._offsets[index])
             self._offsets[index] += sum(map(len, echoed)) + sum(map(len, shown))
-            logprobs = encode(made)
+            logprobs = encode(completion_values)
         prompt_ids = prompt.tokens if opens and (request.echo or request.return_token_ids) else None
         ids = _token_ids(delta.tokens) if request.return_token_ids else None
         frame = self._prefix + b'{"index":%d,"text":' % index + encode("".join(echoed) + text)
@@ -246,7 +248,7 @@ class CompletionFrames:
 
 
 def finish_reason(request: GenerationRequest, reason: str) -> str:
-    """The reason that a chat client sees: an answer that called tools of the model's own choice ended for them."""
+    """The finish reason for a chat client: `tool_calls` only if the model chose the tool itself."""
     return "tool_calls" if request.tool_calls and not request.names_tool and reason == "stop" else reason
 
 

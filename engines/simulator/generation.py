@@ -1,4 +1,4 @@
-"""Generating an answer and sending it, as events or as JSON."""
+"""Generates an answer and sends it, as events or as JSON."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -18,7 +18,7 @@ from engines.simulator.wire import ConnectionDroppedError, ResponseWriter
 
 
 class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
-    """An ASGI app for one of the generating endpoints. `now` gives Unix seconds."""
+    """An ASGI app for one generating endpoint. `now` gives Unix seconds."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
             await writer.send_error(rejection, self._error_body(rejection))
             return
         frame = self._api.stream_error(rejection)
+        # vLLM breaks off the stream of this API without an error event.
         if frame is None:
             await writer.drop(reset=False)
             return
@@ -76,22 +77,23 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         frames = self._api.make_frames(request, envelope, finish=plan.finish)
         drop_before_headers(plan)
         await writer.start_stream()
-        opened, cut, large, count = frames.opens_immediately, plan.malformed, plan.event_bytes, 0
-        if opened:
+        is_open, malform, padded_size, count = frames.opens_immediately, plan.malformed, plan.event_bytes, 0
+        if is_open:
             for frame in frames.opening_frames():
                 await writer.write(frame)
         async with aclosing(self._deltas(request, plan, writer)) as deltas:
             async for delta in deltas:
-                if not opened:
-                    opened = True
+                if not is_open:
+                    is_open = True
                     for frame in frames.opening_frames():
                         await writer.write(frame)
                 for frame in frames.delta_frames(delta):
-                    shown = frame[: len(frame) // 2] + b"\n\n" if cut else frame
-                    if large and count >= plan.event_after:
-                        shown, large = _padded(frame, large), 0
-                    await writer.write(shown)
-                    cut = False
+                    # Only the first event of the stream is malformed: half of it, but terminated as an event.
+                    data = frame[: len(frame) // 2] + b"\n\n" if malform else frame
+                    if padded_size and count >= plan.event_after:
+                        data, padded_size = _padded(frame, padded_size), 0
+                    await writer.write(data)
+                    malform = False
                 count += len(delta.tokens)
                 self._request_log.record_tokens_sent(len(delta.tokens))
         for frame in frames.closing_frames():
@@ -110,7 +112,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
                 async for delta in deltas:
                     choices[delta.index].add(delta)
         except ConnectionDroppedError:
-            # A part of the body that its head announced.
+            # Send less than the Content-Length announces, so that the client sees a truncated body.
             await writer.start_json(1000)
             await writer.write(b'{"id":"' + envelope.id.encode())
             raise
@@ -123,7 +125,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     async def _deltas(
         self, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter
     ) -> AsyncGenerator[Delta, None]:
-        """The engine's deltas, until a fault's number of tokens has been passed on."""
+        """The engine's deltas, with the faults applied that are due after a number of tokens."""
         count = 0
         async with aclosing(self._engine.generate(request, plan)) as deltas:
             try:
@@ -133,11 +135,12 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
                     count += len(delta.tokens)
                 await apply_fault(plan, count, writer)
             except EngineFailedError as failure:
-                # So that the engine counts what was still running as failed and not as aborted.
+                # Makes the engine count the choices that still run as failed and not as aborted.
                 await deltas.athrow(failure)
                 raise
 
 
 def _padded(frame: bytes, size: int) -> bytes:
     """The event with one more field, so that it has `size` bytes."""
+    # 13 bytes: the field's own syntax, `"padding":"",`.
     return frame.replace(b"{", b'{"padding":"%b",' % (b"." * (size - len(frame) - 13)), 1)

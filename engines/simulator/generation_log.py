@@ -1,4 +1,4 @@
-"""A name for each generation, and a file that says when each began: so a test can tell one from the next."""
+"""Gives each generation an id, and logs when it started, so that tests can tell generations apart."""
 
 import json
 import secrets
@@ -11,23 +11,24 @@ from engines.simulator.faults import FaultPlan
 from engines.simulator.fields import Body
 
 PLACEHOLDER: Final = "{generation}"
-"""What the name replaces in the text of the fault `say`."""
+"""Replaced with the generation's name in the text of the fault `say`."""
 
 
 class GenerationLog:
-    """Appends a JSON object a line: `generation`, `at`, and `asked_by`, the request's `safety_identifier`.
+    """Appends a JSON object per line: `generation`, `at`, and `asked_by`, the request's `safety_identifier`.
 
     - A line is in the file before a byte of the answer is sent, so it survives a SIGKILL.
-    - A name is 12 hex digits, and unique across engines and restarts.
+    - A name has 12 hex digits and is unique across engines and restarts.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         """`clock` gives the seconds of `at`."""
+        # Unbuffered: write() returns after the kernel has the line.
         self._file = path.open("ab", buffering=0)
         self._clock = clock
 
     def start_generation(self, body: Body, plan: FaultPlan) -> FaultPlan:
-        """Notes a generation that begins now; the plan of it with its name."""
+        """Logs a generation that starts now; returns its plan with the name added."""
         name = secrets.token_hex(6)
         line = {"generation": name, "at": self._clock(), "asked_by": body.get("safety_identifier")}
         self._file.write(json.dumps(line).encode() + b"\n")
@@ -36,5 +37,5 @@ class GenerationLog:
 
 
 def name_to_floats(name: str) -> list[float]:
-    """The name as numbers that a 32-bit float holds exactly, for a vector."""
+    """The name as numbers that 32-bit floats represent exactly, so that an embedding can carry it."""
     return [float(int(name[at : at + 4], 16)) for at in range(0, len(name), 4)]

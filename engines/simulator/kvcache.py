@@ -1,8 +1,8 @@
-"""KV blocks as vLLM's block pool keeps them: shared by prefix while used, cached while nobody needs the room.
+"""KV blocks as in vLLM's block pool: shared by prefix while used, cached while their memory is not needed.
 
-Theory of operation. A block holds `BLOCK_SIZE` tokens. A full block has a hash of its tokens and of all before it, so
-equal prefixes have equal hashes. A hashed block that no sequence uses stays *idle*: it counts as free, and the one idle
-for longest is given away first. One block is never handed out, as in vLLM.
+Theory of operation. A block holds `BLOCK_SIZE` tokens. A full block has a hash of its tokens and of all tokens before
+it, so equal prefixes have equal hashes. A hashed block that no sequence uses stays in the cache as *idle*: it counts as
+free, and the least recently used idle block is evicted first. One block is never allocated, as in vLLM.
 """
 
 from array import array
@@ -16,16 +16,16 @@ from engines.simulator.settings import BLOCK_SIZE
 
 
 def block_hash(parent_hash: int, tokens: Items[int]) -> int:
-    """The hash of a full block after the block with hash `before` (for the first block, a salt)."""
+    """The hash of a full block that follows the block with `parent_hash` (for the first block, a salt)."""
     return xxh3_64_intdigest(array("Q", [parent_hash]).tobytes() + array("q", tokens).tobytes())
 
 
 def block_hashes(salt: int, tokens: Items[int]) -> list[int]:
     """Hashes of the full blocks of a prompt, first to last."""
-    hashes, before = [], salt
+    hashes, parent = [], salt
     for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        before = block_hash(before, tokens[start : start + BLOCK_SIZE])
-        hashes.append(before)
+        parent = block_hash(parent, tokens[start : start + BLOCK_SIZE])
+        hashes.append(parent)
     return hashes
 
 
@@ -38,7 +38,6 @@ class SequenceBlocks:
 
     @property
     def count(self) -> int:
-        """How many blocks it holds."""
         return len(self.hashed) + self.private
 
 
@@ -47,7 +46,7 @@ class BlockPool:
 
     - The number of used blocks is the number of distinct blocks that sequences hold.
     - A prompt hits the longest run of its first blocks that are cached, but never its last token.
-    - Nothing is handed out that is not free; idle blocks go in the order in which they became idle.
+    - Only free blocks are allocated; idle blocks are evicted in the order in which they became idle.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -67,13 +66,15 @@ class BlockPool:
         return self.used / self._total
 
     def allocate(self, hashes: Items[int], length: int) -> tuple[SequenceBlocks, int] | None:
-        """Blocks for a prompt of `length` tokens and the number of its tokens that were cached; None where none fit."""
+        """Blocks for a prompt of `length` tokens, and the number of its cached tokens; None if there is no room."""
         hits = 0
+        # `length - 1`: the last token is always computed, since its logits give the first generated token.
         for value in hashes[: (length - 1) // BLOCK_SIZE]:
             if value not in self._references and value not in self._idle:
                 break
             hits += 1
         fresh = -(-length // BLOCK_SIZE) - hits
+        # Idle blocks count as free; reusing one uses it up.
         revived = sum(value in self._idle for value in hashes[:hits])
         if self.used + fresh + revived > self._total:
             return None
@@ -83,7 +84,7 @@ class BlockPool:
         for value in hashes[hits:]:
             self._evict_idle()
             if value in self._references or value in self._idle:
-                # The same content computed again is a block of its own without the hash, as in vLLM.
+                # A block with the same content exists: the new one stays private, without a hash, as in vLLM.
                 self._private += 1
                 blocks.private += 1
             else:
@@ -96,7 +97,7 @@ class BlockPool:
         return blocks, hits * BLOCK_SIZE
 
     def append_block(self, blocks: SequenceBlocks) -> bool:
-        """One more block for a sequence; False where none is free."""
+        """Allocates one more block for a sequence; False if none is free."""
         if self.used >= self._total:
             return False
         self._evict_idle()
@@ -105,7 +106,7 @@ class BlockPool:
         return True
 
     def cache_full_block(self, blocks: SequenceBlocks, value: int) -> None:
-        """A private block is full now and can be shared from here on."""
+        """Marks a private block as full, so that other sequences can share it."""
         if value in self._references or value in self._idle:
             return
         self._private -= 1
@@ -114,7 +115,8 @@ class BlockPool:
         blocks.hashed.append(value)
 
     def free(self, blocks: SequenceBlocks) -> None:
-        """A sequence is done; its last blocks become idle first, since they are the least likely to be shared."""
+        """Releases the blocks of a sequence."""
+        # The last blocks become idle first, since they are the least likely to be shared.
         for value in reversed(blocks.hashed):
             self._references[value] -= 1
             if self._references[value] == 0:

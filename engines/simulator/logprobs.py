@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes of OpenAI's API; the numbers are made up, but the same every time."""
+"""Log probabilities in the two formats of OpenAI's API; the numbers are invented but reproducible."""
 
 from collections.abc import Iterable, Sequence
 from math import log
@@ -12,18 +12,18 @@ _END_TEXT = "</s>"
 
 
 def _candidates(text: str, alternatives: int) -> list[tuple[str, float]]:
-    """The chosen token and `alternatives` others, likeliest first."""
-    luck = xxh32_intdigest(text.encode("utf-8", "replace"))
-    share = 0.4 + (luck % 590) / 1000
+    """The chosen token and `alternatives` others, the most likely first."""
+    digest = xxh32_intdigest(text.encode("utf-8", "replace"))
+    share = 0.4 + (digest % 590) / 1000
     result, rest = [(text, log(share))], 1 - share
     for number in range(alternatives):
         rest /= 2
-        result.append((f" {NOUNS[(luck + number) % len(NOUNS)]}", log(rest)))
+        result.append((f" {NOUNS[(digest + number) % len(NOUNS)]}", log(rest)))
     return result
 
 
 def chat_logprobs(texts: Iterable[str], top: int) -> dict[str, object]:
-    """The `logprobs` of a chat choice: one entry a token with its `top` likeliest candidates."""
+    """The `logprobs` of a chat choice: one entry per token with its `top` most likely candidates."""
     return {"content": [_chat_token(text or _END_TEXT, top) for text in texts]}
 
 
@@ -38,17 +38,17 @@ def _entry(text: str, logprob: float) -> dict[str, object]:
 
 def completion_logprobs(prompt: Sequence[str], texts: Iterable[str], top: int, offset: int) -> dict[str, object]:
     """The `logprobs` of a completion choice that starts at character `offset`; a prompt's first token has none."""
-    shown = [*prompt, *(text or _END_TEXT for text in texts)]
-    candidates = [_candidates(text, max(0, top - 1)) for text in shown]
+    token_texts = [*prompt, *(text or _END_TEXT for text in texts)]
+    candidates = [_candidates(text, max(0, top - 1)) for text in token_texts]
     offsets = []
-    for text in shown:
+    for text in token_texts:
         offsets.append(offset)
         offset += len(text)
-    values: list[float | None] = [found[0][1] for found in candidates]
-    tops: list[dict[str, float] | None] = [dict(found) for found in candidates]
+    values: list[float | None] = [ranked[0][1] for ranked in candidates]
+    tops: list[dict[str, float] | None] = [dict(ranked) for ranked in candidates]
     if prompt:
         values[0] = tops[0] = None
-    return {"text_offset": offsets, "token_logprobs": values, "tokens": shown, "top_logprobs": tops}
+    return {"text_offset": offsets, "token_logprobs": values, "tokens": token_texts, "top_logprobs": tops}
 
 
 def prompt_logprobs(prompt: Sequence[str], top: int) -> list[dict[str, object] | None]:

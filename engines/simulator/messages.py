@@ -1,4 +1,4 @@
-"""Answers of /v1/messages in vLLM's shape, which it makes from those of a chat."""
+"""Responses of /v1/messages in vLLM's format, which vLLM converts from chat responses."""
 
 import json
 import secrets
@@ -17,21 +17,21 @@ _PYDANTIC_LINK = "For further information visit https://errors.pydantic.dev/2.14
 def message_body(
     request: GenerationRequest, envelope: Envelope, choices: list[ChoiceAccumulator], *, finish: bool
 ) -> Json:
-    """The answer, without its nulls; `finish` False leaves out why it ended."""
+    """The response, without nulls; `finish` False leaves out the stop reason."""
     (choice,) = choices
     content: list[Json] = []
-    if thought := choice.text(TokenKind.REASONING):
-        content.append({"type": "thinking", "thinking": thought, "signature": secrets.token_hex(16)})
-    if said := choice.text(TokenKind.CONTENT):
-        content.append({"type": "text", "text": said})
+    if reasoning := choice.text(TokenKind.REASONING):
+        content.append({"type": "thinking", "thinking": reasoning, "signature": secrets.token_hex(16)})
+    if text := choice.text(TokenKind.CONTENT):
+        content.append({"type": "text", "text": text})
     for number in range(choice.calls):
         name, arguments = choice.text(TokenKind.TOOL_NAME, number), choice.text(TokenKind.TOOL_ARGUMENTS, number)
         try:
-            given = json.loads(arguments)
-        except json.JSONDecodeError:  # cut off by max_tokens: vLLM shows what the model said, as a text
+            tool_input = json.loads(arguments)
+        except json.JSONDecodeError:  # truncated by max_tokens: vLLM returns the model's raw output as text
             content.append({"type": "text", "text": f'<tool_call>{{"name": "{name}", "arguments": {arguments}'})
         else:
-            content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": given})
+            content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": tool_input})
     head = {"id": envelope.id, "type": "message", "role": "assistant"}
     body: Json = {**head, "content": content or [{"type": "text", "text": ""}], "model": envelope.model}
     if finish:
@@ -42,7 +42,7 @@ def message_body(
 
 
 class MessagesFrames:
-    """The events of one stream: a block for each run of text, thinking or arguments."""
+    """The events of one stream: a content block for each run of text, reasoning or tool arguments."""
 
     opens_immediately = False
 
@@ -56,14 +56,14 @@ class MessagesFrames:
         self._ended: tuple[str | None, str | None] = (None, None)
 
     def opening_frames(self) -> list[bytes]:
-        """The message before anything is said."""
+        """The message without content."""
         head = {"id": self._envelope.id, "type": "message", "role": "assistant", "content": []}
         rest = {"model": self._envelope.model, "stop_reason": None, "stop_sequence": None}
         used = {"input_tokens": self._usage.prompt, "output_tokens": 0}
         return [typed_frame({"type": "message_start", "message": {**head, **rest, "usage": used}})]
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """What a delta adds to the open block, or to a new one."""
+        """Appends a delta to the open block, or opens a new one."""
         self._usage.add(delta)
         frames = []
         for part in delta.parts:
@@ -86,23 +86,22 @@ class MessagesFrames:
         return frames
 
     def closing_frames(self) -> list[bytes]:
-        """The end of the last block, why the answer ended, and what was used."""
+        """The end of the last block, the stop reason and the usage."""
         reason, matched = self._ended
         used = {"input_tokens": self._usage.prompt, "output_tokens": self._usage.by_choice[0]}
         last = {"stop_reason": reason, "stop_sequence": matched}
         return [*self._close_block(), typed_frame({"type": "message_delta", "delta": last, "usage": used})]
 
     def final_frame(self) -> bytes:
-        """Nothing more."""
         return typed_frame({"type": "message_stop"})
 
     def _continues(self, part: Token) -> bool:
-        known = self._open
-        if known is None:
+        open_block = self._open
+        if open_block is None:
             return False
-        if known.kind is TokenKind.TOOL_NAME:
-            return part.kind is TokenKind.TOOL_ARGUMENTS and part.call_index == known.call_index
-        return part.kind is known.kind
+        if open_block.kind is TokenKind.TOOL_NAME:
+            return part.kind is TokenKind.TOOL_ARGUMENTS and part.call_index == open_block.call_index
+        return part.kind is open_block.kind
 
     def _empty_block(self, part: Token) -> Json:
         match part.kind:
@@ -137,14 +136,14 @@ def _stop_reason(finish: str | None, matched: str | None, *, called: bool) -> tu
 
 
 def anthropic_error(rejection: Rejection) -> object:
-    """The body of an error: Anthropic's shape, but for what FastAPI refuses before the endpoint is asked."""
+    """An error in Anthropic's format, except for what FastAPI refuses before the endpoint runs."""
     if rejection.kind == "Bad Request":
         return rejection.body
     return {"type": "error", "error": {"type": rejection.kind, "message": rejection.message}}
 
 
 def anthropic_error_frame(rejection: Rejection) -> bytes:
-    """The event of an error in a stream: vLLM says that it could not read what the chat behind it said."""
+    """The event for an error in a stream: vLLM reports that it cannot parse the error of the underlying chat stream."""
     shown = repr(rejection.body)
     shown = shown if len(shown) <= _MAX_REPR else f"{shown[:25]}...{shown[-24:]}"
     lines = ["2 validation errors for ChatCompletionStreamResponse"]

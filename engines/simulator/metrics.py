@@ -1,4 +1,4 @@
-"""The Prometheus page of an engine, with vLLM's names, labels, types and help texts."""
+"""The Prometheus metrics of an engine, with vLLM's names, labels, types and help texts."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re
 
 
 class EngineCollector(Collector):
-    """Reads an engine's counts whenever Prometheus scrapes it.
+    """Reads an engine's counters at each scrape.
 
     `kv_fault` gives the fault that forces the KV usage, if one is set; `started` is the Unix time of the start.
     """
@@ -109,13 +109,13 @@ class EngineCollector(Collector):
         yield self._counter("num_preemptions", text, counts.preemptions)
 
     def _token_metrics(self) -> Iterator[Metric]:
-        tally = self._engine_counters
-        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", tally.prompt_tokens)
-        computed = tally.prompt_tokens - tally.cached_tokens
-        sources = {"local_compute": computed, "local_cache_hit": tally.cached_tokens, "external_kv_transfer": 0}
+        counters = self._engine_counters
+        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", counters.prompt_tokens)
+        computed = counters.prompt_tokens - counters.cached_tokens
+        sources = {"local_compute": computed, "local_cache_hit": counters.cached_tokens, "external_kv_transfer": 0}
         yield self._labelled_counter("prompt_tokens_by_source", "Number of prompt tokens by source.", "source", sources)
         text = "Number of cached prompt tokens (local + external)."
-        yield self._counter("prompt_tokens_cached", text, tally.cached_tokens)
+        yield self._counter("prompt_tokens_cached", text, counters.cached_tokens)
         text = (
             "Prefix-cache hit tokens by the cache tier that supplied them: device (local HBM), host (offloaded to "
             "DRAM), disk, p2p (transferred from another vLLM instance) or external_unspecified. Counted at admission; "
@@ -129,13 +129,13 @@ class EngineCollector(Collector):
             "external_unspecified": 0,
         }
         yield self._labelled_counter("prompt_tokens_cached_by_source", text, "source", tiers)
-        yield self._counter("generation_tokens", "Number of generation tokens processed.", tally.generation_tokens)
+        yield self._counter("generation_tokens", "Number of generation tokens processed.", counters.generation_tokens)
         text = "Count of successfully processed requests."
-        yield self._labelled_counter("request_success", text, "finished_reason", tally.finished)
+        yield self._labelled_counter("request_success", text, "finished_reason", counters.finished)
         yield self._admission_rejections()
 
     def _admission_rejections(self) -> Metric:
-        """vLLM's queue limits, which are off by default; without the label of the engine."""
+        """vLLM's queue limits, which are off by default; these samples lack the `engine` label."""
         text = "Number of admission attempts rejected by a queue limit, by reason."
         family = CounterMetricFamily("vllm:admission_rejections", text, labels=["model_name", "reason"])
         for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
@@ -204,7 +204,7 @@ class EngineCollector(Collector):
 
 
 def render_metrics(registry: CollectorRegistry, kv_fault: Fault | None) -> bytes:
-    """The text of /metrics; a `kv` fault may drop the usage or give it the name it had before vLLM 0.10."""
+    """The text of /metrics; a `kv` fault can remove the usage or rename it to its name before vLLM 0.10."""
     text = generate_latest(registry)
     metric = kv_fault.get("metric") if kv_fault else "new"
     if metric == "missing":

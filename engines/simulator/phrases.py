@@ -1,4 +1,4 @@
-"""The words that simulated answers are made of."""
+"""The phrases that simulated answers are composed of."""
 
 NOUNS = (
     "engine",

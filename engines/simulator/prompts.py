@@ -1,4 +1,4 @@
-"""Prompts as an engine sees them: one text and its tokens, made by a chat template of the simulator's own."""
+"""Prompts as an engine sees them: one text and its tokens, rendered by the simulator's own chat template."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from engines.simulator.tokens import encode_text
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`asked` is the part that decides whether code is wanted: the last user message, or the whole prompt."""
+    """`user_text` decides whether the answer is code: the last user message, or the whole prompt."""
 
     text: str
     tokens: tuple[int, ...]
@@ -22,19 +22,19 @@ def chat_prompt(
     documents: Sequence[dict[str, Any]] | None,
     tools: Sequence[dict[str, Any]] | None,
 ) -> Prompt:
-    """Render a conversation; documents and tools come first, as most templates have it."""
+    """Renders a conversation; documents and tools come first, as in most templates."""
     parts = [f"<|document|>\n{json.dumps(document, ensure_ascii=False)}\n" for document in documents or ()]
     parts += [f"<|tool|>\n{json.dumps(tool, ensure_ascii=False)}\n" for tool in tools or ()]
-    asked = ""
+    user_text = ""
     for message in messages:
         content = _content(message.get("content"))
         parts.append(f"<|{message['role']}|>\n{content}\n")
         if message.get("tool_calls"):
             parts.append(json.dumps(message["tool_calls"], ensure_ascii=False) + "\n")
         if message["role"] == "user":
-            asked = content
+            user_text = content
     text = "".join(parts)
-    return Prompt(text, tuple(encode_text(text + "<|assistant|>\n")), asked)
+    return Prompt(text, tuple(encode_text(text + "<|assistant|>\n")), user_text)
 
 
 def completion_prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
@@ -47,12 +47,13 @@ def completion_prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
 def _completion_prompt(prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt, tuple(encode_text(prompt)), prompt)
+    # The simulator cannot decode token ids; each id stands for itself in the text.
     text = "".join(f"<{number}>" for number in prompt)
     return Prompt(text, tuple(prompt), text)
 
 
 def _content(content: object) -> str:
-    """The text of a message; parts that are no text are named."""
+    """The text of a message; parts of other types are represented by their type."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,19 +1,19 @@
-"""How vLLM says no: the bodies of its errors, word for word."""
+"""The bodies of vLLM's errors, word for word."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_MAX_INPUT_LENGTH = 200
+_MAX_INPUT_LENGTH = 200  # characters of an invalid value that an error repeats
 
 ERROR_SHAPES = ("vllm", "vllm-0.9", "detail", "details", "text", "html")
-"""How the body of an error is written: by this vLLM, by vLLM up to 0.9, by FastAPI (a text, a list), by a proxy."""
+"""Error formats: this vLLM's, that of vLLM up to 0.9, FastAPI's (`detail` a text or a list), a proxy's (text, HTML)."""
 
 ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not a failure of ours
-    """A request that is answered with an error; `status` is also the `code` of the body."""
+class Rejection(Exception):  # noqa: N818 - vLLM's response to a client, not a failure of the simulator
+    """An error response; `status` is also the `code` in the body."""
 
     status: int
     message: str
@@ -29,7 +29,7 @@ class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not
 
     @property
     def alternative_body(self) -> object:
-        """The body in another shape than this vLLM's, as `shape` says; None where it has this vLLM's."""
+        """The body in the format that `shape` names; None for the format of this vLLM."""
         match self.shape:
             case "vllm-0.9":
                 return {
@@ -49,7 +49,7 @@ class Rejection(Exception):  # noqa: N818 - it is vLLM's answer to a client, not
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> Rejection:
-    """A value that vLLM's own checks refuse; it appends what and how much to the message."""
+    """A value that fails vLLM's own checks; vLLM appends the parameter and the value to the message."""
     extras = ([f"parameter={param}"] if param is not None else []) + ([f"value={value}"] if value is not None else [])
     return Rejection(400, f"{message} ({', '.join(extras)})" if extras else message, param=param)
 
@@ -58,25 +58,25 @@ def validation_error(*problems: Mapping[str, object]) -> Rejection:
     """A body of the wrong shape; each problem has pydantic's `type`, `loc`, `msg` and `input`."""
     label = "error" if len(problems) == 1 else "errors"
     lines = "".join(f"\n  {_shorten_problem(problem)!r}" for problem in problems[:10])
+    # vLLM lists ten problems at most.
     more = f"\n  ...and {len(problems) - 10} more {label}" if len(problems) > 10 else ""
     message = f"{len(problems)} validation {label}:{lines}{more}"
     return Rejection(400, message, kind="Bad Request", param=str(problems[0]["loc"]))
 
 
 def unsupported_media_type() -> Rejection:
-    """Anything but `application/json`."""
+    """The content type is not `application/json`."""
     message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
     return Rejection(400, message, kind="Bad Request")
 
 
 def unknown_model(model: str, names: tuple[str, ...]) -> Rejection:
-    """A model that this engine does not serve."""
     message = f"The model `{model}` does not exist. Valid aliases: {', '.join(names)}."
     return Rejection(404, message, kind="NotFoundError", param="model")
 
 
 def prompt_too_long(context: int) -> Rejection:
-    """A prompt longer than the context; vLLM stops counting one token past it."""
+    """A prompt longer than the context; vLLM stops counting one token after the limit."""
     counted = context + 1
     message = (
         f"This model's maximum context length is {context} tokens. However, your prompt contains at least {counted} "

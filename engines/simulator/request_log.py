@@ -1,4 +1,4 @@
-"""What the simulator has seen, for tests to look at and to wait for."""
+"""The requests and counts that tests read and wait for."""
 
 import asyncio
 from collections import deque
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Totals since the start; `in_flight` is of now."""
+    """Totals since the start; `in_flight` is the current number."""
 
     received: int = 0
-    """Requests to the generating endpoints, those that were refused too."""
+    """Requests to the generating endpoints, including refused ones."""
     started: int = 0
     finished: int = 0
     aborted: int = 0
-    """Generations whose client left."""
+    """Generations whose client disconnected."""
     failed: int = 0
     """Generations that a fault ended."""
     tokens_sent: int = 0
@@ -25,43 +25,41 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class RequestLog:
-    """Counts and the last requests, with somebody to wake whenever they change."""
+    """Counts and the last requests; `wait_for` wakes up at each change."""
 
     counts: RequestCounts = field(default_factory=RequestCounts)
     requests: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=100))
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def record_request(self, path: str, headers: Mapping[str, str], body: object) -> None:
-        """A request came in."""
         self.counts.received += 1
         self.requests.append({"path": path, "headers": dict(headers), "body": body})
         self.notify()
 
     def record_tokens_sent(self, tokens: int) -> None:
-        """Tokens went out to a client."""
         self.counts.tokens_sent += tokens
         self.notify()
 
     @contextmanager
     def track_generation(self) -> Iterator[None]:
-        """Counts one generation, and how it ended by how the block is left."""
+        """Counts one generation; the way in which the block ends tells its outcome."""
         self.counts.started += 1
         self.counts.in_flight += 1
         self.notify()
-        ending = "failed"
+        outcome = "failed"
         try:
             yield
-            ending = "finished"
+            outcome = "finished"
         except asyncio.CancelledError:
-            ending = "aborted"
+            outcome = "aborted"
             raise
         finally:
             self.counts.in_flight -= 1
-            setattr(self.counts, ending, getattr(self.counts, ending) + 1)
+            setattr(self.counts, outcome, getattr(self.counts, outcome) + 1)
             self.notify()
 
     async def wait_for(self, goals: Mapping[str, int]) -> None:
-        """Wait until every named count is at least its goal; `in_flight` has to be exactly it."""
+        """Waits until every named count is at least its goal; `in_flight` must equal its goal."""
         while not self._reached(goals):
             self._changed.clear()
             await self._changed.wait()
@@ -73,6 +71,6 @@ class RequestLog:
         )
 
     def notify(self) -> None:
-        """Wake those who wait; they look for themselves whether it was for them."""
+        """Wakes the waiters, which check their goals themselves."""
         if not self._changed.is_set():
             self._changed.set()

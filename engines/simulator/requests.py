@@ -1,4 +1,4 @@
-"""A request for a generation, checked in vLLM's order: first what it refuses outright, then types, then values."""
+"""A generation request, validated in vLLM's order: first `mode="before"` validators, then types, then values."""
 
 import json
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ CHAT_FIELDS = {
 }
 COMPLETION_FIELDS = {"prompt": "prompt", **_SAMPLING, "echo": "boolean", "logprobs": "integer", "suffix": "text"}
 
-# What decides what is said. Not max_tokens, stop or stream: they decide how much of it is seen, and how.
+# The fields that select the generated text. max_tokens, stop and stream only decide how much of it is sent, and how.
 _OUTPUT_FIELDS = (
     "temperature",
     "top_p",
@@ -71,7 +71,7 @@ _OUTPUT_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request; `limits` holds the most tokens that each prompt's answers may have."""
+    """One accepted request; `limits` holds the maximum number of tokens per choice for each prompt."""
 
     chat: bool
     prompts: tuple[Prompt, ...]
@@ -85,10 +85,10 @@ class GenerationRequest:
     min_tokens: int
     ignore_eos: bool
     logprobs: int | None
-    """Alternatives to show beside each token; None for no logprobs at all."""
+    """Alternatives to return with each token; None for no logprobs at all."""
     echo: bool
     echo_only: bool
-    """A completion with `max_tokens` 0 and `echo`: the prompt is all that is returned."""
+    """A completion with `max_tokens` 0 and `echo`: only the prompt is returned."""
     return_token_ids: bool
     thinking: bool
     tool_calls: tuple[tuple[str, object], ...]
@@ -96,22 +96,22 @@ class GenerationRequest:
     names_tool: bool
     json_schema: object | None
     sampling_hash: int
-    """Hash of the model and of what else decides what is said, but for the prompt."""
+    """Hash of the model and of the other fields that select the generated text, without the prompt."""
     salt: int
-    """Where the prefix cache is divided (`cache_salt`)."""
+    """Hash of `cache_salt`, which separates prefix caches."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of the body, for an answer that repeats them."""
+    """The fields of the body, for an API whose response repeats them."""
 
     @property
     def text(self) -> str:
-        """All that the client wrote, for markers."""
+        """Everything the client wrote, in which markers are searched."""
         return "\n".join(prompt.text for prompt in self.prompts)
 
 
 def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
-    """Read a body of /v1/chat/completions.
+    """Parses a body of /v1/chat/completions.
 
-    Raises Rejection as vLLM would answer.
+    Raises Rejection with vLLM's error.
     """
     check_before_types(body, chat=True)
     body = fields.coerce(body, CHAT_FIELDS, required=("messages",))
@@ -120,16 +120,16 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
     prompt = chat_prompt(body["messages"], body.get("documents"), body.get("tools"))
     calls, named = _tools_to_call(body, settings)
-    top = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
-    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    logprobs = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
+    limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     kwargs = body.get("chat_template_kwargs") or {}
     return _build_request(
         body,
         settings,
         (prompt,),
-        name,
-        body.get(name),
-        top,
+        limit_name,
+        body.get(limit_name),
+        logprobs,
         chat=True,
         tool_calls=calls,
         names_tool=named,
@@ -138,9 +138,9 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
 
 
 def completion_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
-    """Read a body of /v1/completions.
+    """Parses a body of /v1/completions.
 
-    Raises Rejection as vLLM would answer.
+    Raises Rejection with vLLM's error.
     """
     check_before_types(body, chat=False)
     body = fields.coerce(body, COMPLETION_FIELDS)
@@ -153,7 +153,7 @@ def completion_request(body: fields.Body, settings: SimulatorSettings) -> Genera
 
 
 def _tools_to_call(body: fields.Body, settings: SimulatorSettings) -> tuple[tuple[tuple[str, object], ...], bool]:
-    """The tools to call and whether the client named the one."""
+    """The tools to call, with their argument schemas, and whether the client named the tool."""
     tools = body.get("tools")
     choice = body.get("tool_choice", "auto" if tools else "none")
     if choice is None or choice == "none":
@@ -209,12 +209,12 @@ def _build_request(
     check_values(body, settings, limit_name, limit, logprobs, echo_only=echo_only)
     limits = []
     for prompt in prompts:
-        left = settings.context_length - len(prompt.tokens)
-        if left < 0:
+        remaining = settings.context_length - len(prompt.tokens)
+        if remaining < 0:
             raise prompt_too_long(settings.context_length)
-        if left == 0 and not echo_only:
+        if remaining == 0 and not echo_only:
             raise bad_request("max_tokens must be at least 1, got 0.", "max_tokens", 0)
-        limits.append(1 if echo_only else left if limit is None else min(limit, left))
+        limits.append(1 if echo_only else remaining if limit is None else min(limit, remaining))
     options = fields.coerce(
         body.get("stream_options") or {}, {"include_usage": "boolean", "continuous_usage_stats": "boolean"}
     )
@@ -245,25 +245,25 @@ def _build_request(
 
 
 def _json_schema(body: fields.Body) -> object | None:
-    wanted: dict[str, Any] = body.get("response_format") or {}
-    match wanted.get("type"):
+    response_format: dict[str, Any] = body.get("response_format") or {}
+    match response_format.get("type"):
         case None | "text":
             return None
         case "json_object":
             return {"type": "object", "properties": {"answer": {"type": "string"}}}
         case "json_schema":
-            if not isinstance(schema := wanted.get("json_schema"), dict):
+            if not isinstance(schema := response_format.get("json_schema"), dict):
                 raise bad_request(
                     "When response_format type is 'json_schema', the 'json_schema' field must be provided.",
                     "response_format",
                 )
             return schema.get("schema") or {}
     message = "Input should be 'text', 'json_object' or 'json_schema'"
-    where = {"loc": "body.response_format.type", "input": wanted.get("type")}
+    where = {"loc": "body.response_format.type", "input": response_format.get("type")}
     raise validation_error({"type": "literal_error", "loc": where["loc"], "msg": message, "input": where["input"]})
 
 
 def _sampling_hash(body: fields.Body, settings: SimulatorSettings) -> int:
-    said = {name: body[name] for name in _OUTPUT_FIELDS if body.get(name) is not None}
-    text = json.dumps([settings.model, settings.seed, said], sort_keys=True)
+    output_fields = {name: body[name] for name in _OUTPUT_FIELDS if body.get(name) is not None}
+    text = json.dumps([settings.model, settings.seed, output_fields], sort_keys=True)
     return xxh3_64_intdigest(text.encode())

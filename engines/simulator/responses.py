@@ -1,4 +1,4 @@
-"""Answers of /v1/responses in vLLM's shape: the response object, and the events that lead up to it."""
+"""Responses of /v1/responses in vLLM's format: the response object, and the events that lead to it."""
 
 import secrets
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from engines.simulator.engine import Delta
 from engines.simulator.frames import Envelope, TokenUsage, tool_call_id, typed_frame
 from engines.simulator.requests import GenerationRequest
 
+# The fields with which vLLM echoes tools and the reasoning options, unset ones as null.
 _TOOL = (
     "name", "parameters", "strict", "type", "allowed_callers", "async", "defer_loading", "description", "output_schema",
 )  # fmt: skip
@@ -19,13 +20,13 @@ _REASONING = ("context", "effort", "generate_summary", "mode", "summary")
 def response_body(
     request: GenerationRequest, envelope: Envelope, choices: list[ChoiceAccumulator], *, finish: bool
 ) -> Json:
-    """The answer; `finish` False leaves it in progress."""
+    """The response; `finish` False leaves it in progress."""
     (choice,) = choices
     output: list[Json] = []
-    if thought := choice.text(TokenKind.REASONING):
-        output.append(_reasoning(_new_id("rs"), thought, None))
-    if said := choice.text(TokenKind.CONTENT):
-        output.append(_message(_new_id("msg"), said))
+    if reasoning := choice.text(TokenKind.REASONING):
+        output.append(_reasoning(_new_id("rs"), reasoning, None))
+    if text := choice.text(TokenKind.CONTENT):
+        output.append(_message(_new_id("msg"), text))
     for number in range(choice.calls):
         name, arguments = choice.text(TokenKind.TOOL_NAME, number), choice.text(TokenKind.TOOL_ARGUMENTS, number)
         output.append(_function_call(_new_id("fc"), tool_call_id(), name, arguments, "completed"))
@@ -50,12 +51,15 @@ class ResponsesFrames:
         self._status = "in_progress"
 
     def opening_frames(self) -> list[bytes]:
-        """The response before anything is said."""
-        begun = _response(self._request, self._envelope, [], "in_progress", None)
-        return [self._frame("response.created", response=begun), self._frame("response.in_progress", response=begun)]
+        """The response without output."""
+        created = _response(self._request, self._envelope, [], "in_progress", None)
+        return [
+            self._frame("response.created", response=created),
+            self._frame("response.in_progress", response=created),
+        ]
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """What a delta adds to the open item, or to a new one."""
+        """Appends a delta to the open item, or opens a new one."""
         self._usage.add(delta)
         frames = []
         for part in delta.parts:
@@ -69,14 +73,13 @@ class ResponsesFrames:
         return frames
 
     def closing_frames(self) -> list[bytes]:
-        """The end of the last item."""
         return self._close_item()
 
     def final_frame(self) -> bytes:
-        """The whole response."""
-        used = _usage(self._usage.prompt, self._usage.by_choice[0], self._usage.reasoning[0])
-        whole = _response(self._request, self._envelope, self._output, self._status, used)
-        return self._frame("response.completed", response=whole)
+        """The complete response."""
+        usage = _usage(self._usage.prompt, self._usage.by_choice[0], self._usage.reasoning[0])
+        completed = _response(self._request, self._envelope, self._output, self._status, usage)
+        return self._frame("response.completed", response=completed)
 
     def _close_item(self) -> list[bytes]:
         if self._open is None:
@@ -88,7 +91,7 @@ class ResponsesFrames:
 
     def _frame(self, kind: str, **event: object) -> bytes:
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
-        # As the fields of OpenAI's classes are declared: by name, and those that may be left out at the end.
+        # OpenAI's classes declare their fields in alphabetical order, optional fields last.
         optional = {"name": event.pop("name")} if "name" in event else {}
         fields = {**event, "sequence_number": number, "type": kind}
         return typed_frame(dict(sorted(fields.items())) | optional)
@@ -134,13 +137,13 @@ class _OutputItem:
             arguments = {"arguments": self._text, **self._position, "name": self._tool[1]}
             events = [("response.function_call_arguments.done", arguments)]
         else:
-            about = {"content_index": 0, **self._position}
+            position = {"content_index": 0, **self._position}
             events = [
-                (f"response.{_text_event(self._kind)}.done", {**about, **_logprobs(self._kind), "text": self._text}),
-                ("response.content_part.done", {**about, "part": _part(self._kind, self._text)}),
+                (f"response.{_text_event(self._kind)}.done", {**position, **_logprobs(self._kind), "text": self._text}),
+                ("response.content_part.done", {**position, "part": _part(self._kind, self._text)}),
             ]
-        whole = {"item": self.item(), "output_index": self._position["output_index"]}
-        return [*events, ("response.output_item.done", whole)]
+        item_event = {"item": self.item(), "output_index": self._position["output_index"]}
+        return [*events, ("response.output_item.done", item_event)]
 
     def item(self) -> Json:
         return self._build(self._text, "completed")
@@ -163,7 +166,7 @@ def _text_event(kind: TokenKind) -> str:
 
 
 def _logprobs(kind: TokenKind) -> Json:
-    """What vLLM has beside a text in events, none being asked for."""
+    """vLLM adds an empty list to text events when no logprobs are requested."""
     return {"logprobs": []} if kind is TokenKind.CONTENT else {}
 
 
@@ -175,14 +178,14 @@ def _part(kind: TokenKind, text: str) -> Json:
 
 def _reasoning(name: str, text: str, status: str | None) -> Json:
     content = [_part(TokenKind.REASONING, text)] if text else None
-    beside = {"encrypted_content": None, "status": status}
-    return {"id": name, "summary": [], "type": "reasoning", "content": content, **beside}
+    other_fields = {"encrypted_content": None, "status": status}
+    return {"id": name, "summary": [], "type": "reasoning", "content": content, **other_fields}
 
 
 def _message(name: str, text: str, status: str = "completed") -> Json:
     content = [_part(TokenKind.CONTENT, text)] if text else []
-    beside = {"role": "assistant", "status": status, "type": "message", "phase": None}
-    return {"id": name, "content": content, **beside}
+    other_fields = {"role": "assistant", "status": status, "type": "message", "phase": None}
+    return {"id": name, "content": content, **other_fields}
 
 
 def _function_call(name: str, call_id: str, function: str, arguments: str, status: str) -> Json:
@@ -217,38 +220,38 @@ def _usage(prompt: int, generated: int, reasoning: int) -> Json:
 def _response(
     request: GenerationRequest, envelope: Envelope, output: list[Json], status: str, used: Json | None
 ) -> Json:
-    asked = request.asked
-    tools = asked.get("tools") or []
-    parallel = asked.get("parallel_tool_calls")
+    body = request.asked
+    tools = body.get("tools") or []
+    parallel = body.get("parallel_tool_calls")
     return {
         "id": envelope.id,
         "created_at": envelope.created,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "instructions": asked.get("instructions"),
-        "metadata": asked.get("metadata"),
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata"),
         "model": envelope.model,
         "object": "response",
         "output": output,
         "parallel_tool_calls": True if parallel is None else parallel,
-        "temperature": _field_or(asked, "temperature", 1.0),
-        "tool_choice": _echo_tool_choice(asked.get("tool_choice", "auto")) if tools else "none",
+        "temperature": _field_or(body, "temperature", 1.0),
+        "tool_choice": _echo_tool_choice(body.get("tool_choice", "auto")) if tools else "none",
         "tools": [_with_fields(tool, _TOOL) for tool in tools],
-        "top_p": _field_or(asked, "top_p", 1.0),
+        "top_p": _field_or(body, "top_p", 1.0),
         "background": False,
         "max_output_tokens": request.limits[0],
-        "max_tool_calls": asked.get("max_tool_calls"),
+        "max_tool_calls": body.get("max_tool_calls"),
         "previous_response_id": None,
         "prompt": None,
-        "reasoning": _with_fields(asked.get("reasoning"), _REASONING),
-        "service_tier": asked.get("service_tier") or "auto",
+        "reasoning": _with_fields(body.get("reasoning"), _REASONING),
+        "service_tier": body.get("service_tier") or "auto",
         "status": status,
-        "text": _with_fields(asked.get("text"), ("format", "verbosity")),
+        "text": _with_fields(body.get("text"), ("format", "verbosity")),
         "top_logprobs": None,
-        "truncation": asked.get("truncation") or "disabled",
+        "truncation": body.get("truncation") or "disabled",
         "usage": used,
-        "user": asked.get("user"),
-        "presence_penalty": _field_or(asked, "presence_penalty", 0.0),
-        "frequency_penalty": _field_or(asked, "frequency_penalty", 0.0),
+        "user": body.get("user"),
+        "presence_penalty": _field_or(body, "presence_penalty", 0.0),
+        "frequency_penalty": _field_or(body, "frequency_penalty", 0.0),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
         "input_messages": None,
@@ -256,8 +259,8 @@ def _response(
     }
 
 
-def _field_or(asked: Mapping[str, Any], name: str, default: float) -> object:
-    return default if asked.get(name) is None else asked[name]
+def _field_or(body: Mapping[str, Any], name: str, default: float) -> object:
+    return default if body.get(name) is None else body[name]
 
 
 def _echo_tool_choice(choice: object) -> object:
@@ -265,5 +268,5 @@ def _echo_tool_choice(choice: object) -> object:
 
 
 def _with_fields(value: Mapping[str, Any] | None, names: tuple[str, ...]) -> Json | None:
-    """An object of the request with all its fields, as vLLM gives it back."""
+    """An object of the request with all its fields, as vLLM returns it."""
     return None if value is None else {name: value.get(name) for name in names}

@@ -1,7 +1,7 @@
-"""Who runs and who waits: first come, first served, within the sequences and the KV blocks that there are.
+"""First come, first served scheduling within the limits of sequences and KV blocks.
 
-A sequence that needs a block when none is free preempts the one that was admitted last, as vLLM does: that one gives
-its blocks back and waits at the head of the queue to be computed again.
+If a running sequence needs a block and none is free, the sequence that was admitted last is preempted, as in vLLM: it
+gives its blocks back, goes to the head of the queue and is computed again later.
 """
 
 from collections import deque
@@ -14,13 +14,13 @@ from engines.simulator.settings import BLOCK_SIZE
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One answer in the making. `wake` is called when it is admitted."""
+    """One choice that is being generated. `on_admitted` is called at each admission."""
 
     prompt: tuple[int, ...]
     salt: int
     on_admitted: Callable[[], None]
     tokens: list[int] = field(default_factory=list)
-    """Prompt and answer so far."""
+    """Prompt and generated tokens."""
     blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
     last_hash: int = 0
     """Hash of the last full block."""
@@ -35,7 +35,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What has happened since the start, in tokens but for the preemptions."""
+    """Totals since the start, in tokens except `preemptions`."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -43,7 +43,7 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """Admission and growth of sequences over one pool of blocks."""
+    """Admission and growth of sequences over one block pool."""
 
     def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
         self.pool = pool
@@ -54,32 +54,32 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Sequences that are being generated."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for room."""
+        """Sequences that wait for a slot or for KV blocks."""
         return len(self._waiting)
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a new sequence; it may be admitted at once."""
+        """Queues a new sequence, which may be admitted at once."""
         self._waiting.append(sequence)
         self._admit()
 
     def append_token(self, sequence: Sequence, token: int) -> None:
-        """Add a generated token. The sequence may be preempted by it: then it is no longer admitted afterwards."""
+        """Appends a generated token. This may preempt the sequence itself: then `admitted` is False afterwards."""
         sequence.tokens.append(token)
         length = len(sequence.tokens)
         if length % BLOCK_SIZE == 0:
             sequence.last_hash = block_hash(sequence.last_hash, sequence.tokens[-BLOCK_SIZE:])
             self.pool.cache_full_block(sequence.blocks, sequence.last_hash)
         elif length % BLOCK_SIZE == 1:
+            # A new block is needed. Preempt the newest sequence until a block is free; this one may be the newest.
             while sequence.admitted and not self.pool.append_block(sequence.blocks):
                 self._preempt(self._running[-1])
 
     def finish(self, sequence: Sequence) -> None:
-        """A sequence ended or was given up; finishing twice does nothing."""
+        """Removes a sequence that has ended or is aborted. Finishing twice does nothing."""
         if sequence.admitted:
             self._running.remove(sequence)
             sequence.admitted = False
@@ -92,14 +92,15 @@ class Scheduler:
         while self._waiting and len(self._running) < self._max_num_seqs:
             sequence = self._waiting[0]
             hashes = block_hashes(sequence.salt, sequence.tokens)
-            started = self.pool.allocate(hashes, len(sequence.tokens))
-            if started is None:
+            allocation = self.pool.allocate(hashes, len(sequence.tokens))
+            if allocation is None:
+                # First come, first served: nothing overtakes the head of the queue, as in vLLM's default policy.
                 return
             self._waiting.popleft()
-            sequence.blocks, cached = started
+            sequence.blocks, cached = allocation
             sequence.last_hash = hashes[-1] if hashes else sequence.salt
             if not sequence.queried:
-                # vLLM counts a preempted request's second look at the cache apart; its users only see the first.
+                # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.
                 sequence.queried, sequence.cached_tokens = True, cached
                 self.counts.prefix_queries += len(sequence.tokens)
                 self.counts.prefix_hits += cached

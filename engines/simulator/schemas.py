@@ -1,4 +1,4 @@
-"""JSON that fits a schema, for tool calls and for `response_format`."""
+"""Sample JSON for a JSON schema, for tool calls and for `response_format`."""
 
 import json
 from collections.abc import Mapping
@@ -6,12 +6,12 @@ from random import Random
 
 from engines.simulator import phrases
 
-_MAX_DEPTH = 8
+_MAX_DEPTH = 8  # ends recursive schemas
 
 
 def sample_document(schema: object, seed: int) -> str:
-    """JSON text that fits the common part of JSON Schema: types, enum, const, properties, items, anyOf."""
-    rng = Random(seed)  # noqa: S311 - the document has to be the same every time
+    """JSON text that matches the common part of JSON Schema: types, enum, const, properties, items, anyOf."""
+    rng = Random(seed)  # noqa: S311 - the document must be reproducible
     return json.dumps(_value(schema, rng, _MAX_DEPTH), ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""A simulated engine in its own process: uvicorn, with the connection within reach of faults."""
+"""A simulated engine in its own process: uvicorn, with access to the connection for faults."""
 
 import asyncio
 import signal
@@ -15,19 +15,19 @@ from engines.simulator.settings import SimulatorSettings
 from engines.simulator.wire import TRANSPORT_EXTENSION
 
 READY = "simulator ready at "
-"""What the line on stdout begins with once the server accepts connections; its URL follows."""
+"""Start of the line on stdout that reports that the server accepts connections; the URL follows."""
 
 
 class _TransportProtocol(HttpToolsProtocol):
-    """Passes the connection's transport on to the app."""
+    """Puts the connection's transport into the ASGI scope, for faults that break the connection."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {TRANSPORT_EXTENSION: self.transport}  # type: ignore[dict-item]  # ASGI leaves the value open
+        self.scope["extensions"] = {TRANSPORT_EXTENSION: self.transport}  # type: ignore[dict-item]  # ASGI does not type the value
 
 
 class _SimulatorServer(Server):
-    """Says on stdout when it is ready, and ends with exit code 0 on SIGTERM and SIGINT."""
+    """Prints a line on stdout when it is ready, and exits with code 0 on SIGTERM and SIGINT."""
 
     def __init__(self, config: Config, url: str) -> None:
         super().__init__(config)
@@ -35,27 +35,26 @@ class _SimulatorServer(Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """uvicorn would raise the signal again when it is done; vLLM ends well."""
+        """Handles the signals without raising them again at the end, as uvicorn would; vLLM exits with code 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen, and say so."""
         await super().startup(sockets)
         sys.stdout.write(f"{READY}{self._url}\n")
         sys.stdout.flush()
 
     def _stop(self) -> None:
-        # As vLLM without --shutdown-timeout: what is being generated is given up. Requests end as when a client leaves.
+        # As vLLM without --shutdown-timeout, generation is aborted. Requests end as if the client had disconnected.
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.should_exit = self.force_exit = True
 
 
 def run(settings: SimulatorSettings, host: str, port: int, log_level: str) -> None:
-    """Serve until a signal comes; port 0 takes a free one."""
+    """Serves until a signal arrives; port 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

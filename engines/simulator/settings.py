@@ -1,4 +1,4 @@
-"""What one simulated engine is: its model, its pace and its size."""
+"""The configuration of one simulated engine: its model, its speed and its size."""
 
 from dataclasses import dataclass, replace
 
@@ -11,9 +11,9 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class SimulatorSettings:
-    """The configuration of one simulated engine; the names follow vLLM's options where it has them.
+    """The configuration of one simulated engine; the names are those of vLLM's options if vLLM has them.
 
-    Raises ValueError where the model length does not fit into the KV cache, as vLLM refuses to start then.
+    Raises ValueError if the model length does not fit into the KV cache, in which case vLLM refuses to start.
     """
 
     model: str
@@ -22,23 +22,23 @@ class SimulatorSettings:
     draft: str | None = None
     num_speculative_tokens: int = 4
     acceptance: float = 0.7
-    """Chance that one more draft token of a step is accepted, given that all before it were."""
+    """Probability that a draft token is accepted, given that all tokens before it in the step were."""
     code_acceptance: float | None = None
-    """The same where the prompt asks for code; None is no difference."""
+    """The same for prompts that ask for code; None: no difference."""
     ttft: float = 0.0
     """Seconds to the first token."""
     tokens_per_second: float = 0.0
-    """Steps a second of each request; 0 is as fast as possible. A draft adds its accepted tokens to a step."""
+    """Steps per second of each request; 0: as fast as possible. Accepted draft tokens come on top."""
     jitter: float = 0.0
-    """Share (0 to 1) by which each wait varies at random, up or down."""
+    """Share (0 to 1) by which each wait varies randomly, up or down."""
     seed: int = 0
     kv_blocks: int = 4096
     max_num_seqs: int = 256
     auto_tool_choice: bool = False
     pooling: bool = False
-    """Embeddings are all that it serves (vLLM's `--runner pooling`)."""
+    """Serves embeddings only (vLLM's `--runner pooling`)."""
     generations: str | None = None
-    """The file that names each generation; None for none."""
+    """Path of the generation log; None for none."""
 
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:
@@ -50,20 +50,21 @@ class SimulatorSettings:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit into the KV cache; one block is never handed out."""
+        """Tokens that fit into the KV cache; one block is never allocated."""
         return (self.kv_blocks - 1) * BLOCK_SIZE
 
     @property
     def context_length(self) -> int:
-        """Longest prompt and answer together, in tokens."""
+        """Maximum length of prompt and answer together, in tokens."""
         return min(8192, self.kv_tokens) if self.max_model_len is None else self.max_model_len
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names under which the model is served; the first is the one that answers carry."""
+        """The names under which the model is served; responses contain the first one."""
         return self.served_names or (self.model,)
 
     @property
     def fingerprint(self) -> str:
         """`system_fingerprint`, which in vLLM is a hash of the engine's configuration."""
+        # The names and the log do not change the output, so replicas that differ in them share a fingerprint.
         return f"vllm-{VLLM_VERSION}-{xxh32_hexdigest(repr(replace(self, served_names=(), generations=None)).encode())}"

@@ -1,4 +1,4 @@
-"""Speculative decoding as the counters show it: how many draft tokens each step had accepted."""
+"""Speculative decoding as the counters show it: the number of accepted draft tokens of each step."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -8,7 +8,7 @@ from engines.simulator.settings import SimulatorSettings
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Totals since the start; `accepted_at[i]` counts the steps whose draft token `i` was accepted."""
+    """Totals since the start; `accepted_per_position[i]` counts the steps whose draft token `i` was accepted."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -17,21 +17,25 @@ class SpeculationCounts:
 
 
 class SpeculativeDecoder:
-    """The draft of one engine. It decides how many tokens come with a step, never which."""
+    """The draft model of one engine. It decides how many tokens a step yields, never which."""
 
     def __init__(self, settings: SimulatorSettings) -> None:
         self._depth = settings.num_speculative_tokens if settings.draft else 0
-        other = settings.acceptance
-        self._acceptance = {False: other, True: other if settings.code_acceptance is None else settings.code_acceptance}
+        default = settings.acceptance
+        # By whether the sequence is code.
+        self._acceptance = {
+            False: default,
+            True: default if settings.code_acceptance is None else settings.code_acceptance,
+        }
         self.counts = SpeculationCounts(accepted_per_position=[0] * self._depth)
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a draft."""
+        """Whether there is a draft model."""
         return self._depth > 0
 
     def step(self, rng: Random, *, code: bool) -> int:
-        """Tokens that one step of one sequence yields: one of the target's own, and those accepted before it.
+        """Tokens that one step of one sequence yields: one of the target's own, and the accepted draft tokens.
 
         `code`: whether the sequence is code.
         """

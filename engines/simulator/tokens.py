@@ -1,21 +1,21 @@
-"""Text as tokens: pieces that look like a tokenizer's and always join to the text they came from."""
+"""Text as tokens: pieces like a tokenizer's, which always join to the original text."""
 
 import re
 
 from xxhash import xxh32_intdigest
 
 EOS = 2
-"""Id of the end-of-sequence token, the only special one."""
+"""Id of the end-of-sequence token, the only special token."""
 _FIRST_ID = 3
 _VOCABULARY_SIZE = 32_000
 
-# A word takes its leading space along, indentation keeps together, long words are cut, and a combining mark or a part
-# of an emoji sequence stands alone, since that is where code that joins deltas goes wrong.
+# A word includes its leading space, indentation stays together, and long words are cut. A combining mark or a part of
+# an emoji sequence is a token of its own, since code that joins deltas tends to break there.
 _PIECE = re.compile(r" ?[^\W\d_]{1,7}| ?\d{1,3}| ?[^\w\s]|\r\n|\n+|\t+| +(?= )|.", re.DOTALL)
 
 
 def split_tokens(text: str) -> list[str]:
-    """Cut `text` into token texts; joined they are `text` again, whatever it holds."""
+    """Cuts `text` into token texts; joined they are `text` again, whatever it contains."""
     return _PIECE.findall(text)
 
 
@@ -26,6 +26,6 @@ def token_id(piece: str) -> int:
 
 def encode_text(text: str) -> list[int]:
     """Token ids of a text."""
-    found = split_tokens(text)
-    ids = {piece: token_id(piece) for piece in set(found)}
-    return [ids[piece] for piece in found]
+    pieces = split_tokens(text)
+    ids = {piece: token_id(piece) for piece in set(pieces)}
+    return [ids[piece] for piece in pieces]

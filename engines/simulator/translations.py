@@ -1,4 +1,4 @@
-"""Requests of /v1/responses and /v1/messages as the chats that vLLM makes of them."""
+"""Converts requests of /v1/responses and /v1/messages to chat requests, as vLLM does."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ _MESSAGES_FIELDS = {
     "chat_template_kwargs": "object",
     "cache_salt": "text",
 }
-# What both hand on as it is; the other sampling parameters of a chat /v1/messages does not have.
+# Fields that both pass on unchanged; /v1/messages has no other sampling parameters.
 _SAMPLING = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
 _RESPONSES_SAMPLING = (
     *_SAMPLING, "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
@@ -55,9 +55,9 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def responses_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
-    """Read a body of /v1/responses.
+    """Parses a body of /v1/responses.
 
-    Raises Rejection as vLLM would answer.
+    Raises Rejection with vLLM's error.
     """
     if not body.get("tools") and body.get("tool_choice", "auto") == "auto":
         body = {**body, "tool_choice": "none"}
@@ -74,8 +74,8 @@ def responses_request(body: fields.Body, settings: SimulatorSettings) -> Generat
     if (previous := asked.get("previous_response_id")) is not None:
         message = f"Response with id '{previous}' not found."
         raise Rejection(404, message, kind="invalid_request_error", param="response_id")
-    given = asked["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    request_input = asked["input"]
+    items = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else request_input
     system = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
     chat: fields.Body = {name: asked[name] for name in _RESPONSES_SAMPLING if asked.get(name) is not None}
     chat["messages"] = [*system, *map(_chat_message, items)]
@@ -87,11 +87,11 @@ def responses_request(body: fields.Body, settings: SimulatorSettings) -> Generat
         chat["tool_choice"] = {"function": choice} if isinstance(choice, dict) else choice
     if ((asked.get("reasoning") or {}).get("effort") or "none") != "none":
         chat["chat_template_kwargs"] = {"enable_thinking": True, **(asked.get("chat_template_kwargs") or {})}
-    wanted = (asked.get("text") or {}).get("format") or {}
-    if wanted.get("type") == "json_schema":
-        chat["response_format"] = {"type": "json_schema", "json_schema": wanted}
-    elif wanted:
-        chat["response_format"] = wanted
+    output_format = (asked.get("text") or {}).get("format") or {}
+    if output_format.get("type") == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": output_format}
+    elif output_format:
+        chat["response_format"] = output_format
     return replace(chat_request(chat, settings), asked=asked)
 
 
@@ -104,29 +104,29 @@ def _chat_message(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
-    """Read a body of /v1/messages.
+    """Parses a body of /v1/messages.
 
-    Raises Rejection as vLLM would answer.
+    Raises Rejection with vLLM's error.
     """
-    asked = fields.coerce(body, _MESSAGES_FIELDS, required=("model", "messages", "max_tokens"))
-    if asked["max_tokens"] <= 0:
+    coerced = fields.coerce(body, _MESSAGES_FIELDS, required=("model", "messages", "max_tokens"))
+    if coerced["max_tokens"] <= 0:
         error = ValueError("max_tokens must be positive")
-        where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": asked["max_tokens"]}
+        where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": coerced["max_tokens"]}
         raise validation_error({"type": "value_error", **where, "ctx": {"error": error}})
-    chat: fields.Body = {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
-    system = asked.get("system") or ()
+    chat: fields.Body = {name: coerced[name] for name in _SAMPLING if coerced.get(name) is not None}
+    system = coerced.get("system") or ()
     text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)
-    chat["messages"] = [*([{"role": "system", "content": text}] if text else ()), *asked["messages"]]
-    chat["max_completion_tokens"] = asked["max_tokens"]
-    chat["stop"] = asked.get("stop_sequences")
-    if asked.get("tools"):
+    chat["messages"] = [*([{"role": "system", "content": text}] if text else ()), *coerced["messages"]]
+    chat["max_completion_tokens"] = coerced["max_tokens"]
+    chat["stop"] = coerced.get("stop_sequences")
+    if coerced.get("tools"):
         chat["tools"] = [
             {"type": "function", "function": {"name": tool.get("name"), "parameters": tool.get("input_schema")}}
-            for tool in asked["tools"]
+            for tool in coerced["tools"]
         ]
-    if choice := asked.get("tool_choice"):
-        named = {"function": {"name": choice.get("name")}}
-        chat["tool_choice"] = named if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")))
-    if (asked.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
-        chat["chat_template_kwargs"] = {"enable_thinking": True, **(asked.get("chat_template_kwargs") or {})}
+    if choice := coerced.get("tool_choice"):
+        named_tool = {"function": {"name": choice.get("name")}}
+        chat["tool_choice"] = named_tool if choice.get("type") == "tool" else _CHOICES.get(str(choice.get("type")))
+    if (coerced.get("thinking") or {}).get("type") in ("enabled", "adaptive"):
+        chat["chat_template_kwargs"] = {"enable_thinking": True, **(coerced.get("chat_template_kwargs") or {})}
     return chat_request(chat, settings)

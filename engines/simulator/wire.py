@@ -1,4 +1,4 @@
-"""Sending a response over ASGI, and breaking it on purpose."""
+"""Sending a response over ASGI, and breaking the connection on purpose."""
 
 import asyncio
 import socket
@@ -11,21 +11,22 @@ from starlette.types import Receive, Scope, Send
 from engines.simulator.rejections import Rejection
 
 TRANSPORT_EXTENSION = "simulator.transport"
-"""Name of the ASGI extension under which the server passes the connection's transport on."""
+"""Name of the ASGI extension that holds the connection's transport."""
 
 _VARY = (b"vary", b"Origin")  # vLLM's CORS middleware adds it to everything
+# struct linger with a timeout of 0: close() then sends a RST instead of a FIN.
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class ConnectionDroppedError(Exception):
-    """The connection was dropped on purpose."""
+    """A fault drops the connection."""
 
 
 class ResponseWriter:
     """One response.
 
-    - Every write is one ASGI body message, and so one HTTP chunk; `chunk_bytes` cuts them at that size instead.
-    - `drop` ends the connection without ending the response: by TCP reset, or by a close that looks orderly.
+    - Every write is one ASGI body message, and so one HTTP chunk; `chunk_bytes` cuts the body at that size instead.
+    - `drop` ends the connection without ending the response: by TCP reset, or by an orderly close.
     """
 
     def __init__(self, scope: Scope, send: Send, chunk_bytes: int | None = None) -> None:
@@ -35,7 +36,7 @@ class ResponseWriter:
         self._buffered = b""
 
     async def send_json(self, status: int, body: object, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """A whole JSON response; bytes are sent as they are."""
+        """Sends a complete JSON response; bytes are sent unchanged."""
         content = body if isinstance(body, bytes) else encode(body)
         extra = [(name.lower().encode(), value.encode()) for name, value in headers]
         await self._start(
@@ -51,47 +52,47 @@ class ResponseWriter:
         await self.end()
 
     async def send_error(self, rejection: Rejection, body: object = None) -> None:
-        """An error as vLLM words it; `body` where an endpoint shapes it otherwise."""
+        """Sends an error as vLLM does; `body` replaces it for endpoints with another error format."""
         await self.send_json(rejection.status, rejection.body if body is None else body, rejection.headers)
 
     async def start_json(self, length: int) -> None:
-        """The head of a JSON response that will not be sent to its end."""
+        """Sends the head of a JSON response whose body will not be completed."""
         await self._start(
             200, [(b"content-length", str(length).encode()), (b"content-type", b"application/json"), _VARY]
         )
 
     async def start_stream(self) -> None:
-        """The head of a stream of events."""
         await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), _VARY])
 
     async def write(self, data: bytes) -> None:
-        """A part of the body."""
+        """Sends a part of the body."""
         size = self._chunk_bytes
         if size is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             return
         data = self._buffered + data
-        whole = len(data) - len(data) % size
-        for start in range(0, whole, size):
+        complete = len(data) - len(data) % size
+        for start in range(0, complete, size):
             await self._send({"type": "http.response.body", "body": data[start : start + size], "more_body": True})
-            # Lets the transport write what it has, so that the cuts arrive as they were made.
+            # Lets the transport write this chunk first, so that each chunk arrives on its own.
             await asyncio.sleep(0)
-        self._buffered = data[whole:]
+        self._buffered = data[complete:]
 
     async def end(self) -> None:
-        """The end of the body."""
+        """Ends the body."""
         await self._send({"type": "http.response.body", "body": self._buffered, "more_body": False})
 
     async def flush(self) -> None:
-        """Give the loop the turns that it needs to hand what was written to the kernel."""
+        """Passes everything written so far to the kernel."""
         if self._buffered:
             await self._send({"type": "http.response.body", "body": self._buffered, "more_body": True})
             self._buffered = b""
+        # uvicorn and the transport write in later iterations of the event loop.
         for _ in range(3):
             await asyncio.sleep(0)
 
     async def drop(self, *, reset: bool) -> None:
-        """Break the connection."""
+        """Flushes what was written and breaks the connection."""
         await self.flush()
         transport: asyncio.Transport = self._scope["extensions"][TRANSPORT_EXTENSION]
         if reset:
@@ -100,7 +101,7 @@ class ResponseWriter:
             transport.abort()
         else:
             transport.close()
-        # Until the server has noticed, it would complain about a response that was never ended.
+        # uvicorn logs an error for a response that is not completed, unless it has seen the disconnect first.
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -109,7 +110,7 @@ class ResponseWriter:
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request; what came of it where the client left."""
+    """The body of a request; incomplete if the client disconnects."""
     parts = []
     while True:
         message = await receive()
@@ -119,6 +120,6 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has left."""
+    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

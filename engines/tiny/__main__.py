@@ -1,4 +1,4 @@
-"""`python -m engines.tiny make`: the command line; run by the Python that vLLM is installed in."""
+"""`python -m engines.tiny make`: the command line; run it with the Python that vLLM is installed in."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from engines.tiny.progress import progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status: 0 well, 1 failed (2, wrong use, comes from argparse)."""
+    """Runs one command; returns the exit status: 0 success, 1 failure (argparse exits with 2 on wrong usage)."""
     options = _parser().parse_args(arguments)
     try:
         summary = make(options.out, options.force, options.seconds, options.threads)
@@ -37,17 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make(out: Path, force: bool, limit_s: float | None, threads: int | None) -> dict[str, Any]:
-    """Make the models into `out` unless this version of them is there; gives what --json prints."""
+    """Makes the models in `out` unless this version of them exists; returns the output of --json."""
     started = time.monotonic()
     models: list[dict[str, Any]] = []
     with build_lock(out):
-        making = force or not is_complete(out, VERSION)
-        if making:
+        must_build = force or not is_complete(out, VERSION)
+        if must_build:
             with progress(sys.stderr) as stage, atomic_replace(out, VERSION) as folder:
                 libraries = load_libraries(threads)
-                models = [asdict(made) for made in make_models(libraries, folder, stage, limit_s)]
+                models = [asdict(model) for model in make_models(libraries, folder, stage, limit_s)]
     seconds = round(time.monotonic() - started, 1)
-    return {"out": str(out), "version": VERSION, "made": making, "seconds": seconds, "models": models}
+    return {"out": str(out), "version": VERSION, "made": must_build, "seconds": seconds, "models": models}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The shapes of the five models, in the terms of the architectures that vLLM knows."""
+"""The shapes of the five models, in terms of the architectures that vLLM supports."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,15 +7,15 @@ from engines.tiny.libraries import Libraries
 from engines.tiny.vocabulary import Vocabulary
 
 CONTEXT = 4096
-"""Positions of every model, in tokens."""
+"""Context length of every model, in tokens."""
 
 HEAD_SIZE = 32
-"""vLLM's attention on a CPU takes no smaller heads."""
+"""The smallest head size that vLLM's CPU attention supports."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model: which architecture (`Llama`, `Qwen2`, `Mistral`), how wide and how deep."""
+    """One model: its architecture (`Llama`, `Qwen2`, `Mistral`), its width and its depth."""
 
     architecture: str
     vocabulary: Vocabulary
@@ -24,14 +24,14 @@ class ModelShape:
 
     @property
     def heads(self) -> int:
-        """Query heads; half as many hold keys and values, as in the models these stand for."""
+        """Query heads; there are half as many key-value heads, as in the models that these stand for."""
         return self.hidden // HEAD_SIZE
 
 
 def build_model(libraries: Libraries, shape: ModelShape, tokenizer: Any, seed: int) -> Any:
-    """A model of this shape with random weights, the same for the same seed."""
+    """A model of this shape with random weights, which the seed determines."""
     libraries.torch.manual_seed(seed)
-    ends = [tokenizer.convert_tokens_to_ids(token) for token in shape.vocabulary.eos_tokens]
+    eos_ids = [tokenizer.convert_tokens_to_ids(token) for token in shape.vocabulary.eos_tokens]
     config = getattr(libraries.transformers, f"{shape.architecture}Config")(
         vocab_size=shape.vocabulary.size,
         hidden_size=shape.hidden,
@@ -41,7 +41,7 @@ def build_model(libraries: Libraries, shape: ModelShape, tokenizer: Any, seed: i
         num_key_value_heads=max(1, shape.heads // 2),
         max_position_embeddings=CONTEXT,
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=ends if len(ends) > 1 else ends[0],
+        eos_token_id=eos_ids if len(eos_ids) > 1 else eos_ids[0],
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )

@@ -1,7 +1,7 @@
-"""Text at hand: what the small models are trained on.
+"""The training text of the small models.
 
-The standard library's functions answer requests for code, Python's own reference pages answer everything else. Both
-come with every CPython, so nothing has to be fetched and nothing has to be licensed.
+Functions of the standard library answer requests for code, Python's reference pages answer everything else. Every
+CPython contains both, so nothing is downloaded and no licence is needed.
 """
 
 import ast
@@ -156,7 +156,7 @@ EVERYDAY_CODE_TASKS = (
 )
 
 _MIN_LENGTH, _MAX_LENGTH = 80, 480
-"""Characters of an answer: enough to stream, few enough that a small model learns where it ends."""
+"""Characters of an answer: enough to stream, few enough for a small model to learn where it ends."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text worth repeating, what it is about, and, where it is code, what it does."""
+    """A text for answers: its subject and, for code, a description of what it does."""
 
     task: Task
     subject: str
@@ -180,7 +180,7 @@ class Passage:
 
 
 def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
-    """The sources of those modules that are there as Python files, without importing any."""
+    """The sources of those modules that exist as Python files; none is imported."""
     for name in modules:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
@@ -188,7 +188,7 @@ def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
 
 
 def documented_functions(source: str) -> Iterator[Passage]:
-    """The documented top-level functions of a module's source that have a fitting length."""
+    """The documented top-level functions of a module's source that have a suitable length."""
     lines = source.splitlines()
     for node in ast.parse(source).body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
@@ -200,7 +200,7 @@ def documented_functions(source: str) -> Iterator[Passage]:
 
 
 def reference_pages() -> dict[str, str]:
-    """Python's reference pages by subject, as pydoc keeps them; empty where a distribution has left them out."""
+    """Python's reference pages by subject, from pydoc; empty if the distribution omits them."""
     if importlib.util.find_spec("pydoc_data") is None or not any(
         module.name == "topics" for module in pkgutil.iter_modules(_package_path("pydoc_data"))
     ):
@@ -211,7 +211,7 @@ def reference_pages() -> dict[str, str]:
 
 
 def paragraphs(subject: str, page: str) -> Iterator[Passage]:
-    """The paragraphs of running prose on a reference page: no headings, no code, no tables."""
+    """The paragraphs of prose on a reference page: no headings, no code, no tables."""
     for block in re.split(r"\n\s*\n", page):
         if block.startswith((" ", "*", "-")) or re.search(r"[{}|<>=]|::|\.\.\.|\n ", block):
             continue
@@ -221,44 +221,44 @@ def paragraphs(subject: str, page: str) -> Iterator[Passage]:
 
 
 def collect_passages(task: Task, count: int, seed: int = 0) -> list[Passage]:
-    """At most `count` distinct passages for a task, the same ones each time on the same Python."""
-    found: Iterable[Passage]
+    """At most `count` distinct passages for a task, deterministic for one version of Python."""
+    passages: Iterable[Passage]
     if task == "code":
-        found = (passage for source in source_texts() for passage in documented_functions(source))
+        passages = (passage for source in source_texts() for passage in documented_functions(source))
     else:
-        found = (
+        passages = (
             passage for subject, page in sorted(reference_pages().items()) for passage in paragraphs(subject, page)
         )
-    distinct = list({passage.text: passage for passage in found}.values())
+    distinct = list({passage.text: passage for passage in passages}.values())
     return random.Random(seed).sample(distinct, min(count, len(distinct)))  # noqa: S311 - a choice of texts, no secret
 
 
 def dialogues(passages: Iterable[Passage], each: int, seed: int = 0) -> list[Dialogue]:
-    """Ask for every passage in `each` ways, with and without a system prompt."""
+    """Questions for every passage in `each` wordings, with and without a system prompt."""
     rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
-    asked = []
+    result = []
     for passage in passages:
-        forms = CODE_REQUESTS if passage.task == "code" else CHAT_REQUESTS
-        for form in rng.sample(forms, min(each, len(forms))):
-            question = form.format(name=passage.subject, subject=passage.subject, does=passage.does)
-            asked.append(Dialogue(passage.task, rng.choice(SYSTEM_PROMPTS), question, passage.text))
-    return asked
+        templates = CODE_REQUESTS if passage.task == "code" else CHAT_REQUESTS
+        for template in rng.sample(templates, min(each, len(templates))):
+            question = template.format(name=passage.subject, subject=passage.subject, does=passage.does)
+            result.append(Dialogue(passage.task, rng.choice(SYSTEM_PROMPTS), question, passage.text))
+    return result
 
 
 def everyday_questions(task: Task, count: int, seed: int = 0) -> list[Dialogue]:
-    """Questions such as people ask, without answers: what a target says to them is what its draft has to foresee."""
+    """Everyday questions without answers: a target answers them, and its draft is trained on the answers."""
     rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
-    deeds = [f"{deed}." for deed in EVERYDAY_CODE_TASKS]
-    asked = []
+    code_tasks = [f"{code_task}." for code_task in EVERYDAY_CODE_TASKS]
+    questions = []
     for _ in range(count):
         if task == "code":
-            does = rng.choice(deeds)
+            does = rng.choice(code_tasks)
             name = "_".join(does.rstrip(".").split()[:3])
             question = rng.choice(CODE_REQUESTS).format(name=name, does=does)
         else:
             question = rng.choice(CHAT_REQUESTS).format(subject=rng.choice(EVERYDAY_SUBJECTS))
-        asked.append(Dialogue(task, rng.choice(SYSTEM_PROMPTS), question, ""))
-    return asked
+        questions.append(Dialogue(task, rng.choice(SYSTEM_PROMPTS), question, ""))
+    return questions
 
 
 def _package_path(name: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""Drafts made from their targets, also across two vocabularies.
+"""Drafts distilled from their targets, also across two vocabularies.
 
-vLLM hands a draft its target's tokens. Where the vocabularies differ, it translates each token by its spelling, puts
-the draft's unknown token where there is no such spelling, and lets the draft choose among shared tokens only
-(token-level intersection; Timor et al., "Accelerating LLM inference with lossless speculative decoding algorithms for
-heterogeneous vocabularies", 2025). A draft is trained here in just that position. With one vocabulary for both the
-translation is the identity, and nothing else changes.
+vLLM passes a draft its target's tokens. If the vocabularies differ, it translates each token by its spelling, uses the
+draft's unknown token if there is no such spelling, and lets the draft choose among shared tokens only (token-level
+intersection; Timor et al., "Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
+vocabularies", 2025). A draft is trained here under the same conditions. With one vocabulary for both, the translation
+is the identity, and nothing else changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,13 @@ from typing import Any
 
 from engines.tiny.libraries import Libraries
 
-_ANSWER_TOKENS = 72
+_ANSWER_TOKENS = 72  # maximum length of an answer
 _MIN_GROUP_SIZE = 4
 
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt and what was answered to it, in the target's tokens; the first `prompt` of them are the prompt."""
+    """A prompt and the answer to it, in the target's tokens; the first `prompt_length` of them are the prompt."""
 
     tokens: list[int]
     prompt_length: int
@@ -27,9 +27,9 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True)
 class VocabularyMapping:
-    """Between two vocabularies, as index tensors.
+    """The mapping between two vocabularies, as index tensors.
 
-    `to_draft[t]` is what the draft reads for the target's token t; `shared_target[i]` and `shared_draft[i]` are the
+    `to_draft[t]` is the draft's token for the target's token t; `shared_target[i]` and `shared_draft[i]` are the
     target's and the draft's id of the i-th shared token.
     """
 
@@ -39,7 +39,7 @@ class VocabularyMapping:
 
 
 def map_vocabularies(libraries: Libraries, target_tokenizer: Any, draft_tokenizer: Any) -> VocabularyMapping:
-    """Pair the tokens of two tokenizers by their spelling."""
+    """Pairs the tokens of two tokenizers by their spelling."""
     torch = libraries.torch
     target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     shared = sorted(target.keys() & draft.keys(), key=target.__getitem__)
@@ -52,70 +52,72 @@ def map_vocabularies(libraries: Libraries, target_tokenizer: Any, draft_tokenize
 
 
 def init_from_target(libraries: Libraries, target: Any, draft: Any, mapping: VocabularyMapping) -> None:
-    """Start the draft as the first layers of its target: every weight of the same name, embeddings token by token."""
+    """Initializes the draft as the first layers of its target, with the embeddings mapped token by token."""
     torch = libraries.torch
-    given = target.state_dict()
+    target_weights = target.state_dict()
     with torch.no_grad():
         for name, weight in draft.state_dict().items():
             if name in ("model.embed_tokens.weight", "lm_head.weight"):
-                weight[mapping.shared_draft] = given[name][mapping.shared_target]
-            elif name in given and given[name].shape == weight.shape:
-                weight.copy_(given[name])
+                weight[mapping.shared_draft] = target_weights[name][mapping.shared_target]
+            elif name in target_weights and target_weights[name].shape == weight.shape:
+                weight.copy_(target_weights[name])
 
 
 def distillation_loss(
     libraries: Libraries, target: Any, draft: Any, mapping: VocabularyMapping
 ) -> Callable[[Any], Any]:
-    """How far the draft is from its target on rows of the target's tokens: forward KL over the shared tokens."""
+    """The distance of the draft from its target on rows of the target's tokens: forward KL over the shared tokens."""
     torch = libraries.torch
     functional = torch.nn.functional
 
     def loss_of(rows: Any) -> Any:
         with torch.no_grad():
-            wanted = functional.log_softmax(target(input_ids=rows).logits[..., mapping.shared_target], dim=-1)
-        said = draft(input_ids=mapping.to_draft[rows]).logits[..., mapping.shared_draft]
-        said = functional.log_softmax(said, dim=-1)
-        return functional.kl_div(said.flatten(0, 1), wanted.flatten(0, 1), log_target=True, reduction="batchmean")
+            target_logprobs = functional.log_softmax(target(input_ids=rows).logits[..., mapping.shared_target], dim=-1)
+        logprobs = draft(input_ids=mapping.to_draft[rows]).logits[..., mapping.shared_draft]
+        logprobs = functional.log_softmax(logprobs, dim=-1)
+        return functional.kl_div(
+            logprobs.flatten(0, 1), target_logprobs.flatten(0, 1), log_target=True, reduction="batchmean"
+        )
 
     return loss_of
 
 
 def generate_answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]]) -> Iterator[AnsweredPrompt]:
-    """What the target answers at temperature 0, each answer up to where it ends.
+    """The target's answers at temperature 0, each up to its end.
 
-    Prompts of one length are answered together, so that none needs padding; rare lengths are left out.
+    Prompts of equal length are answered together, so that none needs padding; rare lengths are left out.
     """
     torch = libraries.torch
     groups: dict[int, list[Sequence[int]]] = {}
     for prompt in dict.fromkeys(map(tuple, prompts)):
         groups.setdefault(len(prompt), []).append(prompt)
-    ends = target.generation_config.eos_token_id
-    stops = set(ends) if isinstance(ends, list) else {ends}
+    eos_ids = target.generation_config.eos_token_id
+    stop_ids = set(eos_ids) if isinstance(eos_ids, list) else {eos_ids}
     for length, group in sorted(groups.items()):
         if len(group) < _MIN_GROUP_SIZE:
             continue
-        asked = torch.tensor(group)
-        said = target.generate(
-            asked, attention_mask=torch.ones_like(asked), max_new_tokens=_ANSWER_TOKENS, do_sample=False
+        prompt_batch = torch.tensor(group)
+        output = target.generate(
+            prompt_batch, attention_mask=torch.ones_like(prompt_batch), max_new_tokens=_ANSWER_TOKENS, do_sample=False
         )
-        for row in said.tolist():
-            end = next((at for at in range(length, len(row)) if row[at] in stops), len(row) - 1)
+        for row in output.tolist():
+            end = next((at for at in range(length, len(row)) if row[at] in stop_ids), len(row) - 1)
             yield AnsweredPrompt(row[: end + 1], length)
 
 
 def acceptance_rate(
     libraries: Libraries, draft: Any, mapping: VocabularyMapping, held_out: Sequence[AnsweredPrompt]
 ) -> float:
-    """The part of the answers' tokens (0 to 1) that the draft would have said too, each from the tokens before it.
+    """The share (0 to 1) of the answers' tokens that the draft predicts, each from the tokens before it.
 
-    About what vLLM counts as the acceptance of first draft tokens at temperature 0.
+    Approximately what vLLM counts as the acceptance rate of first draft tokens at temperature 0.
     """
     torch = libraries.torch
-    right = total = 0
+    correct = total = 0
     with torch.no_grad():
         for answer in held_out:
             logits = draft(input_ids=mapping.to_draft[torch.tensor([answer.tokens[:-1]])]).logits[0]
-            said = mapping.shared_target[logits[:, mapping.shared_draft].argmax(-1)]
-            agreed = (said == torch.tensor(answer.tokens[1:]))[answer.prompt_length - 1 :]
-            right, total = right + int(agreed.sum()), total + agreed.numel()
-    return right / total if total else 0.0
+            predicted = mapping.shared_target[logits[:, mapping.shared_draft].argmax(-1)]
+            agreed = (predicted == torch.tensor(answer.tokens[1:]))[answer.prompt_length - 1 :]
+            correct, total = correct + int(agreed.sum()), total + agreed.numel()
+    return correct / total if total else 0.0

@@ -1,4 +1,4 @@
-"""The folder of models: either whole, with a marker that says which version, or not there at all."""
+"""The folder of models: either complete, with a marker that names the version, or absent."""
 
 import fcntl
 import json
@@ -13,11 +13,11 @@ MARKER = "roundhouse-models.json"
 
 
 class ForeignFolderError(Exception):
-    """The folder holds something that was not made here, and is left alone."""
+    """The folder contains something that was not made here; it is not touched."""
 
 
 def is_complete(folder: Path, version: str) -> bool:
-    """Whether `folder` holds all models of this version."""
+    """Whether `folder` contains all models of this version."""
     try:
         marker = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError):
@@ -27,7 +27,7 @@ def is_complete(folder: Path, version: str) -> bool:
 
 @contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
-    """Hold the right to make `folder`; whoever comes second waits here until the first has done or died."""
+    """Holds the lock for building `folder`; a second process waits here until the first has finished or died."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -36,20 +36,21 @@ def build_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_replace(folder: Path, version: str) -> Iterator[Path]:
-    """Give a new folder to fill; once it is filled, mark it with `version` and put it in the place of `folder`.
+    """Yields a new folder to fill; afterwards marks it with `version` and replaces `folder` with it.
 
-    If filling fails, what was there before stays as it was, and nothing of the new one is left.
-    Raises ForeignFolderError if what is there was not made here.
+    If filling fails, the old folder stays unchanged and the new one is removed.
+    Raises ForeignFolderError if the existing folder was not made here.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / MARKER).is_file() or not any(folder.iterdir()))):
         raise ForeignFolderError(f"{folder} holds something else than models made here: name another folder")
-    making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
+    # In the same parent folder: a rename is atomic only within one file system.
+    new_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
     try:
-        yield making
-        (making / MARKER).write_text(json.dumps({"version": version}) + "\n")
-        making.chmod(0o755)
+        yield new_folder
+        (new_folder / MARKER).write_text(json.dumps({"version": version}) + "\n")
+        new_folder.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
-        os.rename(making, folder)  # noqa: PTH104 - the system call that is meant
+        os.rename(new_folder, folder)  # noqa: PTH104 - the atomic system call itself
     finally:
-        shutil.rmtree(making, ignore_errors=True)
+        shutil.rmtree(new_folder, ignore_errors=True)

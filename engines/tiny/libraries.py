@@ -1,4 +1,4 @@
-"""The seam to torch, transformers and tokenizers: large, untyped from here, and absent where no engine runs."""
+"""Access to torch, transformers and tokenizers: large, untyped, and absent on machines without engines."""
 
 import importlib
 import os
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class MissingLibraryError(Exception):
-    """This Python cannot train; the message is one line that says what is missing and what to do."""
+    """A library for training is missing; the message is one line with its name and the remedy."""
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """The three modules, typed `Any`, so that everything beside this seam type-checks on machines without them."""
+    """The three modules, typed `Any`, so that the rest type-checks on machines without them."""
 
     torch: Any
     transformers: Any
@@ -20,14 +20,14 @@ class Libraries:
 
 
 def load_libraries(threads: int | None = None) -> Libraries:
-    """Import what training needs, quietly and offline.
+    """Imports the libraries for training, without log output and offline.
 
-    `threads`: how many threads torch computes with; None leaves it its own choice.
-    Raises MissingLibraryError where one of them is not installed.
+    `threads`: the number of threads that torch computes with; None: torch's default.
+    Raises MissingLibraryError if one of them is not installed.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A thread that spins while it waits takes the core from the one it waits for where cores are shared.
+    # On shared cores, a thread that spins while it waits takes the core away from the thread that it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     loaded: dict[str, Any] = {}
     for name in ("torch", "transformers", "tokenizers"):

@@ -1,4 +1,4 @@
-"""Making the models: gather text, train tokenizers, train the targets, distil their drafts, write them down."""
+"""Makes the models: collects text, trains tokenizers, trains the targets, distils their drafts, saves them."""
 
 import time
 from dataclasses import dataclass, replace
@@ -21,15 +21,14 @@ from engines.tiny.progress import Stage
 from engines.tiny.training import encode, language_model_loss, token_batches, train
 from engines.tiny.vocabulary import train_tokenizer
 
-_HELD_OUT_EVERY = 25
+_HELD_OUT_EVERY = 25  # 4 % of the answers are for measuring the acceptance rate
 _QUESTION_SEED, _FIRST_MODEL_SEED = 7, 100
 _TASKS: tuple[Task, ...] = ("chat", "code")
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that was made: its size, how long it took, its last loss in nats a token, and, of a draft, which part
-    (0 to 1) of its target's words it foresees."""
+    """Size, training time, last loss in nats per token, and for a draft the share (0 to 1) of tokens it predicts."""
 
     name: str
     parameters: int
@@ -46,11 +45,11 @@ class _TrainedTarget:
 
 
 def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float | None) -> list[TrainedModel]:
-    """Make every model of the plan into `folder/<name>`; `limit_s` bounds the seconds of training, all together."""
-    asked = dialogues([passage for task in _TASKS for passage in collect_passages(task, PASSAGES)], each=2)
-    texts = [f"{dialogue.question}\n{dialogue.answer}" for dialogue in asked]
+    """Makes every model of the plan in `folder/<name>`; `limit_s` bounds the seconds of all training together."""
+    corpus = dialogues([passage for task in _TASKS for passage in collect_passages(task, PASSAGES)], each=2)
+    texts = [f"{dialogue.question}\n{dialogue.answer}" for dialogue in corpus]
     targets: dict[str, _TrainedTarget] = {}
-    made = []
+    trained = []
     for number, plan in enumerate(MODELS):
         started = time.monotonic()
         plan = _with_time_limit(plan, limit_s)
@@ -62,7 +61,7 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
             else train_tokenizer(libraries, plan.shape.vocabulary, texts)
         )
         model = build_model(libraries, plan.shape, tokenizer, _FIRST_MODEL_SEED + number)
-        own = [dialogue for dialogue in asked if dialogue.task in plan.tasks]
+        own = [dialogue for dialogue in corpus if dialogue.task in plan.tasks]
         if target is None:
             loss, agreement = _train_target(libraries, plan, model, tokenizer, own, stage), None
             targets[plan.name] = _TrainedTarget(
@@ -72,8 +71,8 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
             loss, agreement = _train_draft(libraries, plan, model, tokenizer, target, own, stage)
         _save(libraries, model, tokenizer, folder / plan.name)
         size = sum(weight.numel() for weight in model.parameters())
-        made.append(TrainedModel(plan.name, size, round(time.monotonic() - started, 1), loss, agreement))
-    return made
+        trained.append(TrainedModel(plan.name, size, round(time.monotonic() - started, 1), loss, agreement))
+    return trained
 
 
 def _train_target(
@@ -87,16 +86,16 @@ def _train_target(
 def _generate_answers(
     libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, stage: Stage
 ) -> dict[Task, list[AnsweredPrompt]]:
-    """What a trained target answers to everyday questions, by task."""
-    said: dict[Task, list[AnsweredPrompt]] = {}
+    """The answers of a trained target to everyday questions, by task."""
+    answers: dict[Task, list[AnsweredPrompt]] = {}
     with stage(f"ask {plan.name}") as report:
         for number, task in enumerate(_TASKS, 1):
             questions = everyday_questions(task, QUESTIONS // len(_TASKS), _QUESTION_SEED)
-            said[task] = list(
+            answers[task] = list(
                 generate_answers(libraries, model, [encode(tokenizer, question) for question in questions])
             )
             report(number / len(_TASKS), 0.0)
-    return said
+    return answers
 
 
 def _train_draft(
@@ -108,27 +107,30 @@ def _train_draft(
     examples: list[Dialogue],
     stage: Stage,
 ) -> tuple[float, float]:
-    translation = map_vocabularies(libraries, target.tokenizer, tokenizer)
-    init_from_target(libraries, target.model, model, translation)
-    said = [answer for task in plan.tasks for answer in target.answers[task]]
-    held_out = said[::_HELD_OUT_EVERY]
-    learned = [answer.tokens for at, answer in enumerate(said) if at % _HELD_OUT_EVERY]
-    feed = token_batches(libraries, learned + [encode(target.tokenizer, dialogue) for dialogue in examples], seed=2)
+    mapping = map_vocabularies(libraries, target.tokenizer, tokenizer)
+    init_from_target(libraries, target.model, model, mapping)
+    answers = [answer for task in plan.tasks for answer in target.answers[task]]
+    held_out = answers[::_HELD_OUT_EVERY]
+    training_rows = [answer.tokens for at, answer in enumerate(answers) if at % _HELD_OUT_EVERY]
+    feed = token_batches(
+        libraries, training_rows + [encode(target.tokenizer, dialogue) for dialogue in examples], seed=2
+    )
     with stage(f"distil {plan.name}") as report:
         loss = train(
-            libraries, model, distillation_loss(libraries, target.model, model, translation), feed, plan.course, report
+            libraries, model, distillation_loss(libraries, target.model, model, mapping), feed, plan.course, report
         )
-    return loss, acceptance_rate(libraries, model, translation, held_out)
+    return loss, acceptance_rate(libraries, model, mapping, held_out)
 
 
 def _save(libraries: Libraries, model: Any, tokenizer: Any, folder: Path) -> None:
-    """In bfloat16, as vLLM runs it; the model itself stays in float32, since its drafts may still need it."""
+    """Saves in bfloat16, which vLLM runs; the model itself stays in float32, since its drafts may still need it."""
     tokenizer.save_pretrained(folder)
     weights = {name: weight.to(libraries.torch.bfloat16) for name, weight in model.state_dict().items()}
-    kept = model.config.dtype
+    original_dtype = model.config.dtype
+    # save_pretrained writes the dtype of the config, so it is changed for the call only.
     model.config.dtype = libraries.torch.bfloat16
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = kept
+    model.config.dtype = original_dtype
 
 
 def _find_plan(name: str | None) -> ModelPlan:

@@ -1,4 +1,4 @@
-"""Which models are made, of what shape, and how long each may learn."""
+"""The models to make, their shapes, and the training time of each."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from engines.tiny.training import TrainingSchedule
 from engines.tiny.vocabulary import LLAMA, MISTRAL, QWEN
 
 VERSION = "tiny-1"
-"""Of the models that this code makes; another version makes them anew. The configuration names it as their revision."""
+"""Version of the models; another version is rebuilt. Configurations use it as the model's revision."""
 
 PASSAGES = 80
-"""Texts a task; few enough to be learned by heart, so that answers are words rather than noise."""
+"""Texts per task; few enough for the models to memorize them, so that answers are words rather than noise."""
 
 QUESTIONS = 320
-"""Questions put to a target, whose answers its drafts learn."""
+"""Questions to a target, whose answers its drafts are trained on."""
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One model: a target where `target` is None, else a draft for the target of that name.
+    """One model: a target if `target` is None, else a draft for the target of that name.
 
-    `share` is its part of the time that all training may take; `tasks` are what it is trained on.
+    `share` is its part of the training time of all models; `tasks` are the tasks that it is trained on.
     """
 
     name: str
@@ -42,4 +42,4 @@ MODELS = (
     ModelPlan("mistral", ModelShape("Mistral", MISTRAL, hidden=128, layers=2), TARGET_SCHEDULE, 0.29),
     ModelPlan("mistral-draft", ModelShape("Mistral", MISTRAL, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "mistral"),
 )
-"""In the order they are made: a target before its drafts."""
+"""In the order in which they are made: a target before its drafts."""

@@ -1,4 +1,4 @@
-"""What a person sees while models are made: a bar on a terminal, a line a stage anywhere else."""
+"""Progress output while models are made: bars on a terminal, else one line per stage."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import rich.progress
 
 Stage = Callable[[str], AbstractContextManager[ReportProgress]]
-"""Opens a stage of the work by its name; what it gives is told how far the stage has come."""
+"""Opens a stage of the work by its name; yields the callback for its progress."""
 
 
 @contextmanager
 def progress(stream: TextIO) -> Iterator[Stage]:
-    """Show stages on `stream`: bars where it is a terminal and rich is there, plain lines otherwise."""
+    """Shows stages on `stream`: bars on a terminal if rich is installed, plain lines otherwise."""
     if stream.isatty():
         try:
             import rich.progress

@@ -1,7 +1,7 @@
-"""Training: a target on text, then a draft on what its target says.
+"""Training: a target on text, then a draft on its target's output.
 
-Both walk the same loop, `descend`; they differ in the loss of one batch. Steps are counted, not timed, so that a seed
-gives the same models on the same machine; a limit of seconds only ever cuts a training short.
+Both use the same loop, `train`; they differ in the loss of one batch. Steps are counted, not timed, so that a seed
+gives the same models on the same machine; a limit of seconds can only shorten a training.
 """
 
 import math
@@ -15,18 +15,18 @@ from engines.tiny.corpus import Dialogue
 from engines.tiny.libraries import Libraries
 
 _ROW_TOKENS, _LONG_ROW_TOKENS = 160, 640
-"""Tokens of a training row; a long one now and then, so that prompts with documents are not a world unseen."""
+"""Tokens per training row; every _LONG_EVERYth batch has long rows, so that the models see prompts with documents."""
 _LONG_EVERY = 12
 _BATCH_TOKENS = 2240
 _WARMUP = 0.05
 
 ReportProgress = Callable[[float, float], None]
-"""Called with the part of the work that is done (0 to 1) and the loss, in nats a token."""
+"""Called with the share of the work that is done (0 to 1) and the loss in nats per token."""
 
 
 @dataclass(frozen=True)
 class TrainingSchedule:
-    """How long and how fast to learn: optimizer steps, highest learning rate, and a limit in seconds (None: none)."""
+    """Number of optimizer steps, highest learning rate, and a limit in seconds (None: none)."""
 
     steps: int
     learning_rate: float = 3e-3
@@ -34,7 +34,7 @@ class TrainingSchedule:
 
 
 def encode(tokenizer: Any, dialogue: Dialogue) -> list[int]:
-    """A dialogue in tokens, through the chat template; open for the answer where the dialogue has none."""
+    """A dialogue in tokens, through the chat template; without an answer it ends with the generation prompt."""
     messages = [{"role": "user", "content": dialogue.question}]
     if dialogue.system:
         messages.insert(0, {"role": "system", "content": dialogue.system})
@@ -46,19 +46,19 @@ def encode(tokenizer: Any, dialogue: Dialogue) -> list[int]:
 
 
 def token_batches(libraries: Libraries, sequences: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
-    """Endless batches of token rows: the sequences one behind the other, shuffled anew each time round."""
+    """Endless batches of token rows: the sequences concatenated, shuffled again in each epoch."""
     rng = random.Random(seed)  # noqa: S311 - an order of texts, no secret
     stream: list[int] = []
     number = 0
     while True:
         number += 1
         row = _LONG_ROW_TOKENS if number % _LONG_EVERY == 0 else _ROW_TOKENS
-        wanted = max(1, _BATCH_TOKENS // row) * row
-        while len(stream) < wanted:
+        batch_size = max(1, _BATCH_TOKENS // row) * row
+        while len(stream) < batch_size:
             for sequence in rng.sample(sequences, len(sequences)):
                 stream.extend(sequence)
-        yield libraries.torch.tensor(stream[:wanted]).view(-1, row)
-        del stream[:wanted]
+        yield libraries.torch.tensor(stream[:batch_size]).view(-1, row)
+        del stream[:batch_size]
 
 
 def train(
@@ -69,7 +69,7 @@ def train(
     schedule: TrainingSchedule,
     report: ReportProgress,
 ) -> float:
-    """Train `model` on `feed` by `loss_of(batch)` and give the last loss, smoothed."""
+    """Trains `model` on `batches_` with the loss `loss_of(batch)` and returns the last loss, smoothed."""
     torch = libraries.torch
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -77,6 +77,7 @@ def train(
     smooth = 0.0
     for step in range(schedule.steps):
         done = step / schedule.steps
+        # The time limit counts as progress too, so that the learning rate still decays to its end.
         if schedule.limit_s is not None:
             done = max(done, (time.monotonic() - started) / schedule.limit_s)
             if done >= 1:
@@ -96,12 +97,13 @@ def train(
 
 
 def language_model_loss(model: Any) -> Callable[[Any], Any]:
-    """The loss of plain language modelling."""
+    """The loss of causal language modelling."""
     return lambda rows: model(input_ids=rows, labels=rows).loss
 
 
 def _learning_rate_factor(done: float) -> float:
-    """Linear warm-up, then a cosine down to a twentieth."""
+    """Linear warm-up, then a cosine decay to a twentieth."""
     if done < _WARMUP:
+        # Not 0 at the start, so that the first step already learns.
         return (done + 0.01) / (_WARMUP + 0.01)
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP)))

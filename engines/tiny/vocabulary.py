@@ -1,8 +1,8 @@
-"""Tokenizers trained on the spot, each with the special tokens and the chat template of its family.
+"""Tokenizers trained on the spot, each with the special tokens and the chat template of its model family.
 
-All are byte-level BPE: whatever a client sends can be encoded. Their vocabularies differ in size, in the order of their
-tokens and in how text is cut before it is merged, as those of the families they stand for do; so tokens of one mean
-nothing to a model of another, and vLLM has to be told to go by their spelling (`use_heterogeneous_vocab`).
+All are byte-level BPE, which can encode any text. Their vocabularies differ in size, in the order of their tokens and
+in how text is split before merging, like those of the families that they stand for. So token ids of one mean nothing to
+a model of another, and vLLM must translate them by spelling (`use_heterogeneous_vocab`).
 """
 
 from collections.abc import Iterable
@@ -56,11 +56,11 @@ _MISTRAL_SPLIT = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What makes a family's tokenizer its own.
+    """The properties of a family's tokenizer.
 
-    `size` counts all tokens, `cut` is the pattern that text is split by before bytes are merged, `ends` are the special
-    tokens that end an answer, the first of them a turn's own; `unknown` is what a draft reads in place of a token that
-    its vocabulary lacks.
+    `size` counts all tokens. `split_pattern` splits the text before bytes are merged. `eos_tokens` are the special
+    tokens that end an answer; the first is the end of a turn. A draft reads `unk` for a token that its vocabulary
+    lacks.
     """
 
     family: str
@@ -106,20 +106,20 @@ MISTRAL = Vocabulary(
 
 
 def train_tokenizer(libraries: Libraries, vocabulary: Vocabulary, texts: Iterable[str]) -> Any:
-    """A `PreTrainedTokenizerFast` of exactly `vocabulary.size` tokens, learned from `texts`; the same each time."""
-    kit = libraries.tokenizers
-    tokenizer = kit.Tokenizer(kit.models.BPE())
-    tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
+    """A `PreTrainedTokenizerFast` of exactly `vocabulary.size` tokens, trained on `texts`; deterministic."""
+    tokenizers = libraries.tokenizers
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
         [
-            kit.pre_tokenizers.Split(kit.Regex(vocabulary.split_pattern), behavior="isolated"),
-            kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(vocabulary.split_pattern), behavior="isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = kit.decoders.ByteLevel()
-    trainer = kit.trainers.BpeTrainer(
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary.size,
         special_tokens=list(vocabulary.special_tokens),
-        initial_alphabet=sorted(kit.pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

@@ -1,10 +1,10 @@
-"""A repair of vLLM's sampling on CPUs, put into its worker by `--worker-extension-cls`; importing this makes it.
+"""A patch for vLLM's sampling on CPUs, loaded by `--worker-extension-cls`; importing this module applies it.
 
-With a draft and any temperature but 0, vLLM 0.32 on a CPU spreads each request's temperature, top-k and top-p over its
-draft tokens in a kernel that converts its output to integers and fills the copy: what is used is memory that nobody
-wrote. No draft token is ever accepted then, and answers are noise. And a request with `top_k` ends the engine at its
-first step without draft tokens, where there is no largest k. Both are done here in torch's own operations. Once vLLM
-has mended them this file can go.
+With a draft and any temperature but 0, vLLM 0.32 on a CPU expands each request's temperature, top-k and top-p over its
+draft tokens in a kernel that converts its output to integers and fills the copy: the values used are uninitialized
+memory. No draft token is ever accepted then, and answers are noise. A request with `top_k` also crashes the engine at
+its first step without draft tokens, where there is no largest k. Both functions are replaced here with torch's own
+operations. Delete this file when vLLM has fixed both.
 """
 
 import importlib
@@ -15,10 +15,10 @@ from typing import Any
 def expand_batch_to_tokens(
     x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Any:
-    """Repeat the i-th value of `x` for each token of request i, with `replace_to` in place of `replace_from`.
+    """Repeats the i-th value of `x` for each token of request i, with `replace_to` in place of `replace_from`.
 
-    `cu_num_tokens` counts the tokens of the requests up to each one; the last is `num_tokens`. In place of vLLM's
-    function of the same name.
+    `cu_num_tokens` is the cumulative count of tokens per request; the last is `num_tokens`. Replaces vLLM's function of
+    the same name.
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     replaced: Any = x.masked_fill(x == replace_from, replace_to)
@@ -26,7 +26,7 @@ def expand_batch_to_tokens(
 
 
 def skip_empty_logits(apply_top_k_top_p: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-    """vLLM's `apply_top_k_top_p`, but logits of no tokens come back as they are."""
+    """vLLM's `apply_top_k_top_p`, but empty logits are returned unchanged."""
 
     def apply(logits: Any, k: Any, p: Any) -> Any:
         return logits if logits.shape[0] == 0 else apply_top_k_top_p(logits, k, p)
@@ -35,7 +35,7 @@ def skip_empty_logits(apply_top_k_top_p: Callable[[Any, Any, Any], Any]) -> Call
 
 
 class SampleAsAsked:
-    """What vLLM mixes into its worker: nothing, since the repair is made by importing this."""
+    """The class that vLLM mixes into its worker. It is empty, since importing this module applies the patch."""
 
 
 def _repair(sampler: Any) -> None:
