@@ -1,1 +1,1 @@
-"""Fixtures and helpers that several tests use."""
+"""Fixtures and helpers that several tests share."""

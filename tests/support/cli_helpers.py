@@ -1,4 +1,4 @@
-"""The command `roundhouse` as a process of its own, for tests."""
+"""Runs the command `roundhouse` in its own process, for tests."""
 
 import asyncio
 import json
@@ -11,23 +11,23 @@ from tests.support.waiting import TEST_TIMEOUT
 
 
 class CommandResult(NamedTuple):
-    """What a command came to: its exit code, and what it wrote."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     stdout: str
     stderr: str
 
     def json(self) -> Any:
-        """Standard output as one piece of JSON."""
+        """Standard output parsed as one JSON document."""
         return json.loads(self.stdout)
 
     def json_lines(self) -> list[Any]:
-        """Standard output as JSON, line by line."""
+        """Standard output parsed as JSON, line by line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
 
 async def run_cli(*arguments: object, stdin: bytes = b"") -> CommandResult:
-    """Runs the command, away from any terminal. Raises TimeoutError where it does not end."""
+    """Runs the command without a terminal. Raises TimeoutError if it does not end."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *map(str, arguments), stdin=pipe, stdout=pipe, stderr=pipe
@@ -43,38 +43,38 @@ async def run_cli(*arguments: object, stdin: bytes = b"") -> CommandResult:
 
 
 async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: bytes = b"") -> CommandResult:
-    """Runs the command at a terminal at which something is typed once it was asked; `err` is what it shows."""
-    ours, theirs = pty.openpty()
+    """Runs the command in a terminal and types `reply` once `prompt` is shown; `stderr` is the terminal's output."""
+    master_fd, terminal_fd = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *map(str, arguments),
-        stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"},
-        start_new_session=True,  # else the terminal of whoever runs the tests would be asked
+        stdin=terminal_fd, stdout=asyncio.subprocess.PIPE, stderr=terminal_fd, env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,  # else the prompt would appear in the terminal that runs the tests
     )  # fmt: skip
-    os.close(theirs)
-    shown: list[bytes] = []
-    answered: list[bytes] = []
-    over = asyncio.get_running_loop().create_future()
+    os.close(terminal_fd)
+    output: list[bytes] = []
+    replies_sent: list[bytes] = []
+    closed = asyncio.get_running_loop().create_future()
 
     def read() -> None:
         try:
-            shown.append(os.read(ours, 65536))
-            if reply not in answered and prompt in b"".join(shown):
-                answered.append(reply)
-                os.write(ours, reply)
-        except OSError:  # how Linux says that nobody holds the other end any more
-            asyncio.get_running_loop().remove_reader(ours)
-            over.set_result(None)
+            output.append(os.read(master_fd, 65536))
+            if reply not in replies_sent and prompt in b"".join(output):
+                replies_sent.append(reply)
+                os.write(master_fd, reply)
+        except OSError:  # EIO: Linux reports that every process has closed the terminal
+            asyncio.get_running_loop().remove_reader(master_fd)
+            closed.set_result(None)
 
-    asyncio.get_running_loop().add_reader(ours, read)
+    asyncio.get_running_loop().add_reader(master_fd, read)
     try:
         async with asyncio.timeout(TEST_TIMEOUT):
             out, _ = await process.communicate()
-            await over
+            await closed
     except BaseException:
         process.kill()
         raise
     finally:
-        asyncio.get_running_loop().remove_reader(ours)
-        os.close(ours)
+        asyncio.get_running_loop().remove_reader(master_fd)
+        os.close(master_fd)
     assert process.returncode is not None
-    return CommandResult(process.returncode, out.decode(), b"".join(shown).decode())
+    return CommandResult(process.returncode, out.decode(), b"".join(output).decode())

@@ -18,7 +18,7 @@ Command = Annotated[list[str], Meta(min_length=1)]
 
 
 class StrictTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table without room for typing errors."""
+    """A table that refuses unknown keys, and so typing errors."""
 
 
 class HealthCheck(StrictTable, frozen=True):
@@ -95,12 +95,12 @@ class Compose(StrictTable, frozen=True):
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML in which no key is given twice in one map; what a merge (`<<`) brings may be overridden."""
+    """A YAML loader that refuses duplicate keys in one map; keys from a merge (`<<`) may be overridden."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key.value for key, _ in node.value]
-        # A map that is an anchor has been merged into already when it is met for the second time.
-        if len(set(own)) < len(own) and id(node) not in self._merged:
+        own_keys = [key.value for key, _ in node.value]
+        # A map with an anchor is constructed again for each alias; the first time has merged keys into it.
+        if len(set(own_keys)) < len(own_keys) and id(node) not in self._merged:
             raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
         self._merged.add(id(node))
         return super().construct_mapping(node, deep)
@@ -111,26 +111,26 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_compose(text: str) -> Compose:
-    """Reads a compose file. Raises msgspec.ValidationError and yaml.YAMLError."""
+    """Parses a compose file. Raises msgspec.ValidationError and yaml.YAMLError."""
     raw: dict[str, Any] = yaml.load(text, Loader=_UniqueKeyLoader)
-    # Extensions are for anchors; what they hold counts where it is merged in.
+    # Extensions only hold anchors; their content is checked where it is merged.
     return msgspec.convert({key: value for key, value in raw.items() if not key.startswith("x-")}, Compose)
 
 
 def options(argv: list[str]) -> dict[str, str | None]:
-    """The options of a command line, given as `--name=value`, `--name value` or `--name` alone."""
-    found: dict[str, str | None] = {}
-    last = ""
+    """The options of a command line, given as `--name=value`, `--name value` or `--name`."""
+    parsed: dict[str, str | None] = {}
+    name = ""
     for argument in argv:
         if argument.startswith("--"):
-            last, given, value = argument.partition("=")
-            assert last not in found, f"{last} is given twice"
-            found[last] = value if given else None
+            name, equals_sign, value = argument.partition("=")
+            assert name not in parsed, f"{name} is given twice"
+            parsed[name] = value if equals_sign else None
         else:
-            assert last, f"{argument} belongs to no option"
-            assert found[last] is None, f"{argument} belongs to no option"
-            found[last] = argument
-    return found
+            assert name, f"{argument} belongs to no option"
+            assert parsed[name] is None, f"{argument} belongs to no option"
+            parsed[name] = argument
+    return parsed
 
 
 def host_of(url: str) -> tuple[str | None, int | None]:

@@ -1,4 +1,4 @@
-"""Configurations, good and bad, for the tests of the settings."""
+"""Valid and invalid configurations for the tests of the settings."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from router.settings import ConfigurationError, Settings, parse
 MODEL: Final = '[[model]]\nname = "llama"\n'
 ENGINE: Final = '[[engine]]\nname = "one"\nmodel = "llama"\nurl = "http://127.0.0.1:8001"\n'
 MINIMAL: Final = MODEL + ENGINE
-"""A configuration that is complete; tables can be put before it."""
+"""A complete configuration; tables can be prepended."""
 
 HASH: Final = "sha256:" + "0123456789abcdef" * 4
 OTHER_HASH: Final = "sha256:" + "f" * 64
@@ -20,16 +20,16 @@ def parse_config(text: str, **environment: str) -> Settings:
 
 
 def mistakes(text: str, **environment: str) -> tuple[str, ...]:
-    """What is said of a configuration that cannot be used."""
+    """The mistakes that are reported for an invalid configuration."""
     with pytest.raises(ConfigurationError) as caught:
         parse(text, environment)
-    found = caught.value.mistakes
-    assert str(caught.value).splitlines() == list(found)
-    assert found
-    return found
+    reported = caught.value.mistakes
+    assert str(caught.value).splitlines() == list(reported)
+    assert reported
+    return reported
 
 
 def config_error(text: str, **environment: str) -> str:
-    """What is said of a configuration in which one thing is wrong."""
-    (found,) = mistakes(text, **environment)
-    return found
+    """The only mistake that is reported for an invalid configuration."""
+    (mistake,) = mistakes(text, **environment)
+    return mistake

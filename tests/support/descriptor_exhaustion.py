@@ -1,6 +1,6 @@
-"""A router in a process that has no file descriptor left: run by tests, since the limit is one of the whole process.
+"""Runs a router in a process without free file descriptors; a program, since the limit is one of the whole process.
 
-Writes what clients, breakers and the probe made of it, as JSON.
+Prints the responses to clients and the states of breakers and probe as JSON.
 """
 
 import json
@@ -22,13 +22,13 @@ LIMIT = 256
 
 
 def exhaust_descriptors() -> list[int]:
-    """Opens descriptors until there are none left."""
-    taken = []
+    """Opens descriptors until none is left."""
+    opened = []
     while True:
         try:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
+            opened.append(os.open(os.devnull, os.O_RDONLY))
         except OSError:
-            return taken
+            return opened
 
 
 def error_summary(answer: RawResponse) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def error_summary(answer: RawResponse) -> dict[str, Any]:
 async def main(redis_url: str) -> dict[str, Any]:
     engine = ScriptedEngine(ROLE_FRAME, chat_frame(content="a"), hold=True)
     await engine.start()
-    seen: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
         table = {"scripted": ("llama", "any", engine.url)}
         router = await stack.enter_async_context(RouterServer(router_config(redis_url, table)))
@@ -47,30 +47,30 @@ async def main(redis_url: str) -> dict[str, Any]:
         for connection in (first, second, third):
             connection.write(VERSION_REQUEST)
             await connection.read_response()
-        site = router.application._runtime
-        taken = exhaust_descriptors()
-        first.write(http_request(chat_body("one", stream=True)))  # takes the connection that the probe has left
+        runtime = router.application._runtime
+        opened = exhaust_descriptors()
+        first.write(http_request(chat_body("one", stream=True)))  # reuses the pooled connection of the probe
         await eventually(lambda: len(engine.bodies) == 1)
         failures = []
-        for number in range(8):  # more than open a breaker
+        for number in range(8):  # more failures than a breaker needs to open
             second.write(http_request(chat_body(f"other {number}", stream=bool(number % 2))))
             failures.append(error_summary(await second.read_response()))
-        await site._probe.check()
-        seen["failures"] = failures
-        seen["up"] = [engine.up for engine in site.catalog.engines.values()]
-        seen["breakers"] = [site.breakers.state(name).name for name in site.catalog.engines]
+        await runtime._probe.check()
+        report["failures"] = failures
+        report["up"] = [engine.up for engine in runtime.catalog.engines.values()]
+        report["breakers"] = [runtime.breakers.state(name).name for name in runtime.catalog.engines]
         third.write(http_request(method=b"GET", path=b"/metrics"))
         page = (await third.read_response()).body.decode()
-        seen["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]
-        seen["rejected"] = [line for line in page.splitlines() if line.startswith("llm_requests_rejected_total")]
-        for descriptor in taken:
+        report["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]
+        report["rejected"] = [line for line in page.splitlines() if line.startswith("llm_requests_rejected_total")]
+        for descriptor in opened:
             os.close(descriptor)
         third.write(http_request(chat_body("later", stream=True)))
         await eventually(lambda: len(engine.bodies) == 2)
         for connection in (first, second, third):
             connection.writer.close()
     await engine.stop()
-    return seen
+    return report
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Entries in a Redis, written as a router writes them, for the tests of what looks for them."""
+"""Entries in Redis, written as a router writes them."""
 
 import json
 import re
@@ -19,22 +19,22 @@ NO_HASH: Final = "0" * 16
 def entry_key(
     number: int = 0, *, tenant: str = "acme", model: str = "llama", system: str = NO_HASH, rag: str = NO_HASH
 ) -> str:
-    """The key of one of many entries."""
+    """The key of the entry with this number."""
     return f"rh:1:{tenant}:{model}:{system}:{rag}:{number:032x}"
 
 
 def make_entry(**fields: Any) -> Entry:
-    """An entry that was written just now."""
-    told: dict[str, Any] = {
+    """An entry that was created just now."""
+    values: dict[str, Any] = {
         "digest": "d" * 64, "body": b'{"a": 1}', "stream": None, "model": "llama",
         "engine": "llama-chat", "task": "chat", "created": round(time.time(), 3), "ttl": 3600.0, "prompt_tokens": 3,
         "completion_tokens": 5, "generation_ms": 12, **fields,
     }  # fmt: skip
-    return Entry(**told)
+    return Entry(**values)
 
 
 def make_streamed_entry(text: str = "The sea is wide.", *, lossless: bool = True, **fields: Any) -> Entry:
-    """An entry of a chat that came as a stream with an event for each word."""
+    """The entry of a streamed chat with one event per word."""
     words = re.findall(r"\S+\s*", text)
     message = {"role": "assistant", "content": text}
     body = json.dumps({"choices": [{"index": 0, "message": message}]} if lossless else {"text": text}).encode()
@@ -47,16 +47,16 @@ def make_streamed_entry(text: str = "The sea is wide.", *, lossless: bool = True
 
 
 def redis_fields(stored: Entry) -> dict[bytes, bytes]:
-    """What a router writes of an entry, as Redis reads it."""
+    """The Redis hash fields that a router writes for an entry."""
     reader = hiredis.Reader()
-    count, words = encode_entry(stored, stored.purges)
-    reader.feed(b"".join([b"*%d\r\n" % count, *words]))
-    read: list[bytes] = reader.gets()
-    return dict(zip(read[::2], read[1::2], strict=True))
+    count, encoded_fields = encode_entry(stored, stored.purges)
+    reader.feed(b"".join([b"*%d\r\n" % count, *encoded_fields]))
+    flat_fields: list[bytes] = reader.gets()
+    return dict(zip(flat_fields[::2], flat_fields[1::2], strict=True))
 
 
 def redis_fields_format_1(stored: Entry) -> dict[bytes, bytes]:
-    """What the first routers wrote of a streamed answer: the events as they came, and no format."""
+    """The fields in format 1 for a streamed response: the events as received, and no `format`."""
     fields = {
         name: value for name, value in redis_fields(stored).items() if name not in (b"body", b"stream", b"format")
     }
@@ -64,7 +64,7 @@ def redis_fields_format_1(stored: Entry) -> dict[bytes, bytes]:
 
 
 async def store_entry(redis: Any, at: str, stored: Entry | None = None, *, expires: int = 7200) -> str:
-    """Stores an entry at a key, which Redis drops after so many seconds; gives the key. No known purge covers it."""
+    """Stores an entry at a key with this TTL in seconds; returns the key. No known purge covers the entry."""
     await redis.hset(at, mapping={**redis_fields(stored or make_entry()), b"purges": await last_record_id(redis)})
     await redis.expire(at, expires)
     return at

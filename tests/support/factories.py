@@ -16,8 +16,6 @@ from router.core.endpoints.stream_encoding import decode_stream
 from router.core.types import Endpoint, Entry
 from tests.support.paths import CAPTURES, FULL_CAPTURES
 
-"""What a real vLLM server sent; its README says how they came about."""
-
 JSON_VALUES: Final = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
@@ -31,7 +29,7 @@ TEXTS: Final = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max
 
 
 def chat(**fields: Any) -> InferenceRequest:
-    """A chat request with one user message, and these fields besides or instead."""
+    """A chat request with one user message; `fields` are added or replaced."""
     return request(Endpoint.CHAT, {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
@@ -49,8 +47,8 @@ def responses(**fields: Any) -> InferenceRequest:
 
 def messages(**fields: Any) -> InferenceRequest:
     """A request of /v1/messages with one user message."""
-    said = [{"role": "user", "content": "Hi"}]
-    return request(Endpoint.MESSAGES, {"model": "llama", "max_tokens": 9, "messages": said, **fields})
+    user_messages = [{"role": "user", "content": "Hi"}]
+    return request(Endpoint.MESSAGES, {"model": "llama", "max_tokens": 9, "messages": user_messages, **fields})
 
 
 def conversation(*messages: tuple[str, Any], **fields: Any) -> InferenceRequest:
@@ -62,12 +60,14 @@ def request(endpoint: Endpoint, fields: Any) -> InferenceRequest:
     return parse_request(endpoint, json.dumps(fields).encode())
 
 
-def request_parts(asked: InferenceRequest, markers: ContextMarkers = ContextMarkers()) -> RequestParts:  # noqa: B008 - a frozen value
-    return split_parts(asked, markers)
+def request_parts(inference_request: InferenceRequest, markers: ContextMarkers = ContextMarkers()) -> RequestParts:  # noqa: B008 - a frozen value
+    return split_parts(inference_request, markers)
 
 
-def derive_key(asked: InferenceRequest, *, tenant: str = "acme", model: str = "llama", revision: str = "1") -> CacheKey:
-    return derive_cache_key(request_parts(asked), tenant=tenant, model=model, revision=revision)
+def derive_key(
+    inference_request: InferenceRequest, *, tenant: str = "acme", model: str = "llama", revision: str = "1"
+) -> CacheKey:
+    return derive_cache_key(request_parts(inference_request), tenant=tenant, model=model, revision=revision)
 
 
 def key_pieces(key: CacheKey) -> dict[str, str]:
@@ -77,7 +77,7 @@ def key_pieces(key: CacheKey) -> dict[str, str]:
 
 
 def changed_parts(one: InferenceRequest, other: InferenceRequest) -> set[str]:
-    """Which parts of the key are not the same; the digest must differ whenever any of them does."""
+    """The names of the key parts that differ; the digest must differ if any part does."""
     first, second = derive_key(one), derive_key(other)
     assert (first.digest == second.digest) == (first.text == second.text)
     parts = key_pieces(second)
@@ -85,17 +85,17 @@ def changed_parts(one: InferenceRequest, other: InferenceRequest) -> set[str]:
 
 
 def encode_event(event: Any) -> bytes:
-    """An event, written as vLLM writes it."""
+    """An event in vLLM's encoding."""
     return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def chat_event(*choices: Any, **beside: Any) -> dict[str, Any]:
-    """One event of a chat."""
+    """One event of a chat stream."""
     return {"id": "c1", "object": "chat.completion.chunk", "created": 7, "model": "m", "choices": [*choices], **beside}
 
 
 def choice_delta(index: int = 0, finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    """One choice's part in an event of a chat."""
+    """One choice in an event of a chat stream."""
     return {"index": index, "delta": delta, "finish_reason": finish}
 
 
@@ -107,54 +107,54 @@ HELLO_EVENTS: Final = (
     chat_event(choice_delta(content="lo")),
     chat_event(choice_delta(finish="stop")),
 )
-"""The events of a whole, well-ended answer, but for its usage and its end."""
+"""The events of a complete, successful response, without usage and `[DONE]`."""
 
 
 def sse_stream(*events: Any) -> bytes:
-    """Events and the end of a stream that ends well."""
+    """A successful stream of these events, with `[DONE]`."""
     return b"".join(map(encode_event, events)) + DONE
 
 
 def typed_stream(*events: dict[str, Any]) -> bytes:
-    """A stream whose events say what they are, as vLLM writes it."""
+    """A stream of typed events in vLLM's encoding."""
     return b"".join(b"event: %b\n%b" % (event["type"].encode(), encode_event(event)) for event in events)
 
 
 def event_payloads(frames: bytes | None) -> list[Any]:
-    """What the events of a stream say."""
+    """The JSON payloads of a stream's events."""
     assert frames is not None
-    return [json.loads(payload(one) or b"") for one in split_events(frames)]
+    return [json.loads(payload(event) or b"") for event in split_events(frames)]
 
 
 def record_stream(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:
-    """A recorder that has been fed all at once."""
+    """A recorder that has received the stream in one chunk."""
     recorder = StreamRecorder(limit, AnswerShapes())
     recorder.feed(sent)
     return recorder
 
 
-def recorded_response(recorder: Recorder, asked: InferenceRequest) -> RecordedResponse:
-    """What is stored of a stream that must be worth it."""
-    recording = recorder.recorded_response(asked)
+def recorded_response(recorder: Recorder, inference_request: InferenceRequest) -> RecordedResponse:
+    """What a recorder stores for a stream; fails if the stream is not stored."""
+    recording = recorder.recorded_response(inference_request)
     assert isinstance(recording, RecordedResponse), recording
     return recording
 
 
 def replayed_frames(recording: RecordedResponse) -> bytes:
-    """The events that a recording of a stream gives again, without the usage event and `[DONE]`."""
+    """The events of a replayed recording, without the usage event and `[DONE]`."""
     assert recording.stream is not None
     return decode_stream(recording.stream, recording.body, include_usage=False, end=b"")
 
 
 def replayed_usage_frame(recording: RecordedResponse) -> bytes:
-    """The usage event that is kept beside the others; nothing where there is none."""
+    """The usage event of a replayed recording; empty if it has none."""
     assert recording.stream is not None
-    every = decode_stream(recording.stream, recording.body, include_usage=True, end=b"")
-    return every.removeprefix(replayed_frames(recording))
+    frames = decode_stream(recording.stream, recording.body, include_usage=True, end=b"")
+    return frames.removeprefix(replayed_frames(recording))
 
 
 def client_view(recording: RecordedResponse | NotStoredReason) -> Any:
-    """What clients get of a recording of a stream. How it is encoded depends on how the network cut the stream."""
+    """What clients receive of a recorded stream, independent of how the stream was cut into chunks and encoded."""
     if isinstance(recording, NotStoredReason):
         return recording
     tokens = (recording.prompt_tokens, recording.completion_tokens)
@@ -162,7 +162,7 @@ def client_view(recording: RecordedResponse | NotStoredReason) -> Any:
 
 
 def entry_from(recording: RecordedResponse) -> Entry:
-    """A recording as it is kept."""
+    """A recording as an entry."""
     return Entry(
         digest="", body=recording.body, stream=recording.stream, model="m", engine="e", task="chat", created=0, ttl=60,
         prompt_tokens=0, completion_tokens=0, generation_ms=0,
@@ -170,11 +170,11 @@ def entry_from(recording: RecordedResponse) -> Entry:
 
 
 def load_capture(name: str) -> tuple[InferenceRequest, bytes]:
-    """What a real vLLM server was asked, and the body of its answer."""
-    asked = json.loads((CAPTURES / "requests.json").read_text())[name]
+    """A captured request to a real vLLM server, and the body of the response."""
+    captured_request = json.loads((CAPTURES / "requests.json").read_text())[name]
     full = FULL_CAPTURES / f"{name}.sse"
     body = full.read_bytes() if full.exists() else (CAPTURES / f"{name}.http").read_bytes().partition(b"\n\n")[2]
-    return parse_request(Endpoint(asked["path"]), asked["body"].encode()), body
+    return parse_request(Endpoint(captured_request["path"]), captured_request["body"].encode()), body
 
 
 NAMES: Final = st.sampled_from(
@@ -185,4 +185,4 @@ ODD_EVENT: Final = st.fixed_dictionaries(
     {"choices": st.lists(ODD_CHOICE | st.just(choice_delta(finish="stop", content="x")), max_size=3) | JSON_VALUES},
     optional={"usage": JSON_VALUES, "error": JSON_VALUES, "id": JSON_VALUES},
 )
-"""JSON that looks somewhat like an event or an answer."""
+"""JSON that resembles an event or a response."""

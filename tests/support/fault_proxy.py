@@ -1,4 +1,4 @@
-"""A TCP proxy before a Redis server, which can hold or cut connections by what they are for."""
+"""A TCP proxy in front of a Redis server, which can hold or cut connections by their purpose."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,17 +7,18 @@ from typing import Final, Literal
 from tests.support.redis_process import RedisServer
 
 ConnectionKind = Literal["commands", "listening"]
-"""A connection that takes look-ups and writes, or one that is told of changes."""
+"""A connection for lookups and writes, or one that receives invalidations."""
 
 _LISTENING: Final = b"TRACKING"
 
 
 class FaultProxy:
-    """Passes bytes on in both directions, connection by connection.
+    """Forwards bytes in both directions, connection by connection.
 
-    - `hold`: nothing passes, in either direction, on the connections of a kind (or of any), and new ones wait as well.
-    - `cut` ends those that there are; while `refuse` is on, new ones of that kind end as soon as they are known.
-    - `drop_replies`: what Redis replies on connections of a kind is lost, until `release`.
+    - `hold`: nothing passes, in either direction, on the connections of a kind (or of any), nor on new ones.
+    - `cut` ends the existing connections; while `refuse` is on, new ones of that kind end as soon as their kind is
+      known.
+    - `drop_replies`: replies of Redis on connections of a kind are dropped, until `release`.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -51,19 +52,19 @@ class FaultProxy:
         await self._update(lambda: self._dropping.update(kinds))
 
     async def refuse(self, *kinds: ConnectionKind) -> None:
-        """Cuts the connections of these kinds, and those that come."""
+        """Cuts the connections of these kinds, and new ones."""
         await self._update(lambda: self._refused.update(kinds))
         self.cut(*kinds)
 
     async def release(self) -> None:
-        """Everything passes again."""
+        """Ends all faults."""
 
-        def all_of_it() -> None:
+        def clear_faults() -> None:
             self._held.clear()
             self._dropping.clear()
             self._refused.clear()
 
-        await self._update(all_of_it)
+        await self._update(clear_faults)
 
     def cut(self, *kinds: ConnectionKind) -> None:
         for pipe in list(self._pipes):
@@ -76,17 +77,17 @@ class FaultProxy:
             self._changed.notify_all()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_unix_connection(self._server.socket)
-        pipe = _Pipe(writer, there_writer)
+        server_reader, server_writer = await asyncio.open_unix_connection(self._server.socket)
+        pipe = _Pipe(writer, server_writer)
         self._pipes.add(pipe)
-        up = asyncio.ensure_future(self._forward(pipe, reader, there_writer, reply=False))
-        down = asyncio.ensure_future(self._forward(pipe, there_reader, writer, reply=True))
+        commands_task = asyncio.ensure_future(self._forward(pipe, reader, server_writer, reply=False))
+        replies_task = asyncio.ensure_future(self._forward(pipe, server_reader, writer, reply=True))
         try:
-            await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([commands_task, replies_task], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (up, down):
+            for task in (commands_task, replies_task):
                 task.cancel()
-            await asyncio.wait([up, down])
+            await asyncio.wait([commands_task, replies_task])
             pipe.cut()
             self._pipes.discard(pipe)
 

@@ -1,4 +1,4 @@
-"""A proxy before one Redis, in the test's process, that shuts one kind of a router's connections, or loses a reply."""
+"""A proxy in front of Redis, in the test's process, that blocks one kind of connections, or drops a reply."""
 
 import asyncio
 from contextlib import suppress
@@ -10,11 +10,12 @@ from tests.support.redis_process import RedisServer
 
 ConnectionKind = Literal["listening", "commands"]
 
-_COMMANDS: Final = (b"EXISTS", b"HMGET", b"XRANGE")  # what a connection for commands sends soon, and the other never
+# A connection for commands sends one of these early, a listening connection none of them.
+_COMMANDS: Final = (b"EXISTS", b"HMGET", b"XRANGE")
 
 
 class _GatedConnection:
-    """One connection, whose kind is known from what it has sent so far."""
+    """One connection, whose kind is derived from the commands that it has sent so far."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.kind: ConnectionKind | None = None
@@ -33,11 +34,11 @@ class _GatedConnection:
 
 
 class GatedProxy:
-    """Passes bytes between routers and a Redis; `url` is where it listens.
+    """Forwards bytes between routers and a Redis; `url` is where it listens.
 
-    - `shut` cuts all connections of a kind, and those that come, until `open`.
-    - `lose_reply_to`: a text. Of the next batch that has it, the commands are done and the connection is cut instead of
-      its replies being passed back; `lost` is set then.
+    - `block` cuts all connections of a kind, and new ones, until `unblock`.
+    - `lose_reply_to`: a text. Redis executes the next batch that contains it, but the connection is cut instead of
+      forwarding the replies; then `reply_lost` is set.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -62,20 +63,19 @@ class GatedProxy:
         self._listening.close()
         await cancel_and_wait(*self._tasks)
         for _ in range(3):
-            await asyncio.sleep(0)  # a transport closes its socket in a later turn of the loop
+            await asyncio.sleep(0)  # a transport closes its socket in a later iteration of the event loop
 
     def block(self, *kinds: ConnectionKind) -> None:
         self._blocked.update(kinds)
-        for one in self._connections:
-            if one.kind in self._blocked:
-                one.cut()
+        for connection in self._connections:
+            if connection.kind in self._blocked:
+                connection.cut()
 
     def unblock(self, *kinds: ConnectionKind) -> None:
         self._blocked.difference_update(kinds)
 
     def has_connection(self, kind: ConnectionKind) -> bool:
-        """Whether there is a connection of a kind."""
-        return any(one.kind == kind for one in self._connections)
+        return any(connection.kind == kind for connection in self._connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -89,28 +89,28 @@ class GatedProxy:
             raise
         proxied = _GatedConnection(writer, to_server)
         self._connections.add(proxied)
-        back = asyncio.ensure_future(self._forward_replies(proxied, from_server, writer))
+        replies_task = asyncio.ensure_future(self._forward_replies(proxied, from_server, writer))
         try:
             with suppress(ConnectionError):
-                while sent := await reader.read(65536):
-                    proxied.classify(sent)
+                while data := await reader.read(65536):
+                    proxied.classify(data)
                     if proxied.kind in self._blocked:
                         break
-                    if self.lose_reply_to is not None and self.lose_reply_to in sent:
+                    if self.lose_reply_to is not None and self.lose_reply_to in data:
                         self.lose_reply_to, proxied.loses_replies = None, True
-                    to_server.write(sent)
+                    to_server.write(data)
         finally:
             self._connections.discard(proxied)
             proxied.cut()
-            await cancel_and_wait(back)
+            await cancel_and_wait(replies_task)
 
     async def _forward_replies(
         self, proxied: _GatedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with suppress(ConnectionError):
-            while replied := await reader.read(65536):
+            while data := await reader.read(65536):
                 if proxied.loses_replies:
                     self.reply_lost.set()
                     break
-                writer.write(replied)
+                writer.write(data)
         proxied.cut()

@@ -1,4 +1,4 @@
-"""HTTP as bytes: one request on one connection, and the response with its chunks as they were sent."""
+"""HTTP as bytes: one request on one connection, and the response with its chunks as received."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class ReceivedResponse:
-    """A response; `chunks` are the HTTP chunks of a chunked one, else its body. `whole` tells whether it ended well."""
+    """A response; `chunks` are the HTTP chunks, or the body if it is not chunked. `complete`: it was not cut off."""
 
     status: int
     headers: dict[str, str]
@@ -20,16 +20,16 @@ class ReceivedResponse:
 
 
 async def send_request(url: str, method: str, path: str, body: str = "", **headers: str) -> ReceivedResponse:
-    """Send one request and read until the server closes.
+    """Sends one request and reads until the server closes the connection.
 
-    Raises ConnectionResetError where it resets the connection before a response.
+    Raises ConnectionResetError if the server resets the connection before a response.
     """
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         content = body.encode()
-        given = {"host": "sim", "connection": "close", "content-length": str(len(content)), **headers}
-        head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        all_headers = {"host": "sim", "connection": "close", "content-length": str(len(content)), **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
         writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
         received = bytearray()
         try:

@@ -1,4 +1,4 @@
-"""The log of purges in a Redis, for the tests of what writes it."""
+"""Reads the log of purges in Redis."""
 
 from typing import Any, Final
 
@@ -6,17 +6,17 @@ from router.core.cache.entry_filter import EntryFilter, parse_purge_filter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 
 NO_REPLICAS: Final = {"connected": 0, "acknowledged": 0}
-"""What the reply to a purge says of the replicas of a Redis that has none."""
+"""The `replicas` field in the response to a purge if Redis has no replicas."""
 
 
 async def logged_scopes(client: Any) -> list[EntryFilter]:
-    """The purges in the log, without the record that it begins with."""
-    found = [dict(fields) for _, fields in await client.xrange(PURGE_LOG_KEY)]
-    scopes = [fields.get(b"scope") or fields.get("scope") for fields in found]
+    """The purges in the log, without its initial record."""
+    records = [dict(fields) for _, fields in await client.xrange(PURGE_LOG_KEY)]
+    scopes = [fields.get(b"scope") or fields.get("scope") for fields in records]
     return [parse_purge_filter(scope if isinstance(scope, bytes) else scope.encode()) for scope in scopes if scope]
 
 
 async def keys_except_log(client: Any) -> set[str]:
-    """The names of all keys but the log's."""
+    """The names of all keys except the log."""
     names = [name.decode() if isinstance(name, bytes) else name for name in await client.keys("*")]
     return {name for name in names if name != PURGE_LOG_KEY}

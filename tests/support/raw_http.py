@@ -1,4 +1,4 @@
-"""HTTP as bytes, for tests of what no well-behaved client sends."""
+"""HTTP as bytes, for requests that no well-behaved client sends."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ CRLF = b"\r\n"
 
 
 class RawResponse(NamedTuple):
-    """An answer as it came; a chunked body is joined."""
+    """A response as received; a chunked body is joined."""
 
     status: int
     head: bytes
@@ -34,7 +34,7 @@ class RawConnection:
         self.writer.write(b"".join(data))
 
     async def read_response(self, *, to_head_request: bool = False) -> RawResponse:
-        """The next answer, interim ones included; `to_head`: one that has no body."""
+        """The next response, interim ones included; `to_head_request`: it has no body."""
         async with asyncio.timeout(TEST_TIMEOUT):
             head = await self._reader.readuntil(CRLF + CRLF)
             status = int(head.split()[1])
@@ -57,17 +57,17 @@ class RawConnection:
         return body
 
     async def read_to_end(self) -> bytes:
-        """What comes until the router closes the connection."""
+        """Everything up to the end of the connection."""
         async with asyncio.timeout(TEST_TIMEOUT):
             try:
                 return await self._reader.read()
-            except ConnectionResetError:  # it had not read all that was sent
+            except ConnectionResetError:  # the router closed the socket with unread data in it
                 return b""
 
 
 @asynccontextmanager
 async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[RawConnection]:
-    """`limit`: how much is read ahead of the test."""
+    """Connects to a router; `limit` is the number of bytes that are read ahead."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
     try:
         yield RawConnection(reader, writer)
@@ -78,7 +78,7 @@ async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[RawConnec
 def http_request(
     body: Any = None, *headers: bytes, method: bytes = b"POST", path: bytes = b"/v1/chat/completions"
 ) -> bytes:
-    """A request with a Host; a body goes as JSON and with its length, unless it is None."""
+    """A request with a Host header; `body` is sent as JSON with its length, unless it is None."""
     data = b"" if body is None else json.dumps(body).encode()
     lines = [b"%b %b HTTP/1.1" % (method, path), b"host: router", *headers]
     if body is not None:
@@ -87,12 +87,12 @@ def http_request(
 
 
 def chunked_body(*pieces: bytes, trailers: bytes = b"") -> bytes:
-    """A body in chunks."""
+    """A chunked body."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + trailers + CRLF
 
 
 VERSION_REQUEST = http_request(method=b"GET", path=b"/version")
-"""A request that the router answers by itself."""
+"""A request that the router answers without an engine."""
 
 CHAT_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\n"
-"""The beginning of a request's head."""
+"""The start of a request's head."""

@@ -1,4 +1,4 @@
-"""Redis as people run it, from real processes: one server, with TLS, with users, Sentinels, a cluster."""
+"""Redis in the deployments that people use, from real processes: one server, TLS, ACL users, Sentinels, a cluster."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually, free_port
 
 SERVICE: Final = "roundhouse-master"
 USER: Final = "roundhouse:sec%2Fret"
-"""The user with the least rights, as it stands in an address."""
+"""The user with minimal rights, as written in a URL."""
 
 MINIMAL_ACL: Final = (
     "on", ">sec/ret", "resetchannels", "~rh:1:*", "&rh:1:*", "-@all",
@@ -35,11 +35,11 @@ SENTINEL_ACL: Final = (
 _SLOTS: Final = 16384
 
 AnnouncedPort = Callable[[int], int]
-"""The port at which a server is reached that listens on a port; another one where a proxy stands before it."""
+"""Maps the port on which a server listens to the port that clients use; they differ behind a proxy."""
 
 
 def same_port(port: int) -> int:
-    """Without a proxy."""
+    """For servers without a proxy."""
     return port
 
 
@@ -47,14 +47,14 @@ _FAST_SYNC: Final = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-per
 
 
 class Deployment:
-    """One or several servers that an address leads to."""
+    """One or several servers behind one URL."""
 
     def __init__(self, url: str, servers: Sequence[RedisServer]) -> None:
         self.url = url
         self.servers = servers
 
     async def start(self) -> None:
-        """Returns once it can do all it is there for. Raises CannotStartError, for a port that is taken."""
+        """Returns once it is fully usable. Raises CannotStartError if a port is in use."""
         await asyncio.gather(*(server.start() for server in self.servers))
 
     def remove(self) -> None:
@@ -62,7 +62,7 @@ class Deployment:
             server.remove()
 
     async def primary_of_key(self, key: str) -> RedisServer:
-        """The server that a key is written to."""
+        """The server to which a key is written."""
         return self.servers[0]
 
     async def primaries(self) -> list[RedisServer]:
@@ -70,25 +70,25 @@ class Deployment:
         return [self.servers[0]]
 
     async def is_healthy(self) -> bool:
-        """Whether every server is there, and all agree on which are primaries and which their replicas."""
+        """Whether every server is up, and all agree which are primaries and which are replicas."""
         return bool(await self.servers[0].command("PING"))
 
 
 class SentinelGroup(Deployment):
-    """A master, a replica, and three Sentinels that replace it half a second after it has died."""
+    """A master, a replica, and three Sentinels that fail over 1.5 seconds after the master has died."""
 
     def __init__(self, *options: str, announced: AnnouncedPort = same_port) -> None:
-        """`options`: of the master and the replica."""
+        """`options` apply to the master and the replica."""
         ports = (free_port(), free_port())
         self._port_of = {announced(port): port for port in ports}
-        reached = announced(ports[0])
-        known = (*_FAST_SYNC, "--user", "roundhouse", *MINIMAL_ACL, *options)
+        master_port = announced(ports[0])
+        common_options = (*_FAST_SYNC, "--user", "roundhouse", *MINIMAL_ACL, *options)
         master, replica = (
-            RedisServer(*known, "--replica-announce-port", str(announced(port)), *more, port=port)
-            for port, more in zip(ports, ((), ("--replicaof", "127.0.0.1", str(reached))), strict=True)
+            RedisServer(*common_options, "--replica-announce-port", str(announced(port)), *extra_options, port=port)
+            for port, extra_options in zip(ports, ((), ("--replicaof", "127.0.0.1", str(master_port))), strict=True)
         )
         conf = (
-            f"sentinel monitor {SERVICE} 127.0.0.1 {reached} 2\n"
+            f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} 1500\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
             f"user asker {' '.join(SENTINEL_ACL)}\n"
@@ -96,12 +96,12 @@ class SentinelGroup(Deployment):
         self.sentinels = [RedisServer("--sentinel", port=free_port(), conf=conf) for _ in range(3)]
         self._data = [master, replica]
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        asker = "sentinel_username=asker&sentinel_password=ask"
-        super().__init__(f"redis+sentinel://{USER}@{hosts}/{SERVICE}?{asker}", [*self._data, *self.sentinels])
+        sentinel_login = "sentinel_username=asker&sentinel_password=ask"
+        super().__init__(f"redis+sentinel://{USER}@{hosts}/{SERVICE}?{sentinel_login}", [*self._data, *self.sentinels])
 
     async def start(self) -> None:
         await asyncio.gather(*(server.start() for server in self._data))
-        # A Sentinel looks again at a replica that is not ready after ten seconds only.
+        # Replication first: a Sentinel checks a replica that is not ready again only after ten seconds.
         await eventually(self._is_replicated)
         await asyncio.gather(*(sentinel.start() for sentinel in self.sentinels))
         for sentinel in self.sentinels:
@@ -141,19 +141,20 @@ class SentinelGroup(Deployment):
 
 
 class Cluster(Deployment):
-    """Three primaries with a replica each."""
+    """Three primaries with one replica each."""
 
     def __init__(
         self, *options: str, primaries: int = 3, replicas: int = 3, announced: AnnouncedPort = same_port
     ) -> None:
-        known = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_FAST_SYNC, *options)
-        rights = ("--user", "roundhouse", *MINIMAL_ACL)
+        cluster_options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_FAST_SYNC, *options)
+        acl_options = ("--user", "roundhouse", *MINIMAL_ACL)
         ports: set[int] = set()
         while len(ports) < primaries + replicas:
             ports.add(_free_cluster_port())
         self._port_of = {announced(port): port for port in ports}
         servers = [
-            RedisServer(*known, *rights, "--cluster-announce-port", str(announced(port)), port=port) for port in ports
+            RedisServer(*cluster_options, *acl_options, "--cluster-announce-port", str(announced(port)), port=port)
+            for port in ports
         ]
         self._primaries, self._replicas = servers[:primaries], servers[primaries:]
         hosts = ",".join(f"127.0.0.1:{announced(server.port)}" for server in servers[:2])
@@ -162,8 +163,10 @@ class Cluster(Deployment):
     async def start(self) -> None:
         await super().start()
         first = self.servers[0]
+        # Rounded up, so that the last primary covers the rest of the slots.
         share = -(-_SLOTS // len(self._primaries))
         for number, server in enumerate(self.servers):
+            # Distinct epochs, as redis-cli sets them: nodes with equal epochs have to resolve the conflict first.
             await server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for number, server in enumerate(self._primaries):
             await server.command("CLUSTER", "ADDSLOTS", *range(number * share, min(_SLOTS, (number + 1) * share)))
@@ -178,23 +181,23 @@ class Cluster(Deployment):
 
     @staticmethod
     def slot(key: str) -> int:
-        found: int = key_slot(key.encode())
-        return found
+        slot: int = key_slot(key.encode())
+        return slot
 
     async def primary_of_key(self, key: str) -> RedisServer:
         return await self.primary_of_slot(self.slot(key))
 
     async def primary_of_slot(self, slot: int) -> RedisServer:
-        """The primary of a slot, as a living server sees it."""
-        asked = next(server for server in self.servers if server.is_running)
-        for start, stop, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS"):
+        """The primary of a slot, as seen by a running server."""
+        node = next(server for server in self.servers if server.is_running)
+        for start, stop, (_, port, *_), *_ in await node.command("CLUSTER", "SLOTS"):
             if start <= slot <= stop:
                 return next(server for server in self.servers if server.port == self._port_of[port])
         raise AssertionError(slot)
 
     async def primaries(self) -> list[RedisServer]:
-        asked = next(server for server in self.servers if server.is_running)
-        ports = {port for _, _, (_, port, *_), *_ in await asked.command("CLUSTER", "SLOTS")}
+        node = next(server for server in self.servers if server.is_running)
+        ports = {port for _, _, (_, port, *_), *_ in await node.command("CLUSTER", "SLOTS")}
         return [server for server in self.servers if server.port in {self._port_of[port] for port in ports}]
 
     async def is_healthy(self) -> bool:
@@ -205,16 +208,17 @@ class Cluster(Deployment):
             if replication["role"] != "master" and not _is_linked(replication):
                 return False
             slots = await server.command("CLUSTER", "SLOTS")
-            if sum(len(held) - 3 for held in slots) < len(self._replicas):
+            # A slot range is start, end, primary and then its replicas.
+            if sum(len(slot_range) - 3 for slot_range in slots) < len(self._replicas):
                 return False
         return True
 
     async def id_of(self, server: RedisServer) -> str:
-        found: str = await server.command("CLUSTER", "MYID")
-        return found
+        node_id: str = await server.command("CLUSTER", "MYID")
+        return node_id
 
     async def move_slot(self, slot: int, source: RedisServer, target: RedisServer) -> None:
-        """Hands a slot over, with its keys, as `redis-cli --cluster reshard` does it."""
+        """Moves a slot with its keys, as `redis-cli --cluster reshard` does."""
         source_id, target_id = await self.id_of(source), await self.id_of(target)
         await target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
         await source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
@@ -230,11 +234,13 @@ class Cluster(Deployment):
         replication = await server.command("INFO", "replication")
         if server in self._replicas and replication.get("master_link_status") != "up":
             return False
-        return sum(len(held) - 3 for held in await server.command("CLUSTER", "SLOTS")) == len(self._replicas)
+        return sum(len(slot_range) - 3 for slot_range in await server.command("CLUSTER", "SLOTS")) == len(
+            self._replicas
+        )
 
 
 class TlsCertificate:
-    """A certificate made on the spot: the authority's, the server's and the client's at once."""
+    """A new certificate, used as the authority's, the server's and the client's."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rh-"))
@@ -247,13 +253,13 @@ class TlsCertificate:
         )  # fmt: skip
 
     def options(self, port: int) -> tuple[str, ...]:
-        """For a server that wants a certificate of its clients, too."""
+        """Options for a server that requires client certificates."""
         return ("--tls-port", str(port), "--tls-cert-file", str(self.certificate), "--tls-key-file", str(self.key),
                 "--tls-ca-cert-file", str(self.certificate), "--tls-auth-clients", "yes")  # fmt: skip
 
     @property
     def query(self) -> str:
-        """The same for a client, as it stands in an address."""
+        """The client's options, as written in a URL."""
         return f"ssl_ca_certs={self.certificate}&ssl_certfile={self.certificate}&ssl_keyfile={self.key}"
 
     def remove(self) -> None:
@@ -273,7 +279,7 @@ class TLSServer(Deployment):
 
 
 class TLSSentinel(Deployment):
-    """A master and one Sentinel, all with TLS."""
+    """A master and one Sentinel, both with TLS."""
 
     def __init__(self) -> None:
         self.tls = TlsCertificate()
@@ -316,7 +322,7 @@ def tcp_server(*options: str, program: str = "redis-server", announced: Announce
 
 
 def acl_server() -> Deployment:
-    """One server, and a user who can do what the router needs and nothing else."""
+    """One server, with a user that has only the rights that the router needs."""
     server = RedisServer("--user", "roundhouse", *MINIMAL_ACL, port=free_port())
     return Deployment(f"redis://{USER}@127.0.0.1:{server.port}/0", [server])
 
@@ -340,24 +346,25 @@ DEPLOYMENTS: Final[Mapping[str, Callable[[], Deployment]]] = {
 }
 
 StartDeployment = Callable[[str], Awaitable[Any]]
-"""Gives a deployment of its own to a test that breaks it, by its name."""
+"""Starts a deployment by its name, for a test that breaks it."""
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Why a deployment cannot be had on this machine."""
+    """The reason why a deployment cannot run on this machine, if there is one."""
     if name == "valkey" and which("valkey-server") is None:
         return "there is no valkey-server on this machine"
     if name.startswith("tls"):
         if which("openssl") is None:
             return "there is no openssl on this machine to make certificates with"
-        argv = [find_program("redis-server"), "--port", "0", "--tls-port", "0"]  # ends at once, either way
+        argv = [find_program("redis-server"), "--port", "0", "--tls-port", "0"]  # exits at once in either case
         if b"Bad directive" in subprocess.run(argv, capture_output=True, check=False, timeout=10).stderr:
             return "this machine's Redis was built without TLS"
     return None
 
 
 async def start_deployment(name: str) -> Deployment:
-    """Starts one, on other ports where somebody has been quicker to take one of them."""
+    """Starts a deployment; tries other ports if another process has taken one of them."""
+    # free_port() and the server's bind are not atomic.
     for _ in range(4):
         deployment = DEPLOYMENTS[name]()
         try:
@@ -385,10 +392,10 @@ def _pairs(reply: Any) -> dict[str, Any]:
 
 
 def _free_cluster_port() -> int:
-    """A free port whose neighbour 10000 ports above, for the cluster's bus, is free as well."""
+    """A free port p for which p + 10000, the port of the cluster bus, is free too."""
     while True:
         port = free_port()
-        if port > 55_000:
+        if port > 55_000:  # the bus port would exceed 65535
             continue
         with socket.socket() as bus:
             try:

@@ -1,4 +1,4 @@
-"""Fixtures that give a test every way in which people run Redis; all are started at once, when the first is wanted."""
+"""Fixtures for every Redis deployment; all of them start together, when the first one is needed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,29 +17,29 @@ from tests.support.redis_deployments import (
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def started() -> AsyncIterator[dict[str, Deployment | str]]:
-    """Each deployment by its name, or why there is none."""
+    """Each deployment by its name, or the reason why it is unavailable."""
     reasons = {name: unavailable_reason(name) for name in DEPLOYMENTS}
     names = [name for name, reason in reasons.items() if reason is None]
     running = dict(zip(names, await asyncio.gather(*map(start_deployment, names)), strict=True))
     try:
         yield {**{name: reason for name, reason in reasons.items() if reason is not None}, **running}
     finally:
-        for one in running.values():
-            one.remove()
+        for started_deployment in running.values():
+            started_deployment.remove()
 
 
 @pytest.fixture(params=DEPLOYMENTS)
 def deployment(request: pytest.FixtureRequest, started: dict[str, Deployment | str]) -> Deployment:
-    """Each way to run Redis in turn; what a test leaves there, the next finds."""
-    found = started[request.param]
-    if isinstance(found, str):
-        pytest.skip(found)
-    return found
+    """Each deployment in turn; it keeps its data from test to test."""
+    running = started[request.param]
+    if isinstance(running, str):
+        pytest.skip(running)
+    return running
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def start_own() -> AsyncIterator[StartDeployment]:
-    """Starts a deployment to break."""
+    """Starts a deployment that the test may break."""
     own: list[Deployment] = []
 
     async def start(name: str) -> Deployment:
@@ -47,5 +47,5 @@ async def start_own() -> AsyncIterator[StartDeployment]:
         return own[-1]
 
     yield start
-    for one in own:
-        one.remove()
+    for own_deployment in own:
+        own_deployment.remove()

@@ -1,4 +1,4 @@
-"""A real Redis for tests: to read, to freeze and to kill."""
+"""A real Redis for tests to read, freeze and kill."""
 
 import asyncio
 import os
@@ -16,17 +16,18 @@ from tests.support.waiting import eventually
 
 
 class CannotStartError(Exception):
-    """The server ended instead of starting: a port is taken, or it does not know one of its options."""
+    """The server exited instead of starting: a port is in use, or an option is unknown."""
 
 
 class RedisServer:
-    """A redis-server of its own on a Unix socket; `kill` and `start` bring it back, empty, at the same place.
+    """A redis-server on its own Unix socket; `kill` and `start` restart it at the same place, empty.
 
-    `port`: where it listens too; `program`: what is started; `conf`: the text of its configuration file.
+    `port`: a TCP port to listen on as well; `program`: the program to start; `conf`: the text of its configuration
+    file.
     """
 
     def __init__(self, *options: str, port: int = 0, program: str = "redis-server", conf: str | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rh-"))  # a socket's path must be short
+        self.folder = Path(tempfile.mkdtemp(prefix="rh-"))  # a Unix socket's path is limited to about 100 bytes
         self.socket = self.folder / "redis.sock"
         self.url = f"unix://{self.socket}"
         self.port = port
@@ -43,7 +44,7 @@ class RedisServer:
         await eventually(self._answers_ping)
 
     async def command(self, *words: str | int) -> Any:
-        """Sends it a command; its reply, as redis-py gives it. Raises redis.exceptions.ResponseError."""
+        """Executes a command; returns redis-py's reply. Raises redis.exceptions.ResponseError."""
         client: Any = aioredis.Redis.from_url(self.url, decode_responses=True)
         try:
             return await client.execute_command(*words)
@@ -51,7 +52,7 @@ class RedisServer:
             await client.aclose()
 
     async def command_bytes(self, *words: str | int) -> Any:
-        """The same, with bytes in the reply as they are."""
+        """Like `command`, but without decoding the reply."""
         client: Any = aioredis.Redis.from_url(self.url)
         try:
             return await client.execute_command(*words)
@@ -63,14 +64,14 @@ class RedisServer:
         return self._process is not None
 
     def freeze(self) -> None:
-        """Connections are accepted by the kernel, and nobody answers."""
+        """Stops the process: the kernel still accepts connections, but there are no replies."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it as a crash would."""
+        """Ends it like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -78,7 +79,7 @@ class RedisServer:
             self._process = None
 
     def remove(self) -> None:
-        """Ends it, and leaves nothing behind."""
+        """Ends it and removes its files."""
         self.kill()
         shutil.rmtree(self.folder)
 
@@ -103,6 +104,6 @@ class RedisServer:
         except OSError:
             return False
         writer.write(b"PING\r\n")
-        answer = await reader.readline()
+        reply = await reader.readline()
         writer.close()
-        return answer == b"+PONG\r\n"
+        return reply == b"+PONG\r\n"

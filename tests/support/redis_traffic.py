@@ -1,4 +1,4 @@
-"""Commands that go over a link without a pause, while something is done to Redis."""
+"""Continuous commands over a Redis backend, while a test injects faults into Redis."""
 
 import asyncio
 from collections import deque
@@ -14,15 +14,15 @@ from router.net.tasks import cancel_and_wait
 
 KEYS = [f"rh:1:traffic:{number}" for number in range(60)]
 TIMEOUT = 0.3
-"""Seconds that each batch may take."""
+"""Timeout of a batch, in seconds."""
 
 
 class RedisTraffic:
-    """Writes and reads all of KEYS again and again; every value says which key it belongs to and when it was written.
+    """Writes and reads all of KEYS repeatedly; each value names its key and the batch that wrote it.
 
-    - `wrong`: replies that were not those to their commands. `refused`: what Redis said instead of replies.
-    - `batches`, `failed`: how many there were, and in how many not all went well.
-    - `slowest`: seconds that the slowest batch took.
+    - `mismatches`: replies that belong to other commands. `error_codes`: of Redis' error replies.
+    - `batches`, `failed`: number of batches, and of those in which not all commands succeeded.
+    - `slowest`: seconds of the slowest batch.
     """
 
     def __init__(self, backend: RedisBackend) -> None:
@@ -47,18 +47,18 @@ class RedisTraffic:
             self._task.result()
 
     def healthy_since(self, moment: float) -> bool:
-        """Whether all has gone well in the last batches, which began after a moment of the loop's clock."""
+        """Whether the last batches have all succeeded and started after this time of the loop's clock."""
         return len(self._successes) == self._successes.maxlen and self._successes[0] > moment
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             self.batches += 1
-            began = clock()
-            well = await self._run_batch(self.batches)
-            self.slowest = max(self.slowest, clock() - began)
-            if well:
-                self._successes.append(began)
+            started = clock()
+            succeeded = await self._run_batch(self.batches)
+            self.slowest = max(self.slowest, clock() - started)
+            if succeeded:
+                self._successes.append(started)
             else:
                 self.failed += 1
                 self._successes.clear()
@@ -74,13 +74,15 @@ class RedisTraffic:
             replies = await self._backend.execute(commands, TIMEOUT)
         except RedisBackendError:
             return False
-        well = True
+        succeeded = True
         for at, key in enumerate(keys):
-            written, *read = replies[3 * at : 3 * at + 3]
-            faults = [reply for reply in (written, *read) if isinstance(reply, RedisBackendError | ResponseError)]
-            self.error_codes.update(str(fault).split()[0] for fault in faults if isinstance(fault, ResponseError))
-            well = well and not faults
-            if not isinstance(written, RedisBackendError | ResponseError):
-                right = f"{key}={number}".encode()
-                self.mismatches += [reply for reply in read if reply not in (right, *faults)]
-        return well
+            write_reply, *read_replies = replies[3 * at : 3 * at + 3]
+            errors = [
+                reply for reply in (write_reply, *read_replies) if isinstance(reply, RedisBackendError | ResponseError)
+            ]
+            self.error_codes.update(str(error).split()[0] for error in errors if isinstance(error, ResponseError))
+            succeeded = succeeded and not errors
+            if not isinstance(write_reply, RedisBackendError | ResponseError):
+                expected = f"{key}={number}".encode()
+                self.mismatches += [reply for reply in read_replies if reply not in (expected, *errors)]
+        return succeeded

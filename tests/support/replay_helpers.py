@@ -1,4 +1,4 @@
-"""Answers and what becomes of them when they are replayed, for the tests of replaying."""
+"""Responses and their replays, for the tests of replaying."""
 
 import json
 from typing import Any, Final
@@ -39,26 +39,26 @@ TOOL_CALLS: Final = [
 ]
 
 
-def replay_json(recording: RecordedResponse, asked: InferenceRequest = CHAT) -> Any:
-    """What a recording says, as whoever asks the same without a stream gets it."""
-    return json.loads(replay(recording, replace(asked, stream=False)) or b"null")
+def replay_json(recording: RecordedResponse, request: InferenceRequest = CHAT) -> Any:
+    """The JSON that a client without streaming receives from a recording."""
+    return json.loads(replay(recording, replace(request, stream=False)) or b"null")
 
 
 def record_and_replay_json(*events: Any, asked: InferenceRequest = STREAM) -> Any:
-    """The JSON answer that a stream's entry gives; None where it has none."""
+    """The JSON response that the entry of a stream gives; None if it gives none."""
     return replay_json(recorded_response(record_stream(sse_stream(*events)), asked))
 
 
 def stream_events(sent: bytes | None) -> list[Any]:
-    """What a stream says, without its end, which it must have."""
+    """The events of a stream, which must end with `[DONE]`."""
     assert sent is not None
     *frames, done = split_events(sent)
     assert done == DONE
-    return [json.loads(payload(one) or b"") for one in frames]
+    return [json.loads(payload(frame) or b"") for frame in frames]
 
 
 def entry_of_body(answer: Any, asked: InferenceRequest = CHAT) -> Entry:
-    """The entry of a JSON answer."""
+    """The entry of a JSON response."""
     recording = record_body(asked, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse), recording
     return entry_from(recording)
@@ -74,14 +74,14 @@ def response_choice(index: int = 0, finish: str = "stop", *, beside: Any = None,
 
 
 def without_nulls(value: Any) -> Any:
-    """JSON without its nulls: that a field is null says no more than that it is not there."""
+    """JSON without its nulls: a null field means the same as an absent one."""
     if isinstance(value, dict):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def round_trip(body: Any, asked: InferenceRequest = CHAT) -> Any:
-    """A JSON answer that was replayed as a stream, which was recorded and replayed as JSON."""
+    """A JSON response after a replay as a stream, whose recording is replayed as JSON."""
     streaming = completion(stream=True, n=asked.fields.get("n", 1))
     if asked.endpoint is Endpoint.CHAT:
         streaming = chat(stream=True, n=asked.fields.get("n", 1))

@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: Redis and engines are started once, the router anew for each test.
+"""Fixtures of the integration tests: Redis and engines start once, the router for each test.
 
 They live on the session's event loop, so a module that uses them is marked `pytest.mark.asyncio(loop_scope="session")`.
 """
@@ -29,7 +29,7 @@ from tests.support.simulated_engine import SimulatedEngine
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis_server() -> AsyncIterator[RedisServer]:
-    """A Redis for all tests that leave it as it is."""
+    """A Redis that all tests share; a test must not break it."""
     server = RedisServer()
     try:
         await server.start()
@@ -40,7 +40,7 @@ async def redis_server() -> AsyncIterator[RedisServer]:
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis to freeze and to kill; the test starts it."""
+    """A Redis that the test may freeze and kill; the test starts it."""
     server = RedisServer()
     yield server
     server.remove()
@@ -60,24 +60,25 @@ async def running_engines() -> AsyncIterator[EngineSet]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engines(running_engines: EngineSet) -> AsyncIterator[EngineSet]:
-    """Engines without a fault; they count on from test to test."""
+    """Engines without faults; their counters continue from test to test."""
     yield running_engines
     await asyncio.gather(*(engine.clear_faults() for engine in running_engines))
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def redis(redis_server: RedisServer) -> AsyncIterator["aioredis.Redis"]:
-    """A client of a Redis that is empty."""
+    """A client of an empty Redis."""
     client: Any = aioredis.Redis.from_url(redis_server.url, decode_responses=True)
     await client.flushall()
     yield client
+    # Tests lower it to make Redis refuse writes.
     await client.config_set("maxmemory", 0)
     await client.aclose()
 
 
 @pytest.fixture
 def config(redis_server: RedisServer, engines: EngineSet) -> str:
-    """The usual configuration."""
+    """The default configuration."""
     return router_config(redis_server.url, engines.as_config())
 
 
@@ -94,13 +95,13 @@ async def make_router(redis: "aioredis.Redis") -> AsyncIterator[MakeRouter]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def router(config: str, make_router: MakeRouter) -> RouterServer:
-    """The router with the usual configuration and an empty Redis."""
+    """A router with the default configuration and an empty Redis."""
     return await make_router(config)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[ScriptedRouter]:
-    """Starts a router with one engine for llama that says these pieces; `rest` goes to the configuration."""
+    """Starts a router with one engine for llama that sends these chunks; `rest` is appended to the configuration."""
     started: list[ScriptedEngine] = []
 
     async def make(
@@ -119,7 +120,7 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(redis_server: RedisServer, redis: "aioredis.Redis") -> AsyncIterator[Any]:
-    """A client of a Redis that is empty, as the router and its commands open theirs."""
-    opened = open_client(redis_server.url, timeout=5)
-    yield opened
-    await opened.aclose()
+    """A client of an empty Redis, opened as the router and its commands open theirs."""
+    redis_client = open_client(redis_server.url, timeout=5)
+    yield redis_client
+    await redis_client.aclose()

@@ -1,4 +1,4 @@
-"""Two routers before one engine, at the default timeouts: one that leads, and one that follows."""
+"""Two routers with one engine, at the default timeouts: a leader and a follower."""
 
 import re
 from typing import Final
@@ -18,7 +18,7 @@ ANSWER: Final = (
 
 
 class RouterPair:
-    """A router that leads, whose connections go through a proxy, one that follows, and their engine."""
+    """A leader whose Redis connections go through a proxy, a follower, and their engine."""
 
     def __init__(self, leader: RouterServer, follower: RouterServer, engine: ScriptedEngine, proxy: FaultProxy) -> None:
         self.leader = leader
@@ -41,7 +41,7 @@ class RouterPair:
 
 
 def pair_config(url: str, engine: ScriptedEngine, cache: str = "") -> str:
-    """A configuration in which Redis has the time that it has by default."""
+    """A configuration with the default timeouts for Redis."""
     rest = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]'
-    made = router_config(url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
-    return re.sub(r'(timeout|retry) = "\d+ms"\n', "", made)
+    config = router_config(url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
+    return re.sub(r'(timeout|retry) = "\d+ms"\n', "", config)

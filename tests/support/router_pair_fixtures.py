@@ -1,4 +1,4 @@
-"""The fixture of two routers before one engine; see router_pair. It needs router_fixtures as well."""
+"""The fixture of two routers with one engine; see router_pair. It also needs router_fixtures."""
 
 from collections.abc import AsyncIterator
 
@@ -18,13 +18,13 @@ async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator
     await proxy.start()
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
-    made = RouterPair(
+    router_pair = RouterPair(
         await make_router(pair_config(proxy.url, engine)),
         await make_router(pair_config(own_redis.url, engine)),
         engine,
         proxy,
     )
-    yield made
+    yield router_pair
     await proxy.release()
     await engine.stop()
     await proxy.stop()

@@ -1,4 +1,4 @@
-"""`roundhouse serve` as processes of their own, for tests: to kill, to freeze and to start again."""
+"""`roundhouse serve` in its own processes, for tests that kill, freeze and restart it."""
 
 import contextlib
 import os
@@ -20,15 +20,15 @@ def http_client(url: str) -> httpx.AsyncClient:
 
 
 class RouterProcess:
-    """A router, with its workers if it has several; whatever is done to it is done to all of them.
+    """A router with its workers; signals reach all of them.
 
-    It is always at the same port, and everything that it ever says is in `log`.
+    Its port stays the same across restarts, and `log` has all output.
     """
 
     process: "subprocess.Popen[bytes]"
 
     def __init__(self, folder: Path, text: str, *, name: str = "serve") -> None:
-        """`text` is the configuration's, without a port; `name` is that of the log."""
+        """`text` is the configuration without a port; `name` is the name of the log."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
@@ -36,14 +36,14 @@ class RouterProcess:
         self.write_config(text)
 
     def write_config(self, text: str | None) -> None:
-        """Another configuration in the place of the one that it was started with; None takes the file away."""
+        """Replaces its configuration file; None removes the file."""
         if text is None:
             self.config.unlink()
         else:
             self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
 
     def start(self, stdin: int = subprocess.DEVNULL, argv: Sequence[str] = ()) -> None:
-        """`argv`: what is run in place of the command."""
+        """`argv`: a program to run instead of the command."""
         argv = argv or [*ROUNDHOUSE, "serve", "-c", str(self.config)]
         with self.log.open("ab") as log:
             # In a group of its own, so that one signal reaches its workers too.
@@ -66,25 +66,25 @@ class RouterProcess:
             await eventually(answers)
 
     def worker_pids(self) -> set[int]:
-        """The process ids of its workers; none where it has but one, or where the machine has no /proc."""
-        found = set()
+        """The process ids of its workers; empty with a single worker, or on a machine without /proc."""
+        pids = set()
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             try:
-                found |= {int(pid) for pid in task.read_text().split() if b"spawn_main" in _command_line(pid)}
-            except OSError:  # it has ended meanwhile
+                pids |= {int(pid) for pid in task.read_text().split() if b"spawn_main" in _command_line(pid)}
+            except OSError:  # it has exited meanwhile
                 continue
-        return found
+        return pids
 
     def send_signal(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
     def kill_worker(self, worker: int) -> None:
-        """Ends one of its workers as a crash would."""
+        """Kills one of its workers, like a crash."""
         assert worker in self.worker_pids()
         os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Ends it as a crash would; does nothing where it has ended."""
+        """Kills it, like a crash; does nothing if it has exited."""
         with contextlib.suppress(ProcessLookupError):
             self.send_signal(signal.SIGKILL)
         self.process.wait()

@@ -33,7 +33,7 @@ _SERVED_MODELS = {"llama": LLAMA, "mistral": MISTRAL}
 def router_config(
     redis_url: str, engines: Mapping[str, tuple[str, str, str]], *, cache: str = "", router: str = "", rest: str = ""
 ) -> str:
-    """A configuration as TOML. `engines`: by name, the model, the task and the url; other texts go in as they are."""
+    """A configuration in TOML. `engines`: by name, the model, task and URL; other texts are inserted verbatim."""
     models = dict.fromkeys(model for model, _, _ in engines.values())
     tables = [
         f"[router]\n{router}" if "drain" in router else f'[router]\ndrain = "0s"\n{router}',
@@ -49,15 +49,15 @@ def router_config(
 
 
 def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
-    """The same configuration, in which a model has a fallback."""
+    """The same configuration, with a fallback for a model."""
     return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
 
 
 class RouterServer:
-    """The real application, served by uvicorn on a free port of this machine; `http` is a client of it."""
+    """The real application, served by uvicorn on a free local port; `http` is a client for it."""
 
     def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
-        """`text` is the configuration's; with the usual randomness, no other engine than the best is tried."""
+        """`text` is the configuration; with the default `random`, only the best engine is tried."""
         settings = parse(text, {})
         self.application = build(settings, random=random)
         protocol = partial(
@@ -74,7 +74,7 @@ class RouterServer:
 
     async def start(self) -> None:
         logging.getLogger("uvicorn.error").addHandler(self._error_log)
-        # Without the protocol's number asyncio would not set TCP_NODELAY, and every answer would take 40 ms.
+        # asyncio sets TCP_NODELAY only with an explicit protocol number; without it every response takes 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -85,7 +85,7 @@ class RouterServer:
         self.http = _client(self.url)
 
     async def stop(self) -> None:
-        """Ends it; fails if a request ended in a traceback."""
+        """Stops it; fails if a request ended in a traceback."""
         await self.http.aclose()
         async with asyncio.timeout(TEST_TIMEOUT):
             for server in self._server.servers:
@@ -113,29 +113,29 @@ class RouterServer:
         return int(self.url.rpartition(":")[2])
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """Sends a body, as JSON unless it is bytes; underscores in the names of headers stand for hyphens."""
+        """Sends a body, as JSON unless it is bytes; underscores in header names become hyphens."""
         content = body if isinstance(body, bytes) else None
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.http.post(path, json=None if content is not None else body, content=content, headers=named)
+        renamed = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post(path, json=None if content is not None else body, content=content, headers=renamed)
 
     async def chat(self, prompt: str, *, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
-        """Asks the model llama, unless the fields say otherwise, and reads the whole answer."""
+        """Sends a chat request, for the model llama by default, and reads the complete response."""
         return await self.http.post("/v1/chat/completions", json=chat_body(prompt, **fields), headers=headers)
 
     async def metrics(self) -> dict[str, float]:
-        """The samples of /metrics, each under its name and labels as they are written there."""
+        """The samples of /metrics by name and labels, as written there."""
         text = (await self.http.get("/metrics")).raise_for_status().text
         samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
 
 def _client(url: str) -> httpx.AsyncClient:
-    # Without `verify`, since reading the machine's certificates would take longer than most tests.
+    # verify=False: loading the machine's certificates takes longer than most tests.
     return httpx.AsyncClient(base_url=url, timeout=TEST_TIMEOUT, trust_env=False, verify=False)
 
 
 class _ErrorLog(logging.Handler):
-    """Notes what uvicorn says of applications that raise."""
+    """Collects what uvicorn logs for applications that raise."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -151,14 +151,14 @@ def chat_body(prompt: str, **fields: Any) -> dict[str, Any]:
 
 
 class EngineSet(NamedTuple):
-    """The engines of the usual configuration."""
+    """The engines of the default configuration."""
 
     chat: SimulatedEngine
     code: SimulatedEngine
     mistral: SimulatedEngine
 
     def as_config(self) -> dict[str, tuple[str, str, str]]:
-        """As serving.configuration wants them."""
+        """As `router_config` takes them."""
         return {
             "llama-chat": ("llama", "chat", self.chat.url),
             "llama-code": ("llama", "code", self.code.url),

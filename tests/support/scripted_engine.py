@@ -1,15 +1,15 @@
-"""An engine that says its lines, byte for byte."""
+"""An engine that sends given bytes."""
 
 import asyncio
 from typing import Any
 
 
 class ScriptedEngine:
-    """An HTTP server that answers every POST with the same pieces, an HTTP chunk each, and then ends or holds still.
+    """An HTTP server that sends the same pieces, an HTTP chunk each, to every POST, and then ends or holds the stream.
 
-    - `heads` and `bodies` are what it was sent.
-    - `left` is set when a client has closed the connection before the answer was whole.
-    - Where it is `paced`, each piece but the first waits until `go` has been released once for it.
+    - `heads` and `bodies` are the requests that it received.
+    - `client_disconnected` is set when a client closes the connection before the response is complete.
+    - If it is `paced`, each piece but the first waits for a release of `chunk_permits`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ScriptedEngine:
                 else:
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the client has left
+            pass  # the client has disconnected
         finally:
             writer.close()
 
@@ -62,28 +62,28 @@ class ScriptedEngine:
             b"HTTP/1.1 %d OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (self.status, self._type)
         )
         await writer.drain()
-        leaves = asyncio.ensure_future(reader.read(1)) if self.paced else None
+        disconnect = asyncio.ensure_future(reader.read(1)) if self.paced else None
         for number, piece in enumerate(self.pieces):
-            if leaves is not None and number > 0:
-                await self._wait_for_permit(leaves)
+            if disconnect is not None and number > 0:
+                await self._wait_for_permit(disconnect)
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
             await asyncio.sleep(0)
-        if leaves is not None:
-            leaves.cancel()
-            await asyncio.wait([leaves])
+        if disconnect is not None:
+            disconnect.cancel()
+            await asyncio.wait([disconnect])
         if self.hold:
             await reader.read()
             self.client_disconnected.set()
             raise ConnectionResetError
         writer.write(b"0\r\n\r\n")
 
-    async def _wait_for_permit(self, leaves: "asyncio.Future[bytes]") -> None:
-        going = asyncio.ensure_future(self.chunk_permits.acquire())
-        either: list[asyncio.Future[Any]] = [going, leaves]
+    async def _wait_for_permit(self, disconnect: "asyncio.Future[bytes]") -> None:
+        permit = asyncio.ensure_future(self.chunk_permits.acquire())
+        either: list[asyncio.Future[Any]] = [permit, disconnect]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if leaves.done():
-            going.cancel()
+        if disconnect.done():
+            permit.cancel()
             self.client_disconnected.set()
             raise ConnectionResetError
 

@@ -1,8 +1,8 @@
-"""A simulated engine as a process of its own, for tests.
+"""A simulated engine in its own process, for tests.
 
 async with SimulatedEngine(model="llama") as engine:
-    await engine.faults({"fault": "stall", "after": 3})
-    ...  # talk to engine.url
+    await engine.set_faults({"fault": "stall", "after": 3})
+    ...  # send requests to engine.url
     await engine.stats(aborted=1)  # waits until one generation was aborted
 """
 
@@ -22,7 +22,7 @@ READY = "simulator ready at "
 class SimulatedEngine:
     """Runs `python -m engines.simulator` on a free port; options are the command's, with underscores.
 
-    A tuple is several values of one option, True an option without a value, None leaves the option out.
+    A tuple is several values of one option, True is an option without a value, None leaves the option out.
     """
 
     def __init__(self, model: str = "simulated", **options: object) -> None:
@@ -43,23 +43,21 @@ class SimulatedEngine:
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
         return self._running_process().pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended, by itself or otherwise."""
+        """Whether it was started and has not exited, on its own or otherwise."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
         return int(self.url.rsplit(":", 1)[1])
 
     async def start(self) -> None:
-        """Start it and wait until it accepts connections; after a stop, it comes back on the same port.
+        """Starts it and waits until it accepts connections; after a stop, it uses the same port again.
 
-        Raises RuntimeError where it ends instead.
+        Raises RuntimeError if it exits instead.
         """
         if self.url:
             self._options["port"] = self.port
@@ -73,51 +71,49 @@ class SimulatedEngine:
         self.url = line.removeprefix(READY).strip()
 
     async def stop(self) -> int:
-        """End it as an operator would (SIGTERM); returns its exit code. Stopping twice does nothing."""
+        """Stops it with SIGTERM, as an operator does; returns its exit code. Stopping twice does nothing."""
         await self._client.aclose()
         self._client = httpx.AsyncClient(timeout=15)
         return await self._terminate(signal.SIGTERM)
 
     async def kill(self) -> int:
-        """End it at once (SIGKILL), as a crash would."""
+        """Kills it (SIGKILL), like a crash."""
         return await self._terminate(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Let it hang (SIGSTOP): connections are accepted by the kernel, and nobody answers."""
+        """Stops the process (SIGSTOP): the kernel still accepts connections, but there are no responses."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on after `freeze`."""
         os.kill(self.pid, signal.SIGCONT)
 
     async def wait_for_exit(self) -> int:
-        """Wait until it ended by itself; returns its exit code."""
+        """Waits until it exits on its own; returns its exit code."""
         return await self._running_process().wait()
 
     async def set_faults(self, *faults: dict[str, object]) -> None:
-        """Set faults, see docs/simulator.md."""
+        """Sets faults; see docs/simulator.md."""
         (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
 
     async def clear_faults(self) -> None:
-        """Clear all faults."""
         (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
 
     async def stats(self, **goals: int) -> dict[str, Any]:
         """Counts and the last requests; with goals, once these counts are reached (`in_flight` exactly)."""
         response = (await self._client.get(f"{self.url}/_sim/stats", params=goals)).raise_for_status()
-        found: dict[str, Any] = response.json()
-        return found
+        stats: dict[str, Any] = response.json()
+        return stats
 
     async def metrics(self) -> dict[str, float]:
-        """The samples of /metrics by name and labels, as they are written there."""
+        """The samples of /metrics by name and labels, as written there."""
         text = (await self._client.get(f"{self.url}/metrics")).raise_for_status().text
         samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
     async def metric(self, name: str, **labels: str) -> float:
         """One sample of vLLM's metrics, without the prefix `vllm:`."""
-        found = {"engine": "0", "model_name": self._served_name(), **labels}
-        written = ",".join(f'{key}="{found[key]}"' for key in sorted(found))
+        all_labels = {"engine": "0", "model_name": self._served_name(), **labels}
+        written = ",".join(f'{key}="{all_labels[key]}"' for key in sorted(all_labels))
         return (await self.metrics())[f"vllm:{name}{{{written}}}"]
 
     def _served_name(self) -> str:
@@ -133,9 +129,10 @@ class SimulatedEngine:
         if process is None:
             return 0
         if process.returncode is None:
-            # The process' own send_signal would look whether it has ended, and take its exit code from who waits below.
+            # Not process.send_signal: it polls the exit status, and the wait below would miss the exit code.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
+                # A frozen process handles SIGTERM only after SIGCONT.
                 os.kill(process.pid, signal.SIGCONT)
         return await process.wait()
 

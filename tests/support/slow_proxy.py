@@ -1,4 +1,4 @@
-"""What may stand between a router and Redis: a network that is slow, a name behind which servers change."""
+"""What may be between a router and Redis: a slow network, or a host name whose server changes."""
 
 import asyncio
 from types import TracebackType
@@ -9,11 +9,11 @@ from tests.support.redis_process import RedisServer
 
 
 class SlowProxy:
-    """Passes bytes between TCP clients and a Redis; `url` is where it listens.
+    """Forwards bytes between TCP clients and a Redis; `url` is where it listens.
 
-    - `server`: where new connections lead to.
-    - `rate`: bytes a second that one connection gets back from Redis, in pieces of `piece` bytes.
-    - `silent_after`: bytes that one connection gets back; after them, nothing more comes.
+    - `server`: the destination of new connections.
+    - `bytes_per_second`: the rate of replies on one connection, in pieces of `chunk_size` bytes.
+    - `stall_after`: bytes of replies after which a connection stalls.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class SlowProxy:
         await cancel_and_wait(*self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, commands = await asyncio.open_unix_connection(str(self.server.socket))
-        works = [self._forward_commands(reader, commands), self._forward_replies(answers, writer)]
-        tasks = [asyncio.get_running_loop().create_task(work) for work in works]
+        replies, commands = await asyncio.open_unix_connection(str(self.server.socket))
+        forwarders = [self._forward_commands(reader, commands), self._forward_replies(replies, writer)]
+        tasks = [asyncio.get_running_loop().create_task(forwarder) for forwarder in forwarders]
         for task in tasks:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -69,17 +69,17 @@ class SlowProxy:
 
     async def _forward_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         clock = asyncio.get_running_loop().time
-        due, passed = 0.0, 0
+        due, sent = 0.0, 0
         try:
             while data := await reader.read(65536):
                 while data:
-                    said, data = data[: self.chunk_size], data[self.chunk_size :]
-                    due = max(due, clock()) + len(said) / self.bytes_per_second
+                    chunk, data = data[: self.chunk_size], data[self.chunk_size :]
+                    due = max(due, clock()) + len(chunk) / self.bytes_per_second
                     await asyncio.sleep(due - clock())
-                    passed += len(said)
-                    if passed > self.stall_after:
+                    sent += len(chunk)
+                    if sent > self.stall_after:
                         await asyncio.Event().wait()
-                    writer.write(said)
+                    writer.write(chunk)
                     await writer.drain()
         except ConnectionError:
             pass

@@ -1,4 +1,4 @@
-"""Reading what a client got, whether it is JSON or an event stream."""
+"""Parses responses, both JSON and event streams."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ def parse_events(stream: bytes) -> list[dict[str, Any]]:
 
 
 def chat_text(answer: httpx.Response) -> str:
-    """The text of an answer's first choice; for a stream, the deltas joined."""
+    """The text of a response's first choice; for a stream, the deltas joined."""
     if answer.headers["content-type"] == "application/json":
         choice = answer.json()["choices"][0]
         return str(choice["message"]["content"] if "message" in choice else choice["text"])
@@ -21,13 +21,13 @@ def chat_text(answer: httpx.Response) -> str:
 
 
 def chat_delta_text(chunks: list[dict[str, Any]]) -> str:
-    """The text of the first choice of a stream's events."""
+    """The text of the first choice in a stream's events."""
     pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == 0]
     return "".join(piece["delta"].get("content") or "" if "delta" in piece else piece["text"] for piece in pieces)
 
 
 def chat_frame(*, content: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
-    """An event of a chat as vLLM frames it."""
+    """An event of a chat in vLLM's framing."""
     if content is not None:
         delta["content"] = content
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

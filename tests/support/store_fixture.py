@@ -1,4 +1,4 @@
-"""An entry store with all that it stands on, as the application puts it together."""
+"""An entry store with its dependencies, wired as in the application."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from router.store.local_cache import LocalCache
 
 
 class StoreFixture:
-    """A store on a line of its own; without a local copy, unless it is given one that somebody keeps coherent."""
+    """A store on its own pipeline; without a local cache, unless it is given one that is kept coherent elsewhere."""
 
     def __init__(
         self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCache | None = None,
         max_backlog: int = MAX_BACKLOG, on_damaged: Callable[[], object] = lambda: None,
         on_purged: Callable[[EntryFilter], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`timeout` and `retry` in seconds, see Line; `max_backlog` in bytes."""
+        """`timeout` and `retry` in seconds, see RedisPipeline; `max_backlog` in bytes."""
         self.backend = open_link(url, timeout=timeout)
         self.pipeline = open_line(self.backend, timeout=timeout, retry=retry)
         self.purges = Purges(self.pipeline, on_purged)
@@ -44,12 +44,12 @@ class StoreFixture:
         return self.pipeline.up
 
     async def wait_until_up(self) -> None:
-        """Returns once Redis answers, and the purges are known that were missed."""
+        """Returns once Redis replies and missed purges are applied."""
         await self.pipeline.wait_until_up()
         await self.purges.catch_up()
 
     async def get(self, key: str) -> Entry | None:
-        """An entry as it was put: without the purges that the store had checked."""
+        """An entry as it was put, without the positions of the purges that the store has checked."""
         entry = await self.entries.get(key)
         return None if entry is None else msgspec.structs.replace(entry, purges=(0, 0))
 
@@ -59,6 +59,6 @@ class StoreFixture:
         return written
 
     async def command(self, *words: Any) -> Any:
-        """What Redis answers to a command of one key."""
+        """Redis' reply to a command on one key."""
         (reply,) = await self.pipeline.execute(words)
         return reply

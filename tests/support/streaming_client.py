@@ -1,4 +1,4 @@
-"""Clients that look at an answer while it comes."""
+"""Clients that inspect a response while it arrives."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from tests.support.waiting import read_until
 
 
 class LiveStream:
-    """A stream that is being read. `got` is what has come so far."""
+    """A stream that is being read; `received` is what has arrived so far."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self.headers = answer.headers
@@ -27,17 +27,16 @@ class LiveStream:
         )
 
     async def read_until_text(self, text: str) -> None:
-        """Reads until so much has been said."""
+        """Reads until the text of the response contains `text`."""
         self.received += await read_until(self._chunks, lambda new: text in self._text_with(new))
 
     def _text_with(self, new: bytes) -> str:
-        whole = self.received + new
+        received = self.received + new
         return chat_delta_text(
-            [event for event in parse_events(whole[: whole.rfind(b"\n\n") + 2]) if "choices" in event]
+            [event for event in parse_events(received[: received.rfind(b"\n\n") + 2]) if "choices" in event]
         )
 
     async def read_to_end(self) -> bytes:
-        """All of it."""
         async for chunk in self._chunks:
             self.received += chunk
         return self.received
@@ -47,7 +46,7 @@ class LiveStream:
 async def open_stream(
     router: RouterServer, prompt: str, *, headers: dict[str, str] | None = None, **fields: Any
 ) -> AsyncIterator[LiveStream]:
-    """A client that asks for a stream, and leaves at the end of the block."""
+    """A client that requests a stream, and disconnects at the end of the block."""
     body = chat_body(prompt, stream=True, **fields)
     async with router.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         yield LiveStream(answer)

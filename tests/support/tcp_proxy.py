@@ -1,10 +1,10 @@
-"""A TCP proxy between routers and Redis, in a process of its own, that holds, delays and cuts connections when told to.
+"""A TCP proxy between routers and Redis, in its own process, that holds, delays and cuts connections on command.
 
-`python tcp_proxy.py NAME PORT:TARGET …` listens on each PORT of this machine and passes bytes on to TARGET. It takes
-an Order as JSON on each line of its standard input, and answers each with a line: how many connections it affects.
+`python tcp_proxy.py NAME PORT:TARGET …` listens on each PORT of this machine and forwards to TARGET. It reads a
+ConnectionFault as JSON from each line of its standard input, and prints the number of affected connections for each.
 
-A connection belongs to a router if it has set NAME as its name. If it has sent CLIENT TRACKING as well, it listens.
-No other connection (of a Sentinel, a replica, a test) is ever affected.
+A connection belongs to a router if it has set NAME as its client name. If it has also sent CLIENT TRACKING, it is a
+listening connection. Other connections (of a Sentinel, a replica, a test) are never affected.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 _READY: Final = "ready"
-_PREFIX_SIZE: Final = 4096  # bytes: what a router sends first fits into them
+_PREFIX_SIZE: Final = 4096  # bytes; a router's handshake fits into them
 _READ_SIZE: Final = 65536
 
 ConnectionKind = Literal["listening", "commands", "any"]
@@ -28,12 +28,12 @@ FaultAction = Literal["hold", "lose", "delay", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFault:
-    """What happens to connections, and to which.
+    """A fault, and the connections that it affects.
 
-    - `what`: `hold` passes nothing on, in either direction, and then all of it. `lose` passes commands on and holds the
-      replies, and then cuts: commands are done whose replies are lost. `delay` passes each piece on `late` seconds
-      later. `cut` breaks the connections at once.
-    - `pick`: of the connections of this kind, the one at this share (0 to 1) of them; None for all of them.
+    - `what`: `hold` forwards nothing in either direction, and then everything. `lose` forwards commands and holds the
+      replies, and then cuts: the commands are executed but their replies are lost. `delay` forwards each piece `late`
+      seconds later. `cut` breaks the connections at once.
+    - `pick`: of the connections of this kind, the one at this share (0 to 1) of the list; None: all of them.
     """
 
     what: FaultAction
@@ -63,7 +63,7 @@ class ProxiedConnection:
         return "listening" if b"TRACKING" in self._begun else "commands"
 
     async def forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
-        """All that comes from the source, until it ends or the connection is cut."""
+        """Forwards everything from the source, until it ends or the connection is cut."""
         while piece := await source.read(_READ_SIZE):
             if gate is self.commands and len(self._begun) < _PREFIX_SIZE:
                 self._begun += piece
@@ -102,7 +102,7 @@ class TcpProxy:
     """The connections of all ports."""
 
     def __init__(self, name: str) -> None:
-        # As words of Redis' protocol, each with its length before it, or as a line.
+        # A RESP array, in which each word follows its length, or an inline command.
         self._named = re.compile(rb"SETNAME(\r\n\$\d+\r\n| )%b\r\n" % re.escape(name.encode()))
         self._connections: list[ProxiedConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,16 +114,18 @@ class TcpProxy:
         await asyncio.start_server(serve, "127.0.0.1", port)
 
     def apply_fault(self, order: ConnectionFault) -> int:
-        """How many connections it affects."""
+        """Returns the number of affected connections."""
         kinds = ("listening", "commands") if order.kind == "any" else (order.kind,)
-        found = [one for one in self._connections if one.kind() in kinds and not one.is_cut]
-        if order.pick is not None and found:
-            found = [found[min(int(order.pick * len(found)), len(found) - 1)]]
-        for one in found:
-            task = asyncio.create_task(one.apply_fault(order))
+        matching = [
+            connection for connection in self._connections if connection.kind() in kinds and not connection.is_cut
+        ]
+        if order.pick is not None and matching:
+            matching = [matching[min(int(order.pick * len(matching)), len(matching) - 1)]]
+        for connection in matching:
+            task = asyncio.create_task(connection.apply_fault(order))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return len(found)
+        return len(matching)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int) -> None:
         try:
@@ -133,17 +135,17 @@ class TcpProxy:
             return
         proxied = ProxiedConnection(self._named, writer, to_server)
         self._connections.append(proxied)
-        ways = [
+        forwarders = [
             asyncio.ensure_future(proxied.forward(reader, to_server, proxied.commands)),
             asyncio.ensure_future(proxied.forward(from_server, writer, proxied.replies)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(forwarders, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._connections.remove(proxied)
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)  # a connection that breaks is what this is for
+            for forwarder in forwarders:
+                forwarder.cancel()
+            await asyncio.gather(*forwarders, return_exceptions=True)  # broken connections are expected here
             proxied.cut()
 
 
@@ -153,16 +155,16 @@ async def _run(name: str, ports: Mapping[int, int]) -> None:
         await proxy.listen(port, target)
     sys.stdout.write(f"{_READY}\n")
     sys.stdout.flush()
-    orders = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    while line := await orders.readline():  # it ends with the process that started it
+    commands = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    while line := await commands.readline():  # ends when the parent process closes the pipe
         sys.stdout.write(f"{proxy.apply_fault(ConnectionFault(**json.loads(line)))}\n")
         sys.stdout.flush()
-    os._exit(0)  # whoever was served is gone too
+    os._exit(0)  # without cleanup: its clients are gone too
 
 
 class ProxyProcess:
-    """A proxy as a process of its own, so that a busy test does not slow Redis down. `ports`: target by port."""
+    """A proxy in its own process, so that a busy test does not slow Redis down. `ports`: target by port."""
 
     def __init__(self, name: str, ports: Mapping[int, int]) -> None:
         self._arguments = [name, *(f"{port}:{target}" for port, target in ports.items())]
@@ -170,7 +172,7 @@ class ProxyProcess:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Raises RuntimeError where it does not start: a port is taken."""
+        """Raises RuntimeError if it does not start, since a port is in use."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, str(Path(__file__)), *self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -178,7 +180,7 @@ class ProxyProcess:
             raise RuntimeError("the proxy did not start")
 
     async def inject(self, order: ConnectionFault) -> int:
-        """How many connections it affects."""
+        """Returns the number of affected connections."""
         assert self._process is not None
         assert self._process.stdin is not None
         async with self._lock:

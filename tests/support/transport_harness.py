@@ -1,4 +1,4 @@
-"""What the tests of the transport share: both event loops, and a server that says byte by byte what it is told to."""
+"""Shared by the tests of the transport: both event loops, and a server that sends the bytes of a test."""
 
 import asyncio
 import socket
@@ -21,20 +21,20 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test on asyncio's event loop and on uvloop; what hangs fails, and what only a log would tell."""
+    """Runs a test on asyncio's event loop and on uvloop; a hang fails, and so does an error that is only logged."""
 
     @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
     def run(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        complaints: list[dict[str, Any]] = []
+        loop_errors: list[dict[str, Any]] = []
 
         async def bounded() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
             async with asyncio.timeout(20):
                 await test()
 
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(bounded())
-        assert complaints == []
+        assert loop_errors == []
 
     run.__name__ = test.__name__
     run.__doc__ = test.__doc__
@@ -49,7 +49,7 @@ class Peer:
         self.writer = writer
 
     async def request(self) -> bytes:
-        """The next request with its body, which has a Content-Length or none."""
+        """The next request; its body must have a Content-Length, if there is one."""
         head = await self.reader.readuntil(b"\r\n\r\n")
         for line in head.lower().split(b"\r\n"):
             if line.startswith(b"content-length:"):
@@ -57,7 +57,7 @@ class Peer:
         return head
 
     def received_segments(self) -> int:
-        """In how many segments came what the client has sent: `tcpi_data_segs_in` of Linux' struct tcp_info."""
+        """The number of TCP segments received from the client: `tcpi_data_segs_in` of Linux' struct tcp_info."""
         info = self.writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)
         (count,) = struct.unpack_from("I", info, 152)
         return int(count)
@@ -66,14 +66,14 @@ class Peer:
         self.writer.write(data)
 
     async def closed_by_client(self) -> bool:
-        """Wait until the client closes: whether it said nothing more before."""
+        """Waits until the client closes; returns whether no more data came before."""
         try:
             return await self.reader.read() == b""
         except ConnectionError:
             return True
 
     def reset(self) -> None:
-        """Close with a RST, as a machine that dies does."""
+        """Closes with a RST, as a machine that crashes does."""
         linger = struct.pack("ii", 1, 0)
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.writer.transport.abort()
@@ -83,7 +83,7 @@ class Peer:
 
 
 class PeerServer:
-    """Accepts connections, and hands each to the test as it comes."""
+    """Accepts connections, and passes each one to the test."""
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -93,7 +93,7 @@ class PeerServer:
 
     @property
     def url(self) -> str:
-        """One of its pages."""
+        """A URL on this server."""
         return self.base + "/v1/chat/completions"
 
     async def peer(self) -> Peer:
@@ -123,9 +123,9 @@ async def serve_peers(context: ssl.SSLContext | None = None) -> AsyncIterator[Pe
 
 @asynccontextmanager
 async def transport_and_server(**options: Any) -> AsyncIterator[tuple[HTTPTransport, PeerServer]]:
-    """A transport and a server; at the end nothing may be in use any more.
+    """A transport and a server; at the end, no connection may be in use.
 
-    Nothing expires unless a test says so, lest what should have been closed for a reason is closed by its age.
+    Idle connections do not expire by default, so that a connection that closes does so for the reason under test.
     """
     options.setdefault("idle_expiry", 3600.0)
     async with serve_peers() as server, HTTPTransport(**options) as transport:
@@ -134,27 +134,27 @@ async def transport_and_server(**options: Any) -> AsyncIterator[tuple[HTTPTransp
 
 
 LONG = 3600.0
-"""Seconds that no test waits for."""
+"""A timeout in seconds that no test reaches."""
 
 
 async def send_request(
     transport: HTTPTransport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
 ) -> EngineResponse:
-    """A response of which the head has come."""
-    page = RequestTarget(url)
-    message = b"%b%d\r\n\r\n%b" % (page.post_prefix, len(body), body)
+    """A response whose head has been received."""
+    target = RequestTarget(url)
+    message = b"%b%d\r\n\r\n%b" % (target.post_prefix, len(body), body)
     return await transport.send(
-        page.origin, message, connect_timeout=connect, head_timeout=patience, total_timeout=LONG
+        target.origin, message, connect_timeout=connect, head_timeout=patience, total_timeout=LONG
     )
 
 
 async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes = b"{}") -> bytes:
-    """The whole body of the response."""
+    """The complete body of a response."""
     return await (await send_request(transport, server.url, body)).read(1 << 30)
 
 
 class BodyChunks:
-    """The body of a response, to be read step by step; `each` is the seconds for a step."""
+    """The body of a response, chunk by chunk; `chunk_timeout` is in seconds."""
 
     def __init__(self, response: EngineResponse, chunk_timeout: float | None = None) -> None:
         self._response = response
@@ -164,21 +164,21 @@ class BodyChunks:
         return self
 
     async def __anext__(self) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
 
-        def one(piece: bytes) -> bool:
-            pieces.append(piece)
+        def on_chunk(chunk: bytes) -> bool:
+            chunks.append(chunk)
             return True
 
-        if not await self._response.stream_to(one, self._chunk_timeout):
+        if not await self._response.stream_to(on_chunk, self._chunk_timeout):
             raise StopAsyncIteration
-        (piece,) = pieces
-        return piece
+        (chunk,) = chunks
+        return chunk
 
 
 @contextmanager
 def raises_engine_error(reason: str, *, cause: str = "") -> Iterator[None]:
-    """With an EngineError for this reason, of which the cause says this."""
+    """Expects an EngineError with this reason, whose cause contains this text."""
     with pytest.raises(EngineError) as caught:
         yield
     assert caught.value.reason == reason
@@ -186,10 +186,10 @@ def raises_engine_error(reason: str, *, cause: str = "") -> Iterator[None]:
 
 
 async def complete_exchange(transport: HTTPTransport, server: PeerServer, reply: bytes = OK) -> Peer:
-    """One whole exchange on a new connection, which the server's end is returned of."""
-    asked = asyncio.create_task(fetch_body(transport, server))
+    """Runs one complete exchange on a new connection; returns the server's end of the connection."""
+    fetch = asyncio.create_task(fetch_body(transport, server))
     peer = await server.peer()
     await peer.request()
     peer.send(reply)
-    await asked
+    await fetch
     return peer

@@ -1,4 +1,4 @@
-"""Asking /v1/responses and /v1/messages, and reading what they say."""
+"""Requests to /v1/responses and /v1/messages, and parsing of the responses."""
 
 import json
 from typing import Any, Final
@@ -20,12 +20,12 @@ def typed_body(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
 
 
 async def post_typed(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
-    """Asks, and reads the whole answer."""
+    """Sends a request and reads the complete response."""
     return await router.post(path, typed_body(path, prompt, **fields))
 
 
 def typed_events(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, each of which must say what it is in its line and in its payload."""
+    """The events of a stream; each one must have the same type in its `event:` line and in its payload."""
     events = []
     for frame in stream.removesuffix(b"\n\n").split(b"\n\n"):
         name, _, data = frame.partition(b"\ndata: ")
@@ -35,7 +35,7 @@ def typed_events(stream: bytes) -> list[dict[str, Any]]:
 
 
 def typed_text(answer: httpx.Response) -> str:
-    """The text of an answer; for a stream, its pieces joined."""
+    """The text of a response; for a stream, its deltas joined."""
     if answer.headers["content-type"] != "application/json":
         return typed_delta_text(typed_events(answer.content))
     body = answer.json()
