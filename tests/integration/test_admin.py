@@ -98,27 +98,27 @@ async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(gu
     assert amount["bytes_per_token"] == pytest.approx(amount["bytes"] / amount["tokens"], abs=0.01)
     (listed,) = (await get(guarded, "entries", tenant="acme"))["entries"]
     assert (listed["key"], listed["engine"]) == (at, sent.headers["x-engine"])
-    shown = await get(guarded, f"entries/{at}")
-    assert (shown["entry"]["key"], shown["problem"]) == (at, None)
-    assert json.loads(shown["fields"]["body"]) == sent.json()
-    assert shown["text"] == sent.json()["choices"][0]["message"]["content"]
+    details = await get(guarded, f"entries/{at}")
+    assert (details["entry"]["key"], details["problem"]) == (at, None)
+    assert json.loads(details["fields"]["body"]) == sent.json()
+    assert details["text"] == sent.json()["choices"][0]["message"]["content"]
 
 
 async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(guarded: RouterServer) -> None:
     sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
-    shown = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
-    assert (shown["text"], shown["problem"]) == (chat_text(sent), None)
-    assert shown["stream"]["bytes"] == len(shown["fields"]["stream"])
-    assert shown["stream"]["lossless"]
-    usage_event = shown["stream"]["events"] - len(sent.content.removesuffix(DONE_FRAME))
+    details = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
+    assert (details["text"], details["problem"]) == (chat_text(sent), None)
+    assert details["stream"]["bytes"] == len(details["fields"]["stream"])
+    assert details["stream"]["lossless"]
+    usage_event = details["stream"]["events"] - len(sent.content.removesuffix(DONE_FRAME))
     assert 0 < usage_event < 500, "the client did not ask for it"
 
 
 async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client: Any) -> None:
-    wanted = [await store_entry(client, entry_key(number)) for number in range(5)]
+    expected = [await store_entry(client, entry_key(number)) for number in range(5)]
     first = await get(guarded, "entries", limit=3)
     second = await get(guarded, "entries", limit=3, cursor=first["cursor"])
-    assert [e["key"] for e in first["entries"] + second["entries"]] == wanted
+    assert [e["key"] for e in first["entries"] + second["entries"]] == expected
     assert second["cursor"] is None
 
 

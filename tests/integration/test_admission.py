@@ -90,14 +90,14 @@ async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_i
     setting: MakeSetting,
 ) -> None:
     here = await setting(places=2)
-    asked = []
+    requests = []
     for number in range(6):
-        asked.append(here.ask(f"{number}?"))
+        requests.append(here.ask(f"{number}?"))
         await (here.begun(number + 1) if number < 2 else here.queued(number - 1))
     for done in range(1, 7):
         assert await here.begun(min(6, done + 1)) == [f"{number}?" for number in range(min(6, done + 1))]
         here.finish()
-    assert [chat_text(await answer) for answer in asked] == ["one two"] * 6
+    assert [chat_text(await answer) for answer in requests] == ["one two"] * 6
     await here.queued(0)
 
 
@@ -150,15 +150,15 @@ async def test_a_tenant_with_one_request_has_its_turn_before_another_that_filled
     setting: MakeSetting,
 ) -> None:
     here = await setting(rest=TENANTS)
-    asked = [here.ask("a0?", headers=ACME)]
+    requests = [here.ask("a0?", headers=ACME)]
     await here.begun(1)
     for number in range(1, 6):
-        asked.append(here.ask(f"a{number}?", headers=ACME))
+        requests.append(here.ask(f"a{number}?", headers=ACME))
         await here.queued(number)
-    asked.append(here.ask("b?", headers=BETA))
+    requests.append(here.ask("b?", headers=BETA))
     await here.queued(6)
     here.finish(7)
-    await asyncio.gather(*asked)
+    await asyncio.gather(*requests)
     assert await here.begun(7) == ["a0?", "b?", "a1?", "a2?", "a3?", "a4?", "a5?"]
 
 
@@ -169,8 +169,8 @@ async def test_an_engine_that_fails_leaves_its_place_to_the_next(
         text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)})
         router = await make_router(bounded(text, 1))
         await engine.set_faults({"fault": "status", "code": 500, "times": 2}, {"fault": "drop", "after": 2, "times": 1})
-        asked = [router.chat(f"{n}?", stream=n % 2 == 0) for n in range(8)]
-        answers = await asyncio.gather(*asked)
+        requests = [router.chat(f"{n}?", stream=n % 2 == 0) for n in range(8)]
+        answers = await asyncio.gather(*requests)
         assert {answer.status_code for answer in answers} <= {200, 502}
         assert [answer.status_code for answer in answers].count(200) >= 5
         health = (await router.http.get("/healthz")).json()
@@ -255,17 +255,17 @@ async def test_who_waits_for_too_long_is_told_so(setting: MakeSetting, stream: b
 
 async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> None:
     here = await setting()
-    asked = [here.ask("first")]
+    requests = [here.ask("first")]
     await here.begun(1)
-    asked += [here.ask(f"{number}?") for number in range(max_queue_length(1))]
+    requests += [here.ask(f"{number}?") for number in range(max_queue_length(1))]
     await here.queued(max_queue_length(1))
     for stream in (False, True):
         answer = await here.router.chat("one too many", stream=stream)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
         assert 1 <= int(answer.headers["retry-after"]) <= 60
     assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_full"}'] == 2
-    here.finish(len(asked))
-    assert {(await answer).status_code for answer in asked} == {200}
+    here.finish(len(requests))
+    assert {(await answer).status_code for answer in requests} == {200}
     await here.queued(0)
     again = here.ask("one too many")
     here.finish()
@@ -274,21 +274,21 @@ async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> 
 
 async def test_a_tenant_that_fills_the_queue_gives_way_to_another(setting: MakeSetting) -> None:
     here = await setting(rest=TENANTS)
-    asked = [here.ask("first", headers=ACME)]
+    requests = [here.ask("first", headers=ACME)]
     await here.begun(1)
     for number in range(max_queue_length(1)):
-        asked.append(here.ask(f"a{number}?", headers=ACME))
+        requests.append(here.ask(f"a{number}?", headers=ACME))
         await here.queued(number + 1)
     waiting = here.ask("b?", headers=BETA)
-    newest = await asked.pop()
+    newest = await requests.pop()
     assert (newest.status_code, newest.json()["error"]["code"]) == (429, "tenant_queue_full")
     assert newest.json()["error"]["type"] == "rate_limit_error"
     assert int(newest.headers["retry-after"]) >= 1
     refused = await here.router.chat("one too many", headers=ACME)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
-    here.finish(len(asked) + 1)
-    assert {(await answer).status_code for answer in (*asked, waiting)} == {200}
-    assert (await here.begun(len(asked) + 1))[1] == "b?"
+    here.finish(len(requests) + 1)
+    assert {(await answer).status_code for answer in (*requests, waiting)} == {200}
+    assert (await here.begun(len(requests) + 1))[1] == "b?"
 
 
 @pytest.mark.parametrize("on_abandon", ["cancel", "finish"])

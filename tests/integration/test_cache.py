@@ -72,9 +72,9 @@ async def test_a_kept_stream_gives_the_json_that_the_engine_would_have_given(
     direct = await router.chat("The sea?", **fields, unused_by_the_engine=1)
     assert direct.headers["x-cache"] == "MISS"
     names = ("id", "created")
-    got, expected = ({k: v for k, v in a.json().items() if k not in names} for a in (hit, direct))
-    assert _said_fields(got["usage"]) == _said_fields(expected["usage"])
-    for one, other in zip(got["choices"], expected["choices"], strict=True):
+    actual, expected = ({k: v for k, v in a.json().items() if k not in names} for a in (hit, direct))
+    assert _said_fields(actual["usage"]) == _said_fields(expected["usage"])
+    for one, other in zip(actual["choices"], expected["choices"], strict=True):
         calls = [choice["message"].pop("tool_calls", None) or [] for choice in (one, other)]
         assert [c["function"] for c in calls[0]] == [c["function"] for c in calls[1]]
         assert _said_fields(one) == _said_fields(other)

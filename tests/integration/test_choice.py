@@ -58,24 +58,24 @@ async def engine_of(router: RouterServer, system: str, question: str, **headers:
 
 
 async def test_requests_with_one_system_prompt_go_to_one_replica_and_prompts_spread(router: RouterServer) -> None:
-    found = {
+    engines_used = {
         system: {await engine_of(router, f"You are assistant {system}.", f"Question {number}") for number in range(3)}
         for system in range(12)
     }
-    assert all(len(engines) == 1 for engines in found.values())
-    assert {name for engines in found.values() for name in engines} == {"a", "b"}
+    assert all(len(engines) == 1 for engines in engines_used.values())
+    assert {name for engines in engines_used.values() for name in engines} == {"a", "b"}
 
 
 async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_are(router: RouterServer) -> None:
     for session in ("s1", "s2", "s3"):
         headers = {"x-session-id": session}
-        found = {await engine_of(router, f"Prompt {n}", f"{session} {n}", **headers) for n in range(6)}
-        assert len(found) == 1
+        engines_used = {await engine_of(router, f"Prompt {n}", f"{session} {n}", **headers) for n in range(6)}
+        assert len(engines_used) == 1
 
 
 async def test_a_session_that_is_none_is_passed_over(router: RouterServer) -> None:
-    found = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
-    assert found == {"a"}  # with nothing else to go by, and nothing to do, the first has it
+    engines_used = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
+    assert engines_used == {"a"}  # with nothing else to go by, and nothing to do, the first has it
 
 
 async def test_requests_that_come_at_once_are_spread_although_the_engines_have_not_been_asked_since(
@@ -94,8 +94,8 @@ async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
 ) -> None:
     for engine in pair.values():
         await engine.set_faults({"fault": "ttft", "ms": 500, "times": 40})
-    found = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
-    assert sorted(Counter(found).values())[0] >= 12
+    engines_used = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
+    assert sorted(Counter(engines_used).values())[0] >= 12
     for engine in pair.values():
         await engine.clear_faults()
 

@@ -31,9 +31,9 @@ def file(redis_server: RedisServer, tmp_path: Path) -> Path:
 
 async def cache(file: Path, *arguments: object, stdin: bytes = b"") -> CommandResult:
     """A command that must end well."""
-    said = await run_cli("cache", *arguments, "--config", file, stdin=stdin)
-    assert said.code == 0, said.stderr
-    return said
+    result = await run_cli("cache", *arguments, "--config", file, stdin=stdin)
+    assert result.code == 0, result.stderr
+    return result
 
 
 def fails_with_one_line(said: CommandResult, code: int, *words: str) -> None:
@@ -51,46 +51,46 @@ async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     await store_entry(client, entry_key(1))
     await store_entry(client, entry_key(2, tenant="other"))
     await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
-    told = (await cache(file, "stats", "--json")).json()
-    assert told["total"]["entries"] == 2
-    said = await cache(file, "stats")
-    per_token = told["total"]["bytes_per_token"]
-    assert said.stdout.startswith("2 entries (0 stale), 10 tokens, ")
-    assert said.stdout.splitlines()[0].endswith(f", {per_token:.1f} bytes per token")
-    table = [line.split() for line in said.stdout.splitlines()[-3:]]
+    stats = (await cache(file, "stats", "--json")).json()
+    assert stats["total"]["entries"] == 2
+    result = await cache(file, "stats")
+    per_token = stats["total"]["bytes_per_token"]
+    assert result.stdout.startswith("2 entries (0 stale), 10 tokens, ")
+    assert result.stdout.splitlines()[0].endswith(f", {per_token:.1f} bytes per token")
+    table = [line.split() for line in result.stdout.splitlines()[-3:]]
     assert table[0] == ["tenant", "model", "entries", "stale", "tokens", "memory", "bytes", "per", "token"]
     assert [(*row[:5], row[-1]) for row in table[1:]] == [
         ("acme", "llama", "1", "0", "5", f"{per_token:.1f}"),
-        ("other", "llama", "1", "0", "5", f"{told['tenants']['other']['llama']['bytes_per_token']:.1f}"),
+        ("other", "llama", "1", "0", "5", f"{stats['tenants']['other']['llama']['bytes_per_token']:.1f}"),
     ]
-    assert "old, the newest 0s" in said.stdout
-    assert said.stderr == "", "nobody looks on, so no progress is shown"
+    assert "old, the newest 0s" in result.stdout
+    assert result.stderr == "", "nobody looks on, so no progress is shown"
 
 
 async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Path) -> None:
     await store_entry(client, entry_key(), make_entry(completion_tokens=0))
-    said = (await cache(file, "stats")).stdout.splitlines()
-    assert said[0].startswith("1 entry (0 stale), 0 tokens, ")
-    assert "per token" not in said[0]
-    assert said[-1].endswith(" -")
+    output = (await cache(file, "stats")).stdout.splitlines()
+    assert output[0].startswith("1 entry (0 stale), 0 tokens, ")
+    assert "per token" not in output[0]
+    assert output[-1].endswith(" -")
 
 
 async def test_ls_lists_entries_a_line_each(client: Any, file: Path) -> None:
-    wanted = [await store_entry(client, entry_key(number)) for number in range(3)]
+    expected = [await store_entry(client, entry_key(number)) for number in range(3)]
     await store_entry(client, entry_key(4, tenant="other"))
     lines = (await cache(file, "ls", "--tenant", "acme", "--json")).json_lines()
-    assert [line["key"] for line in lines] == wanted
+    assert [line["key"] for line in lines] == expected
     table = (await cache(file, "ls", "--tenant", "acme")).stdout.splitlines()
-    assert [line.split()[-1] for line in table] == ["key", *wanted]
+    assert [line.split()[-1] for line in table] == ["key", *expected]
 
 
 async def test_ls_says_where_it_goes_on(client: Any, file: Path) -> None:
-    wanted = [await store_entry(client, entry_key(number)) for number in range(3)]
+    expected = [await store_entry(client, entry_key(number)) for number in range(3)]
     first = await cache(file, "ls", "--limit", "2", "--json")
-    assert [line["key"] for line in first.json_lines()] == wanted[:2]
-    assert f"--cursor {wanted[1]}" in first.stderr
-    rest = await cache(file, "ls", "--cursor", wanted[1], "--json")
-    assert ([line["key"] for line in rest.json_lines()], rest.stderr) == (wanted[2:], "")
+    assert [line["key"] for line in first.json_lines()] == expected[:2]
+    assert f"--cursor {expected[1]}" in first.stderr
+    rest = await cache(file, "ls", "--cursor", expected[1], "--json")
+    assert ([line["key"] for line in rest.json_lines()], rest.stderr) == (expected[2:], "")
 
 
 async def test_ls_of_nothing_is_nothing(client: Any, file: Path) -> None:
@@ -98,73 +98,73 @@ async def test_ls_of_nothing_is_nothing(client: Any, file: Path) -> None:
 
 
 async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path) -> None:
-    made = make_streamed_entry("The sea is wide, für alle.", documents=("handbook",))
-    assert made.stream is not None
-    at = await store_entry(client, entry_key(), made)
-    events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
+    entry = make_streamed_entry("The sea is wide, für alle.", documents=("handbook",))
+    assert entry.stream is not None
+    at = await store_entry(client, entry_key(), entry)
+    events = decode_stream(entry.stream, entry.body, include_usage=True, end=b"")
     head, text, fields = (await cache(file, "show", at)).stdout.split("\n\n")
     assert head.startswith(f"{at}\n")
     assert " left; Redis drops it in " in head
     assert text == "The sea is wide, für alle."
     lines = fields.splitlines()
-    assert f"body: {len(made.body)} bytes" in lines
-    assert f"stream: {len(made.stream)} bytes; gives {len(events)} bytes of events" in lines
+    assert f"body: {len(entry.body)} bytes" in lines
+    assert f"stream: {len(entry.stream)} bytes; gives {len(events)} bytes of events" in lines
     assert {'documents: ["handbook"]', "engine: llama-chat", "completion_tokens: 6", "format: 2"} <= set(lines)
 
 
 async def test_show_says_what_a_body_is_that_is_only_for_people(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry(lossless=False))
-    said = (await cache(file, "show", at)).stdout
-    assert "\n\nThe sea is wide.\n\n" in said
-    assert "bytes of events; the body is only for people to read\n" in said
+    output = (await cache(file, "show", at)).stdout
+    assert "\n\nThe sea is wide.\n\n" in output
+    assert "bytes of events; the body is only for people to read\n" in output
 
 
 async def test_show_fields_shows_every_field_as_it_stands(client: Any, file: Path) -> None:
-    made = make_streamed_entry()
-    assert made.stream is not None
-    at = await store_entry(client, entry_key(), made)
-    said = (await cache(file, "show", at, "--fields")).stdout
-    assert f"body: {made.body.decode()}\n" in said
-    assert made.stream.decode("ascii") in said
-    assert "\n\nThe sea is wide.\n\n" not in said
+    entry = make_streamed_entry()
+    assert entry.stream is not None
+    at = await store_entry(client, entry_key(), entry)
+    output = (await cache(file, "show", at, "--fields")).stdout
+    assert f"body: {entry.body.decode()}\n" in output
+    assert entry.stream.decode("ascii") in output
+    assert "\n\nThe sea is wide.\n\n" not in output
 
 
 async def test_show_json_has_the_text_and_all_fields(client: Any, file: Path) -> None:
-    made = make_streamed_entry()
-    assert made.stream is not None
-    shown = (await cache(file, "show", await store_entry(client, entry_key(), made), "--json")).json()
-    assert (shown["text"], shown["problem"]) == ("The sea is wide.", None)
-    assert shown["fields"]["stream"] == made.stream.decode("ascii")
-    assert shown["stream"]["bytes"] == len(made.stream)
+    entry = make_streamed_entry()
+    assert entry.stream is not None
+    details = (await cache(file, "show", await store_entry(client, entry_key(), entry), "--json")).json()
+    assert (details["text"], details["problem"]) == ("The sea is wide.", None)
+    assert details["fields"]["stream"] == entry.stream.decode("ascii")
+    assert details["stream"]["bytes"] == len(entry.stream)
 
 
 async def test_show_shows_a_body_without_a_known_text_as_it_stands(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
-    said = (await cache(file, "show", at)).stdout
-    assert 'body: {"a": "für"}\n' in said
-    assert "stream: 9 bytes; gives no events\n" in said
+    output = (await cache(file, "show", at)).stdout
+    assert 'body: {"a": "für"}\n' in output
+    assert "stream: 9 bytes; gives no events\n" in output
 
 
 async def test_show_names_another_format_and_shows_what_there_is(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping=redis_fields_format_1(make_streamed_entry()))
-    said = (await cache(file, "show", entry_key())).stdout
-    assert "!! written in format 1; this router reads format 2\n" in said
-    assert "frames: data: {}\n" in said
+    output = (await cache(file, "show", entry_key())).stdout
+    assert "!! written in format 1; this router reads format 2\n" in output
+    assert "frames: data: {}\n" in output
 
 
 async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
-    said = (await cache(file, "show", entry_key())).stdout
-    assert "!! not an entry" in said
-    assert "created: yesterday" in said
-    assert "body: base64:/wA=" in said
+    output = (await cache(file, "show", entry_key())).stdout
+    assert "!! not an entry" in output
+    assert "created: yesterday" in output
+    assert "body: base64:/wA=" in output
 
 
 async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry("\x1b[2Jgone\x07"))
-    said = (await cache(file, "show", at)).stdout
-    assert "\x1b" not in said
-    assert "\\x1b[2Jgone\\x07" in said
+    output = (await cache(file, "show", at)).stdout
+    assert "\x1b" not in output
+    assert "\\x1b[2Jgone\\x07" in output
 
 
 async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
@@ -234,17 +234,17 @@ async def test_at_a_terminal_whoever_says_yes_is_obeyed(
     client: Any, file: Path, arguments: list[str], code: int, left: int
 ) -> None:
     await store_entry(client, entry_key())
-    said = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
-    assert (said.code, await client.exists(entry_key())) == (code, left)
-    assert ("Forget 1 entry" in said.stderr) == ("--yes" not in arguments)
-    assert said.stdout == "forgot 1 entry and 0 claims\n"
+    result = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
+    assert (result.code, await client.exists(entry_key())) == (code, left)
+    assert ("Forget 1 entry" in result.stderr) == ("--yes" not in arguments)
+    assert result.stdout == "forgot 1 entry and 0 claims\n"
 
 
 async def test_at_a_terminal_whoever_says_no_keeps_what_there_is(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    said = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
-    assert (said.code, said.stdout) == (1, "")
-    assert "nothing was forgotten" in said.stderr
+    result = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
+    assert (result.code, result.stdout) == (1, "")
+    assert "nothing was forgotten" in result.stderr
     assert await client.exists(entry_key())
 
 
@@ -263,13 +263,13 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
     file.write_text(config)
     body.write_text(json.dumps(chat_body("Tell me about the sea.")))
     sent = await router.chat("Tell me about the sea.")
-    told = (await cache(file, "explain", body, "--json")).json()
-    assert (told["result"], told["key"]) == ("HIT", sent.headers["x-cache-key"])
+    explanation = (await cache(file, "explain", body, "--json")).json()
+    assert (explanation["result"], explanation["key"]) == ("HIT", sent.headers["x-cache-key"])
     other = json.dumps(chat_body("Tell me about the sea.", model="mistral")).encode()
-    said = (await cache(file, "explain", stdin=other)).stdout
-    assert said.startswith("MISS")
-    assert f"nearest: {sent.headers['x-cache-key']}" in said
-    assert "differs in model" in said
+    output = (await cache(file, "explain", stdin=other)).stdout
+    assert output.startswith("MISS")
+    assert f"nearest: {sent.headers['x-cache-key']}" in output
+    assert "differs in model" in output
 
 
 @pytest.mark.parametrize(
@@ -286,8 +286,8 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
 async def test_a_request_that_would_be_refused_is_wrong_use(
     client: Any, file: Path, arguments: list[str], body: bytes, word: str
 ) -> None:
-    said = await run_cli("cache", "explain", *arguments, "--config", file, stdin=body)
-    fails_with_one_line(said, 2, word)
+    result = await run_cli("cache", "explain", *arguments, "--config", file, stdin=body)
+    fails_with_one_line(result, 2, word)
 
 
 # -- carrying over ----------------------------------------------------------------------------------------------------
@@ -323,8 +323,8 @@ async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
 
 
 async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(client: Any, file: Path) -> None:
-    said = await run_cli("cache", "import", "--config", file, stdin=b"\nnonsense\n")
-    fails_with_one_line(said, 1, "line 2")
+    result = await run_cli("cache", "import", "--config", file, stdin=b"\nnonsense\n")
+    fails_with_one_line(result, 1, "line 2")
     old = {name.decode(): value.decode() for name, value in redis_fields_format_1(make_streamed_entry()).items()}
     line = json.dumps({"key": entry_key(), "expires": 9e9, "fields": old}).encode()
     fails_with_one_line(
@@ -338,9 +338,9 @@ async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(
 async def test_at_a_terminal_long_work_shows_how_far_it_is(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(60):
         await store_entry(client, entry_key(number))
-    said = await run_cli_in_terminal("cache", "export", tmp_path / "x", "--config", file)
-    assert said.code == 0
-    assert "entries exported" in said.stderr
+    result = await run_cli_in_terminal("cache", "export", tmp_path / "x", "--config", file)
+    assert result.code == 0
+    assert "entries exported" in result.stderr
 
 
 # -- what can go wrong ------------------------------------------------------------------------------------------------
@@ -353,9 +353,9 @@ COMMANDS = [["stats"], ["ls"], ["show", entry_key()], ["top"], ["purge", "--all"
 async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, command: list[str]) -> None:
     file = tmp_path / "roundhouse.toml"
     file.write_text(router_config("redis://:secret@127.0.0.1:1/0", ENGINES))
-    said = await run_cli("cache", *command, "--config", file, stdin=json.dumps(chat_body("Hi")).encode())
-    fails_with_one_line(said, 1, "Redis does not answer")
-    assert "secret" not in said.stderr
+    result = await run_cli("cache", *command, "--config", file, stdin=json.dumps(chat_body("Hi")).encode())
+    fails_with_one_line(result, 1, "Redis does not answer")
+    assert "secret" not in result.stderr
 
 
 async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ HASH = "sha256:" + hashlib.sha256(b"a-key").hexdigest()
 
 
 async def test_a_new_key_comes_with_its_line_for_the_configuration() -> None:
-    said = await run_cli("keys", "new")
-    key, hashed = said.stdout.splitlines()
-    assert (said.code, said.stderr) == (0, "")
+    result = await run_cli("keys", "new")
+    key, hashed = result.stdout.splitlines()
+    assert (result.code, result.stderr) == (0, "")
     assert key.startswith("rh-")
     assert len(key) > 40
     assert hashed == "sha256:" + hashlib.sha256(key.encode()).hexdigest()
@@ -28,8 +28,8 @@ async def test_no_two_keys_are_the_same() -> None:
 
 @pytest.mark.parametrize("stdin", [b"a-key", b"a-key\n", b"  a-key\r\n"])
 async def test_a_key_is_hashed_from_standard_input(stdin: bytes) -> None:
-    said = await run_cli("keys", "hash", stdin=stdin)
-    assert (said.code, said.stdout, said.stderr) == (0, HASH + "\n", "")
+    result = await run_cli("keys", "hash", stdin=stdin)
+    assert (result.code, result.stdout, result.stderr) == (0, HASH + "\n", "")
 
 
 async def test_a_key_is_hashed_from_the_command_line_where_it_is_given() -> None:
@@ -37,13 +37,13 @@ async def test_a_key_is_hashed_from_the_command_line_where_it_is_given() -> None
 
 
 async def test_at_a_terminal_a_key_is_asked_for_and_not_shown() -> None:
-    said = await run_cli_in_terminal("keys", "hash", prompt=b"Key", reply=b"a-key\n")
-    assert (said.code, said.stdout) == (0, HASH + "\n")
-    assert "a-key" not in said.stderr
+    result = await run_cli_in_terminal("keys", "hash", prompt=b"Key", reply=b"a-key\n")
+    assert (result.code, result.stdout) == (0, HASH + "\n")
+    assert "a-key" not in result.stderr
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n", b"one\ntwo\n", b"x" * 5000])
 async def test_what_is_no_key_is_wrong_use(stdin: bytes) -> None:
-    said = await run_cli("keys", "hash", stdin=stdin)
-    assert (said.code, said.stdout) == (2, "")
-    assert len(said.stderr.splitlines()) == 1
+    result = await run_cli("keys", "hash", stdin=stdin)
+    assert (result.code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1

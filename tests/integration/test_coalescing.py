@@ -51,16 +51,16 @@ async def pair(
     request: pytest.FixtureRequest, redis_server: RedisServer, make_router: MakeRouter
 ) -> AsyncIterator[Pair]:
     """Where whoever comes first and whoever comes later ask: at the same router, or at two."""
-    made = await make_pair(redis_server, make_router, one=request.param == "one process")
-    yield made
-    await made.engine.stop()
+    router_pair = await make_pair(redis_server, make_router, one=request.param == "one process")
+    yield router_pair
+    await router_pair.engine.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def two(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Pair]:
-    made = await make_pair(redis_server, make_router)
-    yield made
-    await made.engine.stop()
+    router_pair = await make_pair(redis_server, make_router)
+    yield router_pair
+    await router_pair.engine.stop()
 
 
 async def make_pair(
@@ -70,9 +70,9 @@ async def make_pair(
     await engine.start()
     text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)}, cache=cache, rest=rest)
     first = await make_router(text)
-    made = Pair([first, first if one else await make_router(text)])
-    made.engine = engine
-    return made
+    router_pair = Pair([first, first if one else await make_router(text)])
+    router_pair.engine = engine
+    return router_pair
 
 
 def go(engine: ScriptedEngine, times: int = 1) -> None:
@@ -337,21 +337,21 @@ async def test_a_reader_who_is_left_behind_by_a_long_answer_is_told_so(
         go(pair.engine, 400)
         assert len(await other.read_to_end()) > 16_000_000
         assert other.received.endswith(DONE_FRAME)
-    got = await read_all(reader, b"engine_failed")
-    assert b"not read fast enough" in got
-    assert len(got) < 12_000_000
+    received = await read_all(reader, b"engine_failed")
+    assert b"not read fast enough" in received
+    assert len(received) < 12_000_000
     writer.close()
     await pair.engine.stop()
 
 
 async def read_all(reader: asyncio.StreamReader, mark: bytes) -> bytes:
-    got = b""
+    received = b""
     async with asyncio.timeout(15):
-        while mark not in got[-4096:]:
+        while mark not in received[-4096:]:
             piece = await reader.read(65536)
             assert piece, "the stream ended without a word"
-            got += piece
-    return got
+            received += piece
+    return received
 
 
 async def test_an_answer_that_is_too_long_to_keep_can_no_longer_be_joined(
@@ -363,7 +363,7 @@ async def test_an_answer_that_is_too_long_to_keep_can_no_longer_be_joined(
         go(pair.engine)
         await first.read_until_text("yyy")
         for router in pair:
-            asked = asyncio.ensure_future(router.chat("x", stream=True))
+            request = asyncio.ensure_future(router.chat("x", stream=True))
             await eventually(lambda: pair.generations > pair.index(router) + 1)  # noqa: B023
-            asked.cancel()
+            request.cancel()
     await pair.engine.stop()

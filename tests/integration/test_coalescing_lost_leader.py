@@ -96,12 +96,12 @@ async def test_a_follower_of_a_frozen_leader_makes_a_fresh_attempt_when_its_clai
         leading = await setting.lead(http)
         setting.leader.send_signal(signal.SIGSTOP)
         try:
-            asked = setting.follow(stream=True)
+            request = setting.follow(stream=True)
             async with asyncio.timeout(6):
                 await eventually(lambda: len(setting.engine.bodies) == 2)
             for _ in range(4):
                 setting.engine.chunk_permits.release()
-            assert chat_text(await asked) == "one two"
+            assert chat_text(await request) == "one two"
         finally:
             setting.leader.send_signal(signal.SIGCONT)
         assert (await leading).content.endswith(DONE_FRAME)
@@ -113,12 +113,12 @@ async def test_a_client_that_comes_back_after_its_router_died_is_served_by_anoth
         setting.leader.kill()
         with pytest.raises(httpx.TransportError):
             await leading
-    asked = setting.follow(stream=True)
+    request = setting.follow(stream=True)
     async with asyncio.timeout(6):
         await eventually(lambda: len(setting.engine.bodies) == 2)
     for _ in range(2):
         setting.engine.chunk_permits.release()
-    assert chat_text(await asked) == "one two"
+    assert chat_text(await request) == "one two"
 
 
 async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Setting) -> None:

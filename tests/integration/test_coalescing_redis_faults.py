@@ -243,9 +243,9 @@ async def test_a_generation_that_nobody_else_can_join_ends_with_its_client(pair:
 async def test_an_event_of_many_megabytes_reaches_all_who_read(pair: RouterPair) -> None:
     large = "y" * (6 << 20)
     pair.engine.pieces = (ROLE_FRAME, chat_frame(content=large), *ANSWER[1:])
-    asked = [asyncio.ensure_future(pair.leader.chat("x", stream=True)) for _ in range(2)]
+    requests = [asyncio.ensure_future(pair.leader.chat("x", stream=True)) for _ in range(2)]
     await eventually(lambda: pair.generations == 1)
     pair.release_chunks(3)
-    for answer in await asyncio.gather(*asked):
+    for answer in await asyncio.gather(*requests):
         assert answer.content.endswith(DONE_FRAME)
         assert chat_text(answer) == f"{large}two"

@@ -104,27 +104,27 @@ async def test_a_claim_whose_renewal_is_refused_is_renewed_again(own_redis: Redi
 
 
 async def test_an_answer_of_many_megabytes_does_not_go_through_redis_and_followers_begin_anew() -> None:
-    flight = made_flight()
+    in_flight = made_flight()
     body = b"x" * (MAX_UNSENT_BYTES + 1)
-    packed = encode_result(flight, GenerationResult(complete=True, body=body))
+    packed = encode_result(in_flight, GenerationResult(complete=True, body=body))
     assert len(packed) < 1000
-    flight.is_leader = False
-    reader = flight.subscribe(flight.request, EXCHANGE, is_initiator=True)
-    flight.finish(decode_result(flight, packed))
+    in_flight.is_leader = False
+    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    in_flight.finish(decode_result(in_flight, packed))
     with pytest.raises(RetryRequest):
         await reader.start()
 
 
 async def test_a_stream_whose_json_form_has_many_megabytes_is_whole_for_followers_all_the_same() -> None:
-    flight = made_flight()
+    in_flight = made_flight()
     body = b"x" * (MAX_UNSENT_BYTES + 1)
     recording = RecordedResponse(body=body, stream=None, prompt_tokens=1, completion_tokens=1)
     packed = encode_result(
-        flight, GenerationResult(complete=True, recorded_response=recording, endings=(DONE_FRAME, DONE_FRAME))
+        in_flight, GenerationResult(complete=True, recorded_response=recording, endings=(DONE_FRAME, DONE_FRAME))
     )
     assert len(packed) < 1000
-    landing = decode_result(flight, packed)
-    assert (landing.complete, landing.endings) == (True, (DONE_FRAME, DONE_FRAME))
+    result = decode_result(in_flight, packed)
+    assert (result.complete, result.endings) == (True, (DONE_FRAME, DONE_FRAME))
 
 
 END_OF_FORMAT_1 = {
@@ -135,9 +135,9 @@ END_OF_FORMAT_1 = {
 
 
 async def test_the_end_that_a_router_of_the_format_before_sends_is_read() -> None:
-    landing = decode_result(made_flight(), msgspec.msgpack.encode(END_OF_FORMAT_1))
-    assert (landing.complete, landing.recorded_response, landing.endings) == (True, None, (DONE_FRAME, DONE_FRAME))
-    assert (landing.prompt_tokens, landing.completion_tokens) == (1, 2)
+    result = decode_result(made_flight(), msgspec.msgpack.encode(END_OF_FORMAT_1))
+    assert (result.complete, result.recorded_response, result.endings) == (True, None, (DONE_FRAME, DONE_FRAME))
+    assert (result.prompt_tokens, result.completion_tokens) == (1, 2)
 
 
 @pytest.mark.parametrize("body", [None, b"{}"])

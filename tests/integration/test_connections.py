@@ -223,11 +223,11 @@ async def test_a_websocket_is_answered_as_http11(router: RouterServer) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_of_http10_gets_its_answer_without_chunks(router: RouterServer, stream: bool) -> None:
     body = chat_body("The sea?", stream=stream)
-    asked = http_request(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: router\r\n", b"")
+    request = http_request(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: router\r\n", b"")
     bodies = []
     for _ in range(2):  # a miss, and a hit
         async with connect(router.port) as connection:
-            connection.write(asked)
+            connection.write(request)
             answer = await connection.read_response()
             assert answer.status == 200
             assert b"transfer-encoding" not in answer.head

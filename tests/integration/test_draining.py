@@ -62,11 +62,11 @@ async def test_the_listing_says_what_is_known_of_each_engine(guarded: RouterServ
 
 async def test_a_drained_engine_gets_no_new_work_until_it_is_resumed(guarded: RouterServer) -> None:
     assert await engine_of(guarded, "The sea?") == "llama-chat"
-    told = await post(guarded, "llama-chat", "drain")
-    assert (told["engine"]["drained"], told["everywhere"]) == (True, True)
+    response = await post(guarded, "llama-chat", "drain")
+    assert (response["engine"]["drained"], response["everywhere"]) == (True, True)
     assert await engine_of(guarded, "The moon?") == "llama-code"
-    told = await post(guarded, "llama-chat", "resume")
-    assert (told["engine"]["drained"], told["everywhere"]) == (False, True)
+    response = await post(guarded, "llama-chat", "resume")
+    assert (response["engine"]["drained"], response["everywhere"]) == (False, True)
     assert await engine_of(guarded, "The sun?") == "llama-chat"
 
 
@@ -84,8 +84,8 @@ async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: Router
     await engines.chat.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("The sea?", stream=True, max_tokens=20)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        told = await post(guarded, "llama-chat", "drain")
-        assert told["engine"]["in_flight"] == 1
+        response = await post(guarded, "llama-chat", "drain")
+        assert response["engine"]["in_flight"] == 1
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
 
     async def idle() -> bool:
@@ -129,10 +129,10 @@ async def test_an_engine_that_there_is_not_is_404(guarded: RouterServer, redis: 
 
 async def test_emptying_redis_resumes_no_engine(guarded: RouterServer, redis: Any) -> None:
     await post(guarded, "llama-chat", "drain")
-    told = await redis.hgetall(DRAINS_KEY)
+    reply = await redis.hgetall(DRAINS_KEY)
     await redis.flushall()
     await eventually(lambda: redis.exists(DRAINS_KEY))
-    assert await redis.hgetall(DRAINS_KEY) == told
+    assert await redis.hgetall(DRAINS_KEY) == reply
     assert await drained(guarded) == {"llama-chat"}
 
 
@@ -197,8 +197,8 @@ async def test_each_change_is_later_than_the_one_before_although_the_clock_goes_
 
 async def test_a_key_of_the_wrong_type_changes_nothing(guarded: RouterServer, redis: Any) -> None:
     await redis.set(DRAINS_KEY, "nonsense")
-    told = await post(guarded, "llama-chat", "drain")
-    assert (told["engine"]["drained"], told["everywhere"]) == (True, False)
+    response = await post(guarded, "llama-chat", "drain")
+    assert (response["engine"]["drained"], response["everywhere"]) == (True, False)
     assert await engine_of(guarded, "The sea?") == "llama-code"
 
 
@@ -211,11 +211,11 @@ async def test_while_redis_is_away_the_last_state_holds_and_what_is_changed_here
     await post(one, "llama-chat", "drain")
     await eventually(lambda: drained(other))
     own_redis.freeze()
-    told = await post(one, "llama-code", "drain")
-    assert (told["engine"]["drained"], told["everywhere"]) == (True, False)
+    response = await post(one, "llama-code", "drain")
+    assert (response["engine"]["drained"], response["everywhere"]) == (True, False)
     assert await drained(one) == {"llama-chat", "llama-code"}
-    told = await post(one, "llama-chat", "resume")
-    assert (told["engine"]["drained"], told["everywhere"]) == (False, False)
+    response = await post(one, "llama-chat", "resume")
+    assert (response["engine"]["drained"], response["everywhere"]) == (False, False)
     assert await engine_of(one, "The sea?") == "llama-chat"
     assert await drained(other) == {"llama-chat"}
     await one.application.reload(one.application.settings)
@@ -243,8 +243,8 @@ async def command(file: Path, *words: object) -> CommandResult:
 
 
 async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: RouterServer, file: Path) -> None:
-    said = await command(file, "drain", "llama-chat")
-    assert (said.code, said.stdout, said.stderr) == (0, "llama-chat is drained\n", "")
+    result = await command(file, "drain", "llama-chat")
+    assert (result.code, result.stdout, result.stderr) == (0, "llama-chat is drained\n", "")
     await eventually(lambda: drained(guarded))
     rows = (await command(file, "list", "--json")).json_lines()
     assert [(row["name"], row["up"], row["drained"]) for row in rows] == [
@@ -253,8 +253,8 @@ async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: Route
     listing = (await command(file, "list")).stdout.splitlines()
     assert listing[0].split()[:4] == ["engine", "model", "task", "state"]
     assert "up, drained" in listing[1]
-    said = await command(file, "resume", "llama-chat", "--json")
-    assert said.json() == {"engine": "llama-chat", "drained": False}
+    result = await command(file, "resume", "llama-chat", "--json")
+    assert result.json() == {"engine": "llama-chat", "drained": False}
 
     async def resumed() -> bool:
         return not await drained(guarded)
@@ -268,29 +268,29 @@ async def test_the_command_waits_until_the_engine_is_idle(
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
-        said = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
-        assert (said.code, said.json()["idle"]) == (1, False)
-        assert said.stderr.splitlines() == [
+        result = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
+        assert (result.code, result.json()["idle"]) == (1, False)
+        assert result.stderr.splitlines() == [
             "llama-chat works on 1", "roundhouse: engine llama-chat was not idle within 1s; it stays drained",
         ]  # fmt: skip
         waiting = asyncio.ensure_future(command(file, "drain", "llama-chat", "--wait"))
         await eventually(lambda: drained(guarded))
-    said = await waiting
-    assert (said.code, said.stdout) == (0, "llama-chat is drained and idle\n")
+    result = await waiting
+    assert (result.code, result.stdout) == (0, "llama-chat is drained and idle\n")
 
 
 async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: Any, tmp_path: Path) -> None:
     path = tmp_path / "down.toml"
     path.write_text(router_config(redis_server.url, {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}))
-    said = await command(path, "drain", "gone", "--wait")
-    assert (said.code, said.stdout) == (0, "gone is drained and idle\n")
+    result = await command(path, "drain", "gone", "--wait")
+    assert (result.code, result.stdout) == (0, "gone is drained and idle\n")
     assert "down, drained" in (await command(path, "list")).stdout
 
 
 async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) -> None:
-    said = await command(file, "drain", "llama")
-    assert said.code == 2
-    assert said.stderr == (
+    result = await command(file, "drain", "llama")
+    assert result.code == 2
+    assert result.stderr == (
         f"roundhouse: {file}: there is no engine 'llama'; there are llama-chat, llama-code, mistral\n"
     )
     assert not await redis.exists(DRAINS_KEY)
@@ -300,6 +300,6 @@ async def test_without_redis_the_command_is_one_clear_line(tmp_path: Path, engin
     path = tmp_path / "alone.toml"
     path.write_text(router_config(f"unix://{tmp_path}/none.sock", engines.as_config()))
     for words in (["list"], ["drain", "mistral"], ["resume", "mistral"]):
-        said = await command(path, *words)
-        assert (said.code, len(said.stderr.splitlines())) == (1, 1)
-        assert "Redis does not answer" in said.stderr
+        result = await command(path, *words)
+        assert (result.code, len(result.stderr.splitlines())) == (1, 1)
+        assert "Redis does not answer" in result.stderr

@@ -26,11 +26,11 @@ def text(redis_server: RedisServer, engines: EngineSet) -> str:
 
 
 def fell_back(answer: httpx.Response) -> bool:
-    found = answer.headers.get("x-fallback")
-    assert found in (None, "mistral")
+    fallback = answer.headers.get("x-fallback")
+    assert fallback in (None, "mistral")
     assert answer.status_code == 200
-    assert answer.headers["x-engine"] == (found or "llama")
-    return found is not None
+    assert answer.headers["x-engine"] == (fallback or "llama")
+    return fallback is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])

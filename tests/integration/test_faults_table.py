@@ -110,13 +110,13 @@ async def test_the_client_sees_what_the_table_says(
     redis_server: RedisServer, make_router: MakeRouter, fault: str, where: str
 ) -> None:
     expected = {stream: cell for name, place, stream, cell in table() if (name, place) == (fault, where)}
-    found = {}
+    collected = {}
     for stream in (False, True):
         async with two_engines(FAULTS[fault], where) as engines:
             router = await make_router(router_config(redis_server.url, engines, rest=IMPATIENT))
             answer = await router.chat("The sea?", stream=stream, headers={"cache-control": "no-store"})
-            found[stream] = seen(answer)
-    assert found == expected
+            collected[stream] = seen(answer)
+    assert collected == expected
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
@@ -127,14 +127,14 @@ async def test_an_engine_that_is_ended_while_it_streams_ends_the_stream_with_an_
         both = {"first": ("llama", "chat", doomed.url), "second": ("llama", "any", other.url)}
         router = await make_router(router_config(redis_server.url, both))
         await doomed.set_faults({"fault": "stall", "after": 3})
-        whole = asyncio.create_task(router.chat("The land?"))
+        complete = asyncio.create_task(router.chat("The land?"))
         async with open_stream(router, "The sea?") as answer:
             await answer.read_until_text(" ")
             await doomed.stats(in_flight=2)
             await (doomed.kill() if how == "SIGKILL" else doomed.stop())
             assert "error" in parse_events(await answer.read_to_end())[-1]
             assert b"[DONE]" not in answer.received
-        assert seen(await whole) == "another engine"
+        assert seen(await complete) == "another engine"
         after = await router.chat("The sea?", stream=True)
         assert (seen(after), after.headers["x-cache"]) == ("another engine", "MISS")
         await eventually(lambda: is_idle(router))

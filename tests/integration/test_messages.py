@@ -75,8 +75,8 @@ async def test_thinking_and_calls_survive_both_ways(
     miss = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
     hit = await post_typed(router, MESSAGES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
-    streamed, whole = (miss, hit) if stream else (hit, miss)
-    body = whole.json()
+    streamed, complete_response = (miss, hit) if stream else (hit, miss)
+    body = complete_response.json()
     assert [block["type"] for block in body["content"]] == kinds
     events = typed_events(streamed.content)
     pieces = [event["delta"] for event in events if event["type"] == "content_block_delta"]

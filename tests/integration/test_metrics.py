@@ -48,11 +48,11 @@ async def test_the_names_and_labels_are_those_that_dashboards_use(
         answer = await one.http.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         page += answer.text
-    found: dict[str, set[str]] = {}
+    collected: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            found.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
-    assert {name: found.get(name) for name in NAMES} == NAMES
+            collected.setdefault(family.name, set()).update(sample.labels.keys() - {"le"})
+    assert {name: collected.get(name) for name in NAMES} == NAMES
 
 
 async def test_requests_are_counted_by_what_the_cache_did(router: RouterServer) -> None:
@@ -78,8 +78,8 @@ async def test_requests_are_counted_by_what_the_cache_did(router: RouterServer) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tokens_generated_and_tokens_saved_are_two_numbers(router: RouterServer, stream: bool) -> None:
-    asked: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
-    answer = await router.chat("The sea?", stream=stream, **asked)
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = await router.chat("The sea?", stream=stream, **options)
     data = answer.content.removesuffix(b"data: [DONE]\n\n").split(b"data: ")[-1]
     usage = json.loads(data)["usage"]
     for _ in range(2):

@@ -58,8 +58,8 @@ async def test_a_streamed_chat_is_answered_and_answered_again(client: AsyncOpenA
     assert texts[0] == texts[1] != ""
     assert len(usages) == 2
     assert usages[0] == usages[1]
-    whole = await client.chat.completions.create(model="llama", messages=HELLO)
-    assert whole.choices[0].message.content == texts[0]
+    response = await client.chat.completions.create(model="llama", messages=HELLO)
+    assert response.choices[0].message.content == texts[0]
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
@@ -81,9 +81,9 @@ async def test_a_call_of_a_tool_survives_both_ways(client: AsyncOpenAI, first: b
 
 
 async def test_completions_are_answered(client: AsyncOpenAI) -> None:
-    whole = await client.completions.create(model="llama", prompt="The sea")
+    response = await client.completions.create(model="llama", prompt="The sea")
     streamed = await client.completions.create(model="llama", prompt="The sea", stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in streamed]) == whole.choices[0].text != ""
+    assert "".join([chunk.choices[0].text async for chunk in streamed]) == response.choices[0].text != ""
 
 
 async def test_models_are_listed(client: AsyncOpenAI) -> None:

@@ -93,7 +93,7 @@ async def test_the_salt_reaches_no_client(redis_server: RedisServer, make_router
         for path in PATHS:
             answer = await ask(router, path, "acme", stream=True)
             assert salt not in answer.text
-        bodies = [asked["body"] for asked in (await engine.stats())["requests"]]
+        bodies = [request["body"] for request in (await engine.stats())["requests"]]
         assert [salt in body for body in bodies] == [True] * len(PATHS)
 
 

@@ -37,8 +37,8 @@ class Setting:
     async def purge(self, **scope: Any) -> dict[str, Any]:
         """At the other router."""
         answer = await self.other.http.post("/admin/cache/purge", json=scope, headers=ADMIN)
-        told: dict[str, Any] = answer.raise_for_status().json()
-        return told
+        response: dict[str, Any] = answer.raise_for_status().json()
+        return response
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -130,9 +130,9 @@ async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setti
     async def missed() -> bool:
         wish = {"cache-control": "only-if-cached"}
         body = chat_body("x", stream=True)
-        asked = [router.http.post("/v1/chat/completions", json=body, headers=wish)
+        requests = [router.http.post("/v1/chat/completions", json=body, headers=wish)
                  for router in (setting.one, setting.other)]  # fmt: skip
-        return [answer.status_code for answer in await asyncio.gather(*asked)] == [504, 504]
+        return [answer.status_code for answer in await asyncio.gather(*requests)] == [504, 504]
 
     await eventually(missed, timeout=1)
 

@@ -205,14 +205,16 @@ async def test_the_places_of_a_router_that_is_killed_come_back(
     await engines.chat.set_faults({"fault": "stall", "after": 3})
     async with http_client(other_process.url) as http:
         bodies = [chat_body(f"{n}?", stream=True) for n in range(2)]
-        asked = [asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=ACME)) for body in bodies]
+        requests = [
+            asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=ACME)) for body in bodies
+        ]
         await engines.chat.stats(in_flight=2)
         await engines.chat.clear_faults()
         assert (await ask(router)).status_code == 429
         began = time.monotonic()
         other_process.send_signal(signal.SIGKILL)
-        await asyncio.wait(asked)
-        assert all(isinstance(one.exception(), httpx.TransportError) for one in asked)
+        await asyncio.wait(requests)
+        assert all(isinstance(one.exception(), httpx.TransportError) for one in requests)
 
     async def passes() -> bool:
         return (await ask(router)).status_code == 200

@@ -39,8 +39,8 @@ async def servers() -> AsyncIterator[tuple[RedisServer, RedisServer]]:
 
 
 async def is_linked(replica: RedisServer) -> bool:
-    told = await replica.command("INFO", "replication")
-    return bool(told["role"] == "slave" and told["master_link_status"] == "up")
+    reply = await replica.command("INFO", "replication")
+    return bool(reply["role"] == "slave" and reply["master_link_status"] == "up")
 
 
 async def fail_over(primary: RedisServer, replica: RedisServer) -> None:
@@ -89,9 +89,9 @@ async def test_check_says_that_the_server_is_a_replica(
     servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     text = router_config(f"redis://127.0.0.1:{servers[1].port}", engines.as_config())
-    (found, *_) = await check_all(parse(text, {}))
-    assert (found["what"], found["ok"]) == ("redis", False)
-    assert "read-only replica" in found["note"]
+    (finding, *_) = await check_all(parse(text, {}))
+    assert (finding["what"], finding["ok"]) == ("redis", False)
+    assert "read-only replica" in finding["note"]
 
 
 async def test_who_may_not_ask_whether_it_takes_writes_uses_it_all_the_same(own_redis: RedisServer) -> None:

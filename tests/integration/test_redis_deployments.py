@@ -73,10 +73,10 @@ async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_
 
 
 async def test_check_says_that_redis_answers(deployment: Deployment, engines: EngineSet) -> None:
-    (found, *_) = await check_all(parse(router_config(deployment.url, engines.as_config()), {}))
-    assert (found["what"], found["ok"]) == ("redis", True)
-    assert found["note"].startswith("version ")
-    assert found["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
+    (finding, *_) = await check_all(parse(router_config(deployment.url, engines.as_config()), {}))
+    assert (finding["what"], finding["ok"]) == ("redis", True)
+    assert finding["note"].startswith("version ")
+    assert finding["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
 
 
 async def test_no_request_fails_while_sentinel_makes_another_server_the_master(

@@ -189,16 +189,16 @@ async def models(served: RouterProcess) -> list[str]:
 async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, config: str, workers: int) -> None:
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
     lost: list[object] = []
-    asked = 0
+    sent = 0
     stop = asyncio.Event()
 
     async def ask(number: int) -> None:
-        nonlocal asked
+        nonlocal sent
         async with http_client(served.url) as http:
             while not stop.is_set():
-                asked += 1
+                sent += 1
                 try:
-                    answer = await http.post("/v1/chat/completions", json=chat_body(f"{number} {asked % 50}?"))
+                    answer = await http.post("/v1/chat/completions", json=chat_body(f"{number} {sent % 50}?"))
                     if answer.status_code != 200:
                         lost.append(answer.text)
                 except httpx.HTTPError as error:
@@ -219,7 +219,7 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
             await eventually(everywhere)
         stop.set()
     assert lost == []
-    assert asked > 10
+    assert sent > 10
 
 
 @pytest.mark.parametrize("workers", [1, 2])

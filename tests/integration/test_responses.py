@@ -107,8 +107,8 @@ async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, strea
     miss = await post_typed(router, RESPONSES, "The sea?", stream=stream, **fields)
     hit = await post_typed(router, RESPONSES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
-    streamed, whole = (miss, hit) if stream else (hit, miss)
-    events, body = typed_events(streamed.content), whole.json()
+    streamed, complete_response = (miss, hit) if stream else (hit, miss)
+    events, body = typed_events(streamed.content), complete_response.json()
     assert events[-1]["response"] == body
     assert [item["type"] for item in body["output"]] == ["reasoning", "function_call"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]

@@ -39,14 +39,14 @@ async def test_a_request_id_that_is_not_sane_is_replaced_everywhere(scripted: Sc
     router, engine = await scripted(
         ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
     )
-    for asked in (
+    for request in (
         http_request(chat_body("The sea?", stream=True), b"x-request-id: " + value),
         http_request(None, b"x-request-id: " + value, method=b"GET", path=b"/version"),
         http_request(None, b"x-request-id: " + value, method=b"GET", path=b"/nothing"),
         http_request({}, b"x-request-id: " + value),
     ):
         async with connect(router.port) as connection:
-            connection.write(asked)
+            connection.write(request)
             answer = await connection.read_response()
         (given,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer.head)
         assert re.fullmatch(rb"[0-9a-f]{32}", given)

@@ -102,9 +102,9 @@ async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
         waiting = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("The moon?")))
         await engines.chat.stats(in_flight=2)
         served.process.send_signal(signal.SIGTERM)
-        got = await answer.aread()
-        assert got.endswith(b"\n\n")
-        assert json.loads(got.split(b"data: ")[-1])["error"]["code"] == "stopping"
+        received = await answer.aread()
+        assert received.endswith(b"\n\n")
+        assert json.loads(received.split(b"data: ")[-1])["error"]["code"] == "stopping"
         refused = await waiting
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
     assert await code(served) == 0
@@ -151,7 +151,7 @@ async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
     served.start(argv=[sys.executable, "-c", _IMPATIENT, str(served.config)])
     try:
         await served.wait_until_ready()
-        before = await eventually(lambda: len(found := served.worker_pids()) == 2 and found)
+        before = await eventually(lambda: len(pids := served.worker_pids()) == 2 and pids)
         served.send_signal(signal.SIGSTOP)
         await asyncio.sleep(4)  # longer than a worker may be silent: there is no event to wait for
         served.send_signal(signal.SIGCONT)

@@ -221,9 +221,9 @@ async def test_a_tenants_flight_is_joined_by_nobody_else(
     routers = [await make_router(by_key), await make_router(by_key)]
     await engines.chat.set_faults({"fault": "tps", "rate": 50})
     before = (await engines.chat.stats())["received"]
-    asked = [(router, key) for router in routers for key in (ACME, BETA)]
+    requests = [(router, key) for router in routers for key in (ACME, BETA)]
     answers = await asyncio.gather(
-        *(router.chat("The sea?", headers=bearer(key), stream=True) for router, key in asked for _ in range(2))
+        *(router.chat("The sea?", headers=bearer(key), stream=True) for router, key in requests for _ in range(2))
     )
     assert (await engines.chat.stats())["received"] == before + 2
     for tenant in ("acme", "beta"):

@@ -79,8 +79,8 @@ async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
 async def test_an_engine_is_asked_as_the_client_asked_but_for_the_model(scripted: ScriptedRouter, path: str) -> None:
     router, engine = await scripted(b"data: {}\n\n")
     await post_typed(router, path, "Hi", stream=True, frobnicate=1)
-    asked = json.loads(engine.bodies[0])
-    assert asked == {**typed_body(path, "Hi", stream=True, frobnicate=1), "model": asked["model"]}
+    request = json.loads(engine.bodies[0])
+    assert request == {**typed_body(path, "Hi", stream=True, frobnicate=1), "model": request["model"]}
 
 
 @PATHS

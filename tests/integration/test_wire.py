@@ -73,11 +73,11 @@ async def test_auto_goes_to_the_engine_for_the_task(router: RouterServer) -> Non
 async def test_completions_are_routed_and_streamed_too(router: RouterServer) -> None:
     for prompt, engine in ((CODE, "llama-code"), (CHAT, "llama-chat")):
         body = {"model": "llama", "prompt": prompt}
-        whole = await router.post("/v1/completions", body)
+        response = await router.post("/v1/completions", body)
         streamed = await router.post("/v1/completions", {**body, "stream": True})
-        assert whole.headers["x-engine"] == engine
-        assert (whole.headers["x-cache"], streamed.headers["x-cache"]) == ("MISS", "HIT")
-        assert chat_text(whole) == chat_text(streamed) != ""
+        assert response.headers["x-engine"] == engine
+        assert (response.headers["x-cache"], streamed.headers["x-cache"]) == ("MISS", "HIT")
+        assert chat_text(response) == chat_text(streamed) != ""
 
 
 # -- to the engine ----------------------------------------------------------------------------------------------------
@@ -87,11 +87,11 @@ async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: Ro
     sent = rb'{"temperature": 1e0, "vendor": {"b": [1.50, "\u00e9\/"], "a":null} ,"model":"llama",'
     sent += rb'"seed": 12345678901234567890,"messages": [{"role":"user", "content": "Hi, \ud83d\ude00"}], "x": 1.0}'
     await router.post("/v1/chat/completions", sent)
-    got = (await last_request(engines.chat))["body"]
+    actual = (await last_request(engines.chat))["body"]
     for piece in ("1e0", r'{"b": [1.50, "\u00e9\/"], "a":null}', r'"Hi, \ud83d\ude00"', "12345678901234567890", "1.0}"):
-        assert piece in got
+        assert piece in actual
     expected = json.loads(sent) | {"model": LLAMA}
-    assert list(json.loads(got).items()) == list(expected.items())
+    assert list(json.loads(actual).items()) == list(expected.items())
 
 
 async def test_a_stream_asks_the_engine_for_usage_and_changes_nothing_else(
@@ -214,16 +214,16 @@ async def test_the_bytes_of_a_stream_are_the_engines_wherever_they_were_cut(
 async def test_the_usage_event_comes_only_to_those_who_ask_on_hits_as_on_misses(router: RouterServer) -> None:
     usages = []
     for prompt, first in ((CHAT, True), (CHAT + "?", False)):
-        for asked in (first, not first):
-            options: dict[str, Any] = {"stream_options": {"include_usage": True}} if asked else {}
+        for wants_usage in (first, not first):
+            options: dict[str, Any] = {"stream_options": {"include_usage": True}} if wants_usage else {}
             answer = await router.chat(prompt, stream=True, **options)
-            told = [event for event in parse_events(answer.content) if event.get("usage")]
-            assert len(told) == asked
-            assert answer.headers["x-cache"] == ("MISS" if asked is first else "HIT")
-            if told:
-                assert parse_events(answer.content)[-1] == told[0]
-                assert told[0]["choices"] == []
-                usages.append(told[0]["usage"])
+            usage_events = [event for event in parse_events(answer.content) if event.get("usage")]
+            assert len(usage_events) == wants_usage
+            assert answer.headers["x-cache"] == ("MISS" if wants_usage is first else "HIT")
+            if usage_events:
+                assert parse_events(answer.content)[-1] == usage_events[0]
+                assert usage_events[0]["choices"] == []
+                usages.append(usage_events[0]["usage"])
     assert len(usages) == 2
     assert all(usage["completion_tokens"] > 0 for usage in usages)
 
@@ -266,8 +266,8 @@ async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> N
     whole, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
     router, _ = await scripted(ROLE_FRAME, whole, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
     answer = await router.chat(CHAT, stream=True)
-    got = answer.content
-    assert got.startswith(ROLE_FRAME + whole + b'data: {"error"')
+    received = answer.content
+    assert received.startswith(ROLE_FRAME + whole + b'data: {"error"')
 
 
 # -- the headers ------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Up:
 
     def children(self) -> dict[str, int]:
         """Its processes that run, by what they are; those of all calls are remembered in `seen`."""
-        found = {}
+        collected = {}
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in map(int, task.read_text().split()):
                 try:
@@ -79,9 +79,9 @@ class Up:
                     continue  # it has ended since it was listed
                 name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
                 name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
-                found[name] = pid
+                collected[name] = pid
                 self.seen[pid] = command
-        return found
+        return collected
 
     def all_gone(self) -> bool:
         return not [pid for pid in self.seen if Path(f"/proc/{pid}").exists()]

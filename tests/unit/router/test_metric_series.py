@@ -26,13 +26,13 @@ def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: 
         for value in values:
             single.observe(value)
         batched.observe_many(values)
-    found, wanted = [
+    found, expected = [
         {(s.name, s.labels.get("le")): s.value for family in one.collect() for s in family.samples}
         for one in (batched, single)
     ]
-    assert found.pop(("b_sum", None)) == pytest.approx(wanted.pop(("b_sum", None)))
-    found.pop(("b_created", None), None), wanted.pop(("b_created", None), None)
-    assert found == wanted
+    assert found.pop(("b_sum", None)) == pytest.approx(expected.pop(("b_sum", None)))
+    found.pop(("b_created", None), None), expected.pop(("b_created", None), None)
+    assert found == expected
 
 
 def hit(number: int) -> Exchange:
@@ -51,11 +51,11 @@ async def test_a_page_shows_all_that_was_counted_before_it() -> None:
     telemetry = Telemetry(log_format="text")
     for number in range(3):
         telemetry.record(hit(number), 0.5)
-        shown = counted(telemetry)
-        assert shown["llm_requests_total"] == shown["llm_cache_requests_total"] == number + 1
+        counts = counted(telemetry)
+        assert counts["llm_requests_total"] == counts["llm_cache_requests_total"] == number + 1
         for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds", "llm_router_overhead_seconds"):
-            assert (shown[f"{name}_count"], shown[f"{name}_sum"]) == (number + 1, (number + 1) / 2)
-        assert shown["llm_tokens_total"] == 7 * (number + 1)
+            assert (counts[f"{name}_count"], counts[f"{name}_sum"]) == (number + 1, (number + 1) / 2)
+        assert counts["llm_tokens_total"] == 7 * (number + 1)
 
 
 def told(telemetry: Telemetry) -> float | None:
@@ -105,8 +105,8 @@ async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() ->
     for number in range(1, 4):
         telemetry.record_generation(work())
         telemetry.record_write("stored")
-        shown = counted(telemetry)
-        assert shown["llm_cache_writes_total"] == shown["llm_tokens_per_second_count"] == number
+        counts = counted(telemetry)
+        assert counts["llm_cache_writes_total"] == counts["llm_tokens_per_second_count"] == number
         samples = {"prompt": 3 * number, "completion": 5 * number}
         for kind, tokens in samples.items():
             labels = {"tenant": "acme", "model": "m", "kind": kind}

@@ -173,8 +173,8 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 )
 def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, text: str) -> None:
     message = config_error(f"[cache]\n{name} = {text}\n{MINIMAL}")
-    shown = "a list" if text == "[]" else text.replace('"', "'")
-    assert message == f"cache.{name}: {shown} {said}"
+    quoted = "a list" if text == "[]" else text.replace('"', "'")
+    assert message == f"cache.{name}: {quoted} {said}"
 
 
 @pytest.mark.parametrize(

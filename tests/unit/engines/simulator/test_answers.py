@@ -21,9 +21,9 @@ TEXT = st.text(alphabet=st.sampled_from("ab .,\n\r\t  é👩\u200d💻e\u0301123
 
 @given(st.text())
 def test_pieces_join_to_the_text_they_came_from(text: str) -> None:
-    found = split_tokens(text)
-    assert "".join(found) == text
-    assert all(found)
+    pieces = split_tokens(text)
+    assert "".join(pieces) == text
+    assert all(pieces)
 
 
 @given(TEXT, st.lists(TEXT.filter(bool).map(lambda text: text[:4]), min_size=1, max_size=3), st.data(), st.booleans())
@@ -31,23 +31,23 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
     text: str, stops: list[str], data: st.DataObject, keep: bool
 ) -> None:
     watch = StopStringMatcher(tuple(stops), include_stop=keep)
-    shown, found, rest = "", None, text
-    while rest and found is None:
+    shown_text, matched, rest = "", None, text
+    while rest and matched is None:
         size = data.draw(st.integers(1, len(rest)))
-        visible, found = watch.feed(rest[:size])
-        shown, rest = shown + visible, rest[size:]
+        visible, matched = watch.feed(rest[:size])
+        shown_text, rest = shown_text + visible, rest[size:]
         # What was shown is never taken back: it is always a prefix of the text.
-        assert text.startswith(shown)
+        assert text.startswith(shown_text)
     first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
     if first is None:
-        assert found is None
-        assert shown + watch.flush() == text
+        assert matched is None
+        assert shown_text + watch.flush() == text
     elif keep:
-        assert found is not None
-        assert shown == text[: text.find(found) + len(found)]
+        assert matched is not None
+        assert shown_text == text[: text.find(matched) + len(matched)]
     else:
-        assert found is not None
-        assert shown == text[: text.find(found)]
+        assert matched is not None
+        assert shown_text == text[: text.find(matched)]
 
 
 def test_the_same_seed_says_the_same_and_another_seed_something_else() -> None:
@@ -90,9 +90,9 @@ def test_a_document_fits_its_schema() -> None:
         "type": "object",
         "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "array", "items": {"const": 3}}},
     }
-    found = json.loads(sample_document(schema, 5))
-    assert isinstance(found["a"], bool)
-    assert (found["b"], found["c"]) == ("x", [3, 3])
+    parsed = json.loads(sample_document(schema, 5))
+    assert isinstance(parsed["a"], bool)
+    assert (parsed["b"], parsed["c"]) == ("x", [3, 3])
 
 
 def test_markers_and_json_have_one_vocabulary() -> None:

@@ -91,12 +91,12 @@ async def test_a_json_answer_has_the_shape_of_vllms(engines: BothEngines, name: 
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
-    got = b"".join(chunks)
+    received = b"".join(chunks)
     if not body:
-        assert got == b""
+        assert received == b""
         return
-    assert shape(json.loads(got)) == shape(json.loads(body))
-    assert b'": ' not in re.sub(rb'"(?:[^"\\]|\\.)*"(?!:)', b"", got), "vLLM's JSON has no spaces"
+    assert shape(json.loads(received)) == shape(json.loads(body))
+    assert b'": ' not in re.sub(rb'"(?:[^"\\]|\\.)*"(?!:)', b"", received), "vLLM's JSON has no spaces"
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -112,9 +112,9 @@ async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engin
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
-    got = [list(events(chunk)) for chunk in chunks]
-    assert all(len(found) == 1 for found in got)
-    assert shape([found for (found,) in got]) == shape(list(events(body)))
+    actual = [list(events(chunk)) for chunk in chunks]
+    assert all(len(found) == 1 for found in actual)
+    assert shape([found for (found,) in actual]) == shape(list(events(body)))
 
 
 async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engines: BothEngines) -> None:
@@ -140,8 +140,10 @@ async def test_metrics_have_vllms_names_types_help_and_labels(engine: SimulatedE
     lines = [
         line for line in response.body.decode().splitlines() if "vllm:" in line and "cache_config_info{" not in line
     ]
-    got = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
-    wanted = [line for line in (CAPTURES / "metrics.txt").read_text().splitlines() if "cache_config_info{" not in line]
-    assert sorted(got) == sorted(wanted)
+    actual = [line if line.startswith("#") else line.rpartition(" ")[0] for line in lines]
+    expected = [
+        line for line in (CAPTURES / "metrics.txt").read_text().splitlines() if "cache_config_info{" not in line
+    ]
+    assert sorted(actual) == sorted(expected)
     assert response.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
     assert not [name for name in await engine.metrics() if "spec_decode" in name], "only with a draft"

@@ -35,8 +35,8 @@ async def post(engine: SimulatedEngine, path: str, **fields: Any) -> ReceivedRes
 
 
 async def message(engine: SimulatedEngine, prompt: str, **fields: Any) -> ReceivedResponse:
-    said = [{"role": "user", "content": prompt}]
-    return await post(engine, "/v1/messages", messages=said, **{"max_tokens": 200, **fields})
+    user_messages = [{"role": "user", "content": prompt}]
+    return await post(engine, "/v1/messages", messages=user_messages, **{"max_tokens": 200, **fields})
 
 
 async def vectors(embedder: SimulatedEngine, *texts: str, **fields: Any) -> list[Any]:
@@ -76,25 +76,25 @@ async def test_a_response_whose_engine_dies_just_breaks_off(engine: SimulatedEng
 
 
 async def test_a_response_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
-    asked: dict[str, Any] = {"input": "Tell me of the sea", "instructions": "Be brief.", "temperature": 0}
-    whole = json.loads((await post(engine, "/v1/responses", **asked)).body)
-    events = typed_events((await post(engine, "/v1/responses", stream=True, **asked)).body)
-    assert typed_delta_text(events) == whole["output"][0]["content"][0]["text"] != ""
+    request: dict[str, Any] = {"input": "Tell me of the sea", "instructions": "Be brief.", "temperature": 0}
+    response = json.loads((await post(engine, "/v1/responses", **request)).body)
+    events = typed_events((await post(engine, "/v1/responses", stream=True, **request)).body)
+    assert typed_delta_text(events) == response["output"][0]["content"][0]["text"] != ""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     last = events[-1]["response"]
-    for answer in (whole, last):
+    for answer in (response, last):
         answer.update(id="", created_at=0)
         answer["output"][0]["id"] = ""
-    assert last == whole
+    assert last == response
 
 
 async def test_a_message_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
-    asked: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    whole = json.loads((await message(engine, **asked)).body)
-    events = typed_events((await message(engine, stream=True, **asked)).body)
-    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
-    assert typed_delta_text(events) == whole["content"][1]["text"]
-    assert (events[-2]["usage"], events[-2]["delta"]["stop_reason"]) == (whole["usage"], whole["stop_reason"])
+    request: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    response = json.loads((await message(engine, **request)).body)
+    events = typed_events((await message(engine, stream=True, **request)).body)
+    assert [block["type"] for block in response["content"]] == ["thinking", "text"]
+    assert typed_delta_text(events) == response["content"][1]["text"]
+    assert (events[-2]["usage"], events[-2]["delta"]["stop_reason"]) == (response["usage"], response["stop_reason"])
 
 
 async def test_a_stop_sequence_ends_a_message_and_is_named(engine: SimulatedEngine) -> None:

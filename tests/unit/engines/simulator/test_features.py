@@ -28,8 +28,8 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(engine: SimulatedEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 async def chat(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -37,8 +37,8 @@ async def chat(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str,
     async with httpx.AsyncClient() as http:
         response = await http.post(f"{engine.url}/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    parsed: dict[str, Any] = response.json()
+    return parsed
 
 
 async def stream(engine: SimulatedEngine, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -51,36 +51,36 @@ async def stream(engine: SimulatedEngine, path: str, **body: Any) -> list[dict[s
 
 
 async def test_openais_client_reads_an_answer_and_its_stream_as_one_text(client: openai.AsyncOpenAI) -> None:
-    asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about rivers"}]
-    whole = await client.chat.completions.create(model="tiny", messages=asked)
+    conversation: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about rivers"}]
+    response = await client.chat.completions.create(model="tiny", messages=conversation)
     streamed = await client.chat.completions.create(
         model="tiny",
-        messages=asked,
+        messages=conversation,
         stream=True,
         stream_options={"include_usage": True},
     )
     chunks = [chunk async for chunk in streamed]
-    assert whole.usage is not None
+    assert response.usage is not None
     assert chunks[-1].usage is not None
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == (
-        whole.choices[0].message.content
+        response.choices[0].message.content
     )
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert whole.choices[0].finish_reason == "stop"
-    assert not (whole.choices[0].message.content or "").isascii()
+    assert chunks[-1].usage.completion_tokens == response.usage.completion_tokens
+    assert response.choices[0].finish_reason == "stop"
+    assert not (response.choices[0].message.content or "").isascii()
 
 
 async def test_openais_client_completes_text(client: openai.AsyncOpenAI) -> None:
-    whole = await client.completions.create(model="alias", prompt="def f", max_tokens=20)
+    response = await client.completions.create(model="alias", prompt="def f", max_tokens=20)
     streamed = await client.completions.create(model="alias", prompt="def f", max_tokens=20, stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in streamed]) == whole.choices[0].text
-    assert whole.model == "tiny", "the first name answers, as with vLLM"
-    assert whole.choices[0].finish_reason == "length"
+    assert "".join([chunk.choices[0].text async for chunk in streamed]) == response.choices[0].text
+    assert response.model == "tiny", "the first name answers, as with vLLM"
+    assert response.choices[0].finish_reason == "length"
 
 
 async def test_openais_client_raises_on_an_error_frame(client: openai.AsyncOpenAI) -> None:
-    asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": "[[sim:error after=2]]"}]
-    streamed = await client.chat.completions.create(model="tiny", messages=asked, stream=True)
+    conversation: list[ChatCompletionMessageParam] = [{"role": "user", "content": "[[sim:error after=2]]"}]
+    streamed = await client.chat.completions.create(model="tiny", messages=conversation, stream=True)
     with pytest.raises(openai.APIError, match="EngineCore"):
         async for _ in streamed:
             pass
@@ -126,8 +126,8 @@ async def test_min_tokens_and_ignore_eos_lengthen_an_answer(engine: SimulatedEng
 async def test_a_stop_string_ends_an_answer_before_it(engine: SimulatedEngine, streamed: bool) -> None:
     prompt = "[[sim:say text=one%20two%20three%20four]]"
     if streamed:
-        asked = [{"role": "user", "content": prompt}]
-        events = await stream(engine, "/v1/chat/completions", messages=asked, stop=["wo thr"])
+        conversation = [{"role": "user", "content": prompt}]
+        events = await stream(engine, "/v1/chat/completions", messages=conversation, stop=["wo thr"])
         text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
         choice = events[-1]["choices"][0]
     else:
@@ -148,17 +148,17 @@ async def test_several_answers_are_several_texts(engine: SimulatedEngine) -> Non
 async def test_a_tool_is_called_and_its_arguments_come_in_pieces(
     engine: SimulatedEngine, choice: object, reason: str
 ) -> None:
-    asked = [{"role": "user", "content": "Sunny?"}]
-    events = await stream(engine, "/v1/chat/completions", messages=asked, tools=[TOOL], tool_choice=choice)
+    conversation = [{"role": "user", "content": "Sunny?"}]
+    events = await stream(engine, "/v1/chat/completions", messages=conversation, tools=[TOOL], tool_choice=choice)
     calls = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
     assert calls[0]["function"]["name"] == "weather"
     arguments = [call["function"].get("arguments", "") for call in calls]
     assert len(arguments) > 2
     assert events[-1]["choices"][0]["finish_reason"] == reason
-    whole = (await chat(engine, "Sunny?", tools=[TOOL], tool_choice=choice))["choices"][0]
-    assert whole["message"]["tool_calls"][0]["function"]["arguments"] == "".join(arguments)
+    response = (await chat(engine, "Sunny?", tools=[TOOL], tool_choice=choice))["choices"][0]
+    assert response["message"]["tool_calls"][0]["function"]["arguments"] == "".join(arguments)
     assert "city" in json.loads("".join(arguments))
-    assert (whole["finish_reason"], whole["message"]["content"]) == (reason, "")
+    assert (response["finish_reason"], response["message"]["content"]) == (reason, "")
 
 
 async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedEngine) -> None:
@@ -174,15 +174,17 @@ async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedE
 
 async def test_thinking_comes_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:
     on = {"chat_template_kwargs": {"enable_thinking": True}}
-    asked = [{"role": "user", "content": "Why?"}]
-    events = await stream(engine, "/v1/chat/completions", messages=asked, stream_options={"include_usage": True}, **on)
+    conversation = [{"role": "user", "content": "Why?"}]
+    events = await stream(
+        engine, "/v1/chat/completions", messages=conversation, stream_options={"include_usage": True}, **on
+    )
     deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
     reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
-    whole = await chat(engine, "Why?", **on)
+    response = await chat(engine, "Why?", **on)
     assert reasoning
-    assert whole["choices"][0]["message"]["reasoning"] == reasoning
-    assert whole["usage"]["completion_tokens_details"] == events[-1]["usage"]["completion_tokens_details"]
-    assert whole["choices"][0]["message"]["content"] == "".join(delta.get("content", "") for delta in deltas)
+    assert response["choices"][0]["message"]["reasoning"] == reasoning
+    assert response["usage"]["completion_tokens_details"] == events[-1]["usage"]["completion_tokens_details"]
+    assert response["choices"][0]["message"]["content"] == "".join(delta.get("content", "") for delta in deltas)
 
 
 async def test_logprobs_name_every_token(engine: SimulatedEngine) -> None:
@@ -204,8 +206,8 @@ async def test_usage_that_runs_along_grows_with_the_tokens(engine: SimulatedEngi
 
 async def test_json_is_answered_where_json_is_asked_for(engine: SimulatedEngine) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = await chat(engine, "Why?", response_format=wanted)
+    schema_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = await chat(engine, "Why?", response_format=schema_format)
     assert isinstance(json.loads(answer["choices"][0]["message"]["content"])["a"], bool)
 
 

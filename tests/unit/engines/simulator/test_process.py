@@ -17,8 +17,8 @@ PATH = "/v1/completions"
 async def complete(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=10) as http:
         response = await http.post(f"{engine.url}{PATH}", json={"prompt": prompt, **fields})
-    found: dict[str, Any] = response.raise_for_status().json()
-    return found
+    parsed: dict[str, Any] = response.raise_for_status().json()
+    return parsed
 
 
 async def test_it_starts_within_a_second_and_ends_within_one_on_sigterm() -> None:

@@ -50,30 +50,30 @@ def refused_well(found: object) -> bool:
 @given(st.dictionaries(NAMES, JSON, max_size=4), st.booleans())
 def test_any_json_object_is_read_or_refused(body: dict[str, object], chat: bool) -> None:
     read = chat_request if chat else completion_request
-    found = outcome(lambda: read({"messages": MESSAGES, "prompt": "x", **body}, SETTINGS))
-    if isinstance(found, GenerationRequest):
-        assert found.prompts
-        assert all(limit >= 1 for limit in found.limits)
+    result = outcome(lambda: read({"messages": MESSAGES, "prompt": "x", **body}, SETTINGS))
+    if isinstance(result, GenerationRequest):
+        assert result.prompts
+        assert all(limit >= 1 for limit in result.limits)
     else:
-        assert refused_well(found)
+        assert refused_well(result)
 
 
 @given(TOOLS, JSON | st.just("required") | st.just("auto") | st.fixed_dictionaries({"function": JSON}))
 def test_any_tools_are_read_or_refused(tools: list[object], choice: object) -> None:
-    found = outcome(lambda: chat_request({"messages": MESSAGES, "tools": tools, "tool_choice": choice}, SETTINGS))
-    assert isinstance(found, GenerationRequest) or refused_well(found)
+    result = outcome(lambda: chat_request({"messages": MESSAGES, "tools": tools, "tool_choice": choice}, SETTINGS))
+    assert isinstance(result, GenerationRequest) or refused_well(result)
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
-    found = outcome(lambda: parse_body(raw))
-    assert isinstance(found, dict) or refused_well(found)
+    result = outcome(lambda: parse_body(raw))
+    assert isinstance(result, dict) or refused_well(result)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON), max_size=3))
 def test_any_messages_are_read_or_refused(messages: list[object]) -> None:
-    found = outcome(lambda: chat_request({"messages": messages}, SETTINGS))
-    assert isinstance(found, GenerationRequest) or refused_well(found)
+    result = outcome(lambda: chat_request({"messages": messages}, SETTINGS))
+    assert isinstance(result, GenerationRequest) or refused_well(result)
 
 
 def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() -> None:
@@ -104,5 +104,5 @@ def test_parameters_that_change_an_answer_change_what_is_said(more: dict[str, ob
 def test_a_draft_refuses_what_vllms_speculation_cannot_sample(fields: dict[str, object], refused: bool) -> None:
     body = {"messages": MESSAGES, **fields}
     assert isinstance(outcome(lambda: chat_request(body, SETTINGS)), GenerationRequest)
-    found = outcome(lambda: chat_request(body, replace(SETTINGS, draft="d")))
-    assert refused_well(found) is refused
+    result = outcome(lambda: chat_request(body, replace(SETTINGS, draft="d")))
+    assert refused_well(result) is refused

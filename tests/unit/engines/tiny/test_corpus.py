@@ -36,11 +36,11 @@ class Thing:
 
 
 def test_a_documented_function_is_taken_whole_and_says_what_it_does() -> None:
-    (found,) = documented_functions(SOURCE)
-    assert found.subject == "whole"
-    assert found.does == "put an item into a list, and say so."
-    assert found.text.startswith("```python\ndef whole(list, item):\n")
-    assert found.text.endswith('long enough"]\n```')
+    (passage,) = documented_functions(SOURCE)
+    assert passage.subject == "whole"
+    assert passage.does == "put an item into a list, and say so."
+    assert passage.text.startswith("```python\ndef whole(list, item):\n")
+    assert passage.text.endswith('long enough"]\n```')
 
 
 def test_sources_are_read_without_importing_their_modules() -> None:
@@ -56,17 +56,17 @@ def test_a_module_that_this_python_lacks_is_passed_over() -> None:
 def test_paragraphs_are_prose_and_nothing_else() -> None:
     prose = "A statement is a thing that is done, and this one is done over more\nthan one line of the page it is on."
     page = f"Title\n*****\n\n{prose}\n\n   indented code that goes on for long enough to be taken, if it were prose.\n"
-    (found,) = paragraphs("a-subject", page)
-    assert found.text == prose.replace("\n", " ")
-    assert found.subject == "a subject"
+    (passage,) = paragraphs("a-subject", page)
+    assert passage.text == prose.replace("\n", " ")
+    assert passage.subject == "a subject"
 
 
 @pytest.mark.parametrize("task", ["chat", "code"])
 def test_there_is_enough_text_on_this_machine_and_it_is_the_same_each_time(task: Task) -> None:
-    found = collect_passages(task, 80)
-    assert len({passage.text for passage in found}) == 80
-    assert {passage.task for passage in found} == {task}
-    assert collect_passages(task, 80) == found
+    passages = collect_passages(task, 80)
+    assert len({passage.text for passage in passages}) == 80
+    assert {passage.task for passage in passages} == {task}
+    assert collect_passages(task, 80) == passages
 
 
 def test_another_seed_gathers_other_texts() -> None:
@@ -81,15 +81,15 @@ def test_a_distribution_without_reference_pages_leaves_only_code(monkeypatch: py
 
 def test_every_passage_is_asked_for_in_as_many_ways_as_wanted() -> None:
     passages = collect_passages("code", 5) + collect_passages("chat", 5)
-    asked = dialogues(passages, each=3)
-    assert len({(dialogue.question, dialogue.answer) for dialogue in asked}) == 30
-    assert all("{" not in dialogue.question.replace(dialogue.answer, "") for dialogue in asked)
-    assert dialogues(passages, each=3) == asked
+    questions = dialogues(passages, each=3)
+    assert len({(dialogue.question, dialogue.answer) for dialogue in questions}) == 30
+    assert all("{" not in dialogue.question.replace(dialogue.answer, "") for dialogue in questions)
+    assert dialogues(passages, each=3) == questions
 
 
 def test_everyday_questions_are_open_and_differ() -> None:
-    asked = everyday_questions("chat", 100, seed=1)
-    assert {dialogue.answer for dialogue in asked} == {""}
-    assert len({dialogue.question for dialogue in asked}) > 50
-    assert everyday_questions("chat", 100, seed=1) == asked
+    questions = everyday_questions("chat", 100, seed=1)
+    assert {dialogue.answer for dialogue in questions} == {""}
+    assert len({dialogue.question for dialogue in questions}) > 50
+    assert everyday_questions("chat", 100, seed=1) == questions
     assert everyday_questions("code", 1, seed=1)[0].task == "code"

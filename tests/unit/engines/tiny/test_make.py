@@ -138,14 +138,14 @@ def test_heads_are_as_large_as_vllm_wants_them_and_shared_evenly() -> None:
 
 
 def test_the_configuration_starts_exactly_the_models_that_are_made() -> None:
-    wanted = {
+    expected = {
         Path(model).name
         for spec in engines_of_the_configuration("/models")
         if spec.launch is not None
         for model in (spec.launch.target, spec.launch.draft)
         if model is not None
     }
-    assert wanted == {plan.name for plan in MODELS}
+    assert expected == {plan.name for plan in MODELS}
 
 
 def test_the_configuration_names_the_version_of_the_models_as_their_revision() -> None:
@@ -154,13 +154,13 @@ def test_the_configuration_names_the_version_of_the_models_as_their_revision() -
 
 
 def test_the_engines_of_the_configuration_are_told_that_only_qwen_has_another_vocabulary() -> None:
-    told = {}
+    collected = {}
     for spec in engines_of_the_configuration("/models"):
         argv = vllm_argv(spec, "python")
         speculation = json.loads(argv[argv.index("--speculative-config") + 1])
-        told[spec.name] = speculation.get("use_heterogeneous_vocab", False)
+        collected[spec.name] = speculation.get("use_heterogeneous_vocab", False)
         assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_env(spec, cpu=True)
-    assert told == {"llama-chat": True, "llama-code": False, "mistral": False}
+    assert collected == {"llama-chat": True, "llama-code": False, "mistral": False}
 
 
 def test_the_worker_extension_of_the_configuration_is_there() -> None:

@@ -20,9 +20,9 @@ def hit(number: int = 1) -> Exchange:
 
 
 def lines(heading: ResponseHeaders, facts: Exchange) -> list[bytes]:
-    made = heading.render(facts)
-    assert made.endswith(b"\r\n")
-    return made[:-2].split(b"\r\n")
+    rendered = heading.render(facts)
+    assert rendered.endswith(b"\r\n")
+    return rendered[:-2].split(b"\r\n")
 
 
 def test_each_answer_of_a_kind_has_its_own_id_key_and_age() -> None:

@@ -81,12 +81,19 @@ BODY = {"model": "llama", "messages": SAID}
 
 async def test_a_request_whose_answer_is_stored_would_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
-    told = await explain(BODY)
-    assert (told.result, told.reason, told.state, told.nearest) == ("HIT", None, "fresh", None)
-    assert told.entry is not None
-    assert told.entry.engine == "llama-chat"
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.reason, explanation.state, explanation.nearest) == (
+        "HIT",
+        None,
+        "fresh",
+        None,
+    )
+    assert explanation.entry is not None
+    assert explanation.entry.engine == "llama-chat"
     stream = await explain({**BODY, "stream": True, "user": "somebody"})
-    assert (stream.result, stream.key) == ("MISS", told.key), "the stored body is no answer that a stream could tell"
+    assert (stream.result, stream.key) == ("MISS", explanation.key), (
+        "the stored body is no answer that a stream could tell"
+    )
     assert stream.state == "no-such-form"
 
 
@@ -97,22 +104,22 @@ async def test_what_a_router_has_answered_would_hit_and_its_key_is_the_one_that_
     one = build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client)
     for body in (chat_body("Tell me about the sea."), chat_body("x", model="auto", temperature=0, stream=True)):
         sent = await router.post("/v1/chat/completions", body)
-        told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
-        assert (told.result, told.key) == ("HIT", sent.headers["x-cache-key"])
-        assert told.task == sent.headers["x-task"]
+        explanation = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
+        assert (explanation.result, explanation.key) == ("HIT", sent.headers["x-cache-key"])
+        assert explanation.task == sent.headers["x-task"]
 
 
 async def test_the_key_is_told_part_by_part(explain: Explain) -> None:
-    told = await explain({**BODY, "documents": [{"doc_id": "handbook", "text": "t"}]}, tenant="acme")
-    parts = {part.part: part.value for part in told.parts}
+    explanation = await explain({**BODY, "documents": [{"doc_id": "handbook", "text": "t"}]}, tenant="acme")
+    parts = {part.part: part.value for part in explanation.parts}
     assert list(parts) == ["tenant", "model", "system", "rag", "query"]
-    assert told.key == "rh:1:" + ":".join(parts.values())
-    assert (parts["tenant"], told.model, told.task) == ("acme", "llama", "chat")
-    assert told.documents[0] == "handbook"
-    assert len(told.documents) == 2
-    made_of = {part.part: part.made_of for part in told.parts}
+    assert explanation.key == "rh:1:" + ":".join(parts.values())
+    assert (parts["tenant"], explanation.model, explanation.task) == ("acme", "llama", "chat")
+    assert explanation.documents[0] == "handbook"
+    assert len(explanation.documents) == 2
+    made_of = {part.part: part.made_of for part in explanation.parts}
     assert made_of["system"] == "9 characters of system text"
-    assert "Be brief" not in msgspec.json.encode(told).decode()
+    assert "Be brief" not in msgspec.json.encode(explanation).decode()
 
 
 async def test_a_request_without_system_text_or_context_says_so(explain: Explain) -> None:
@@ -121,10 +128,10 @@ async def test_a_request_without_system_text_or_context_says_so(explain: Explain
 
 
 async def test_with_nothing_stored_it_is_new(explain: Explain) -> None:
-    told = await explain(BODY)
-    assert (told.result, told.reason, told.state) == ("MISS", "new", "absent")
-    assert told.nearest is not None
-    assert (told.nearest.key, told.nearest.looked_at, told.nearest.everything) == (None, 0, True)
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "new", "absent")
+    assert explanation.nearest is not None
+    assert (explanation.nearest.key, explanation.nearest.looked_at, explanation.nearest.everything) == (None, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -141,41 +148,41 @@ async def test_with_nothing_stored_it_is_new(explain: Explain) -> None:
 )
 async def test_a_miss_by_one_part_names_it(client: Any, explain: Explain, part: str, asked: Any) -> None:
     await answered(client, BODY)
-    told = await explain(asked)
-    assert (told.result, told.reason) == ("MISS", part)
-    assert told.nearest is not None
-    assert (told.nearest.key, told.nearest.differs) == (read(BODY).key.text, [part])
-    assert len(told.differs) == 1
+    explanation = await explain(asked)
+    assert (explanation.result, explanation.reason) == ("MISS", part)
+    assert explanation.nearest is not None
+    assert (explanation.nearest.key, explanation.nearest.differs) == (read(BODY).key.text, [part])
+    assert len(explanation.differs) == 1
 
 
 async def test_a_miss_by_several_parts_names_them_all(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
-    told = await explain({**chat_body("Something else"), "temperature": 0})
-    assert told.reason == "new"
-    assert told.nearest is not None
-    assert told.nearest.differs == ["system", "rag", "query", "params"]
-    assert len(told.differs) == 4
+    explanation = await explain({**chat_body("Something else"), "temperature": 0})
+    assert explanation.reason == "new"
+    assert explanation.nearest is not None
+    assert explanation.nearest.differs == ["system", "rag", "query", "params"]
+    assert len(explanation.differs) == 4
 
 
 async def test_another_tenants_answer_explains_nothing(client: Any, explain: Explain) -> None:
     await answered(client, BODY, "acme")
-    told = await explain(BODY)
-    assert told.reason == "new"
-    assert told.nearest is not None
-    assert told.nearest.looked_at == 0
+    explanation = await explain(BODY)
+    assert explanation.reason == "new"
+    assert explanation.nearest is not None
+    assert explanation.nearest.looked_at == 0
     assert (await explain(BODY, tenant="acme")).result == "HIT"
 
 
 async def test_an_answer_that_has_outlived_its_time_is_no_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY, created=time.time() - 100, ttl=50.0)
-    told = await explain(BODY)
-    assert (told.result, told.reason, told.state) == ("MISS", "expired", "stale")
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "expired", "stale")
 
 
 async def test_the_answer_to_another_request_with_the_same_hashes_is_no_hit(client: Any, explain: Explain) -> None:
     await store_entry(client, read(BODY).key.text, make_entry(digest="e" * 64))
-    told = await explain(BODY)
-    assert (told.result, told.state) == ("MISS", "other-digest")
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.state) == ("MISS", "other-digest")
 
 
 @pytest.mark.parametrize("command", [("SET", "x"), ("HSET", "digest", "only"), ("HSET", b"\xff", b"\xff")])
@@ -183,15 +190,15 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
     client: Any, explain: Explain, command: tuple[Any, ...]
 ) -> None:
     await client.execute_command(command[0], read(BODY).key.text, *command[1:])
-    told = await explain(BODY)
-    assert (told.result, told.state) == ("MISS", "unreadable")
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.state) == ("MISS", "unreadable")
 
 
 async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
     await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # whose deleting it has escaped
-    told = await explain(BODY)
-    assert (told.result, told.state) == ("MISS", "purged")
+    explanation = await explain(BODY)
+    assert (explanation.result, explanation.state) == ("MISS", "purged")
 
 
 async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:
@@ -202,8 +209,13 @@ async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: 
 
 async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: RedisServer, client: Any) -> None:
     one = explainer(redis_server.url, client, cache='store = "deterministic"')
-    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
-    assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
+    explanation = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
+    assert (explanation.result, explanation.reason, explanation.state, explanation.nearest) == (
+        "BYPASS",
+        "policy",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,10 +267,10 @@ async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
 async def test_an_uncacheable_request_is_explained_by_what_makes_it_so(
     explain: Explain, path: Endpoint, fields: dict[str, Any], said: str
 ) -> None:
-    told = await explain({"model": "llama", **fields}, path=path.value)
-    assert (told.result, told.reason) == ("BYPASS", "uncacheable")
-    assert said in told.why
-    assert "cache.store" not in told.why
+    explanation = await explain({"model": "llama", **fields}, path=path.value)
+    assert (explanation.result, explanation.reason) == ("BYPASS", "uncacheable")
+    assert said in explanation.why
+    assert "cache.store" not in explanation.why
 
 
 async def test_remote_content_that_is_stable_is_explained_like_any_other(
@@ -267,5 +279,5 @@ async def test_remote_content_that_is_stable_is_explained_like_any_other(
     one = explainer(redis_server.url, client, cache='remote_content = "stable"')
     content = [{"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}]
     body = {"model": "llama", "messages": [{"role": "user", "content": content}]}
-    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
-    assert told.result == "MISS"
+    explanation = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(body).encode())))
+    assert explanation.result == "MISS"

@@ -56,25 +56,25 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     store = StoreFixture(redis_server.url)
     await store.start()
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
-    flights = Coalescer(
+    coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    flights.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges, lambda: True)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
-    flight = launch(flights, key)
-    flights.on_remote_subscriber(flight.id)  # so fast can another process be, if this one was frozen for a moment
-    assert flight.task is not None
-    await flight.task
-    (record,) = [record async for record in shared.follow(key.text, Claim(shared.process_id, flight.id, key.digest))]
+    in_flight = launch(coalescer, key)
+    coalescer.on_remote_subscriber(in_flight.id)  # so fast can another process be, if this one was frozen for a moment
+    assert in_flight.task is not None
+    await in_flight.task
+    (record,) = [record async for record in shared.follow(key.text, Claim(shared.process_id, in_flight.id, key.digest))]
     assert record.outcome is not None
-    following = launch(flights, key)
+    following = launch(coalescer, key)
     following.is_leader = False
     reader = following.subscribe(following.request, EXCHANGE, is_initiator=True)
     following.finish(decode_result(following, record.outcome))
     with pytest.raises(RetryRequest):
         await reader.start()
-    await flights.aclose()
+    await coalescer.aclose()
     await store.aclose()
 
 
@@ -85,19 +85,19 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
 async def test_a_refusal_is_the_leaders_alone_since_it_can_be_about_what_is_no_part_of_the_key(
     status: int, is_the_clients: bool, led_here: bool
 ) -> None:
-    flights = Coalescer(
+    coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    flight = launch(flights, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
-    flight.is_leader = led_here
-    leader = flight.subscribe(flight.request, EXCHANGE, is_initiator=True)
-    follower = flight.subscribe(flight.request, EXCHANGE)
-    flight.finish(GenerationResult(complete=False, error=ApiError(status, "no"), error_reason="no"))
+    in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
+    in_flight.is_leader = led_here
+    leader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    follower = in_flight.subscribe(in_flight.request, EXCHANGE)
+    in_flight.finish(GenerationResult(complete=False, error=ApiError(status, "no"), error_reason="no"))
     with pytest.raises(ApiError if led_here or not is_the_clients else RetryRequest):
         await leader.start()
     with pytest.raises(RetryRequest if is_the_clients else ApiError):
         await follower.start()
-    await flights.aclose()
+    await coalescer.aclose()
 
 
 @pytest.mark.parametrize("turns", range(3))
@@ -106,21 +106,21 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
 ) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
-    flights = Coalescer(
+    coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    flights.enable_sharing(
+    coalescer.enable_sharing(
         InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges, lambda: True
     )
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
-    flight = launch(flights, key)
-    reader = flight.subscribe(flight.request, EXCHANGE, is_initiator=True)
+    in_flight = launch(coalescer, key)
+    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
     for _ in range(turns):
         await asyncio.sleep(0)
     reader.close()
     await store.pipeline.execute(("PING",))  # what was asked before has been done by then
     assert await redis.get(claim_key(key.text)) is None
-    await flights.aclose()
+    await coalescer.aclose()
     await store.aclose()
 
 
@@ -130,22 +130,22 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
     store = StoreFixture(redis_server.url)
     await store.start()
     shared = Slow(store.pipeline, on_remote_subscriber=lambda _: None)
-    flights = Coalescer(
+    coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    flights.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges, lambda: True)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_key(key.text), f"0123456789ab:1:{key.digest}:0-0")
-    flight = launch(flights, key)
-    reader = flight.subscribe(flight.request, EXCHANGE, is_initiator=True)
-    flight.stop_joining()  # as a purge does
+    in_flight = launch(coalescer, key)
+    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    in_flight.stop_joining()  # as a purge does
     await shared.taken.wait()
     reader.close()
-    assert flight.task is not None
-    await asyncio.wait([flight.task])
+    assert in_flight.task is not None
+    await asyncio.wait([in_flight.task])
     await store.pipeline.execute(("PING",))  # what was asked before has been done by then
     assert await redis.get(claim_key(key.text)) is None
-    await flights.aclose()
+    await coalescer.aclose()
     await store.aclose()
 
 

@@ -203,8 +203,8 @@ async def test_machines_whose_monotonic_clocks_differ_mean_the_same_moment(
         await process.hears.wait()
     one.fails("a")
     await eventually(other.is_(BreakerState.OPEN))
-    told = json.loads(await redis.get(breaker_key("a")))
-    assert told["until"] == pytest.approx(clock.now + 10, abs=0.001, rel=0), "in Redis' time, as people read it"
+    decoded = json.loads(await redis.get(breaker_key("a")))
+    assert decoded["until"] == pytest.approx(clock.now + 10, abs=0.001, rel=0), "in Redis' time, as people read it"
     clock.now += 9.9
     assert one.is_(BreakerState.OPEN)()
     assert other.is_(BreakerState.OPEN)()

@@ -239,13 +239,13 @@ async def test_who_knows_of_lost_records_says_so_once_for_all(
 
 
 async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_store: OpenStore, client: Any) -> None:
-    told: list[EntryFilter] = []
-    store = await open_store(on_purged=told.append)
+    events: list[EntryFilter] = []
+    store = await open_store(on_purged=events.append)
     await client.delete(PURGE_LOG_KEY)
     await store.purges.catch_up()
-    assert told == [ALL]
+    assert events == [ALL]
     await store.purges.catch_up()
-    assert told == [ALL]
+    assert events == [ALL]
 
 
 async def test_records_that_were_trimmed_while_a_process_was_away_may_have_meant_anything(

@@ -67,15 +67,15 @@ async def purged(redis: Any, scope: EntryFilter) -> None:
 
 
 async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, redis: Any) -> None:
-    told: list[EntryFilter] = []
-    purges = Purges(store.pipeline, told.append)
+    events: list[EntryFilter] = []
+    purges = Purges(store.pipeline, events.append)
     await purges.load()
     scopes = [EntryFilter(tenant=f"t{n}") for n in range(5)]
     for scope in scopes:
         await noted(redis, scope)
         await purges.catch_up()
     await purges.catch_up()
-    assert told == scopes
+    assert events == scopes
 
 
 async def test_what_was_purged_before_a_process_began_means_nothing_to_what_it_begins(

@@ -27,11 +27,11 @@ KEY = limit_key("acme")
 async def lines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
     """The lines of two processes to one Redis."""
     await own_redis.start()
-    made = [open_line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
-    for line in made:
+    opened = [open_line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
+    for line in opened:
         await line.start()
-    yield made
-    for line in made:
+    yield opened
+    for line in opened:
         await line.aclose()
 
 

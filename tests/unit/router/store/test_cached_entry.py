@@ -51,8 +51,8 @@ def in_the_copy() -> CachedEntry:
 
 @pytest.mark.parametrize("stored", [CachedEntry(ENTRY), in_the_copy()], ids=["fetched", "in-the-copy"])
 def test_an_entry_answers_its_own_request_and_no_other_however_often_it_is_asked(stored: CachedEntry) -> None:
-    asked = [CacheKey(key.text, key.canonical_parts) for key in (OTHER, KEY, OTHER, KEY)]
-    assert [stored.matches(key) for key in asked] == [False, True, False, True]
+    keys = [CacheKey(key.text, key.canonical_parts) for key in (OTHER, KEY, OTHER, KEY)]
+    assert [stored.matches(key) for key in keys] == [False, True, False, True]
 
 
 def test_an_entry_of_the_copy_that_was_proven_once_needs_no_digest() -> None:

@@ -18,11 +18,11 @@ Fetched = Callable[[Entry | None], None]
 
 
 def entry(said: str = "", **fields: Any) -> Entry:
-    made = Entry(
+    stored_entry = Entry(
         digest="d", body=said.encode(), stream=None, model="m", engine="e", task="chat",
         created=1000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1,
     )  # fmt: skip
-    return msgspec.structs.replace(made, **fields)
+    return msgspec.structs.replace(stored_entry, **fields)
 
 
 def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCache:

@@ -27,12 +27,12 @@ def real(request: Any, monkeypatch: pytest.MonkeyPatch) -> float:
 
 async def test_a_listing_shows_ages_by_redis_clock(client: Any, real: float) -> None:
     await store_entry(client, entry_key(), make_entry(created=real - 100, ttl=600.0))
-    (shown,) = (await list_entries(client, ALL, 10)).entries
-    assert shown.age is not None
-    assert shown.ttl is not None
-    assert 99 <= shown.age <= 120
-    assert 480 <= shown.ttl <= 501
-    assert not shown.stale
+    (details,) = (await list_entries(client, ALL, 10)).entries
+    assert details.age is not None
+    assert details.ttl is not None
+    assert 99 <= details.age <= 120
+    assert 480 <= details.ttl <= 501
+    assert not details.stale
 
 
 async def test_what_is_stale_is_counted_by_redis_clock(client: Any, real: float) -> None:

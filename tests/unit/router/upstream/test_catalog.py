@@ -20,9 +20,9 @@ def catalog(*models: Model, engines: tuple[Engine, ...] = ()) -> Catalog:
 
 def test_a_model_is_found_by_its_name_and_by_its_aliases() -> None:
     llama = Model("llama", "1", aliases=("meta/Llama", "gpt-4o"))
-    found = catalog(llama, Model("mistral", "1"))
+    catalog_ = catalog(llama, Model("mistral", "1"))
     for name in ("llama", "meta/Llama", "gpt-4o"):
-        assert found.resolve(name, "chat") is llama
+        assert catalog_.resolve(name, "chat") is llama
 
 
 @pytest.mark.parametrize("name", ["nobody", "LLAMA", " llama", "served/llama", "llama-1", ""])
@@ -43,30 +43,30 @@ def auto(task: Task, found: Catalog) -> str:
 
 
 def test_auto_picks_a_model_that_takes_part_for_the_task() -> None:
-    found = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)), Model("coder", "1", auto=("code",)))
-    assert auto("chat", found) == "chatty"
-    assert auto("code", found) == "coder"
+    catalog_ = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)), Model("coder", "1", auto=("code",)))
+    assert auto("chat", catalog_) == "chatty"
+    assert auto("code", catalog_) == "coder"
 
 
 def test_auto_prefers_a_model_with_an_engine_for_exactly_this_task() -> None:
     models = [Model(name, "1", auto=("chat", "code")) for name in ("first", "second")]
     engines = engine("a", "first", "any"), engine("b", "second", "code"), engine("c", "second", "any")
-    found = catalog(*models, engines=engines)
-    assert auto("code", found) == "second"
-    assert auto("chat", found) == "first"
+    catalog_ = catalog(*models, engines=engines)
+    assert auto("code", catalog_) == "second"
+    assert auto("chat", catalog_) == "first"
 
 
 def test_a_task_that_no_model_takes_part_in_goes_to_one_that_takes_part_in_any() -> None:
-    found = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)))
-    assert auto("code", found) == "chatty"
+    catalog_ = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)))
+    assert auto("code", catalog_) == "chatty"
 
 
 def test_the_engines_of_a_model_are_its_own() -> None:
     engines = engine("a", "llama"), engine("b", "mistral"), engine("c", "llama")
-    found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    assert [one.name for one in found.engines_for("llama")] == ["a", "c"]
-    assert [one.name for one in found.engines_for("mistral")] == ["b"]
-    assert list(found.engines) == ["a", "b", "c"]
+    catalog_ = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
+    assert [one.name for one in catalog_.engines_for("llama")] == ["a", "c"]
+    assert [one.name for one in catalog_.engines_for("mistral")] == ["b"]
+    assert list(catalog_.engines) == ["a", "b", "c"]
 
 
 def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
@@ -77,13 +77,13 @@ def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
 
 def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
     engines = engine("a", "llama"), engine("b", "llama"), engine("c", "mistral")
-    found = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    ready = [found.ready(anyone)]
+    catalog_ = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
+    ready = [catalog_.ready(anyone)]
     for changed, up in ((1, True), (2, True), (1, False), (0, True)):
         engines[changed].up = up
-        ready.append(found.ready(anyone))
+        ready.append(catalog_.ready(anyone))
     assert ready == [False, False, True, False, True]
-    assert not found.ready(lambda name: name != "a"), "it is up, and takes no work"
+    assert not catalog_.ready(lambda name: name != "a"), "it is up, and takes no work"
 
 
 def anyone(_: str) -> bool:
@@ -92,11 +92,11 @@ def anyone(_: str) -> bool:
 
 def test_a_model_whose_fallback_can_answer_is_ready() -> None:
     engines = engine("a", "llama"), engine("b", "mistral")
-    found = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
+    catalog_ = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
     engines[1].up = True
-    assert found.ready(anyone)
+    assert catalog_.ready(anyone)
     engines[0].up, engines[1].up = True, False
-    assert not found.ready(anyone), "nobody answers for mistral"
+    assert not catalog_.ready(anyone), "nobody answers for mistral"
 
 
 def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client() -> AsyncIterator[EngineClient]:
-    made = EngineClient(HTTPTransport(), connect_timeout=5)
-    yield made
-    await made.aclose()
+    opened = EngineClient(HTTPTransport(), connect_timeout=5)
+    yield opened
+    await opened.aclose()
 
 
 def engine_at(url: str, *, max_model_len: int | None = None) -> Engine:

@@ -88,10 +88,10 @@ def test_a_tenants_pattern_finds_nothing_of_a_tenant_whose_name_begins_alike() -
 
 
 def test_a_document_is_named_by_its_id_by_its_text_and_by_the_hash_of_its_text() -> None:
-    asked = conversation(
+    request = conversation(
         ("user", "<context>the whole text</context> Why?"), documents=[{"doc_id": "handbook", "text": "t"}]
     )
-    key, names = derive_key(asked).text, request_parts(asked).document_names()
+    key, names = derive_key(request).text, request_parts(request).document_names()
     for document in ("handbook", "the whole text", text_document_name("the whole text")):
         assert EntryFilter(document=document).matches(key, names)
     for document in ("Handbook", "t", "the whole", "", text_document_name("handbook")):
@@ -107,11 +107,11 @@ def test_an_id_that_a_field_cannot_show_goes_by_its_hash(doc_id: str) -> None:
 @given(TEXTS | st.text(max_size=300))
 def test_a_record_is_short_and_means_what_the_scope_means(document: str) -> None:
     scope = EntryFilter(tenant="acme", document=document)
-    told = parse_purge_filter(scope.to_json())
+    decoded = parse_purge_filter(scope.to_json())
     assert len(scope.to_json()) < 1000
     for named in possible_document_names(document):
-        assert told.matches(KEY, (named,))
-    assert not told.matches(KEY, ("something else",))
+        assert decoded.matches(KEY, (named,))
+    assert not decoded.matches(KEY, ("something else",))
 
 
 def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:

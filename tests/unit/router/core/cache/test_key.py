@@ -232,7 +232,7 @@ def test_equal_json_has_one_key_in_another_process() -> None:
         "found = derive.derive_cache_key(parts, tenant='acme', model='llama', revision='1')\n"
         "print(found.text, found.digest)"
     )
-    wanted = derive_key(parse_request(Endpoint.CHAT, json.dumps(body).encode()))
+    expected = derive_key(parse_request(Endpoint.CHAT, json.dumps(body).encode()))
     for seed in ("1", "2"):
         shuffled = json.dumps(dict(reversed(body.items())), indent=2)
         done = subprocess.run(
@@ -240,20 +240,20 @@ def test_equal_json_has_one_key_in_another_process() -> None:
             input=shuffled.encode(), capture_output=True, check=True, cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
-        assert done.stdout.decode().split() == [wanted.text, wanted.digest]
+        assert done.stdout.decode().split() == [expected.text, expected.digest]
 
 
 # Whose and which
 
 
 def test_two_tenants_models_and_revisions_have_two_keys() -> None:
-    asked = chat()
+    request = chat()
     keys = [
-        derive_key(asked),
-        derive_key(asked, tenant="other"),
-        derive_key(asked, model="mistral"),
-        derive_key(asked, revision="2"),
-        derive_key(asked, tenant="llama", model="acme"),
+        derive_key(request),
+        derive_key(request, tenant="other"),
+        derive_key(request, model="mistral"),
+        derive_key(request, revision="2"),
+        derive_key(request, tenant="llama", model="acme"),
     ]
     assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
     assert key_pieces(keys[0])["query"] != key_pieces(keys[3])["query"]
@@ -261,10 +261,10 @@ def test_two_tenants_models_and_revisions_have_two_keys() -> None:
 
 @given(st.text("ab.-_0", min_size=1, max_size=6), st.text("ab.-_0", min_size=1, max_size=6))
 def test_two_tenants_have_two_keys_whatever_they_are_called(one: str, other: str) -> None:
-    for asked in (chat(), completion()):
-        keys = [derive_key(asked, tenant=one, model="m"), derive_key(asked, tenant=other, model="m")]
+    for request in (chat(), completion()):
+        keys = [derive_key(request, tenant=one, model="m"), derive_key(request, tenant=other, model="m")]
         assert (keys[0].digest == keys[1].digest) == (one == other)
-        swapped = [derive_key(asked, tenant=one, model=other), derive_key(asked, tenant=other, model=one)]
+        swapped = [derive_key(request, tenant=one, model=other), derive_key(request, tenant=other, model=one)]
         assert (swapped[0].digest == swapped[1].digest) == (one == other)
 
 

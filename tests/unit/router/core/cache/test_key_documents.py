@@ -62,22 +62,22 @@ def test_each_document_is_named_once_and_in_order() -> None:
 
 
 def test_what_stands_between_markers_is_a_document_of_its_text() -> None:
-    asked = conversation(
+    request = conversation(
         ("system", "Use <context>one</context> and <context>two</context>."),
         ("user", [{"type": "text", "text": "<context>three</context>?"}]),
         ("assistant", "<context>not mine</context>"),
     )
-    assert request_parts(asked).document_names() == tuple(map(text_document_name, ("one", "two", "three")))
+    assert request_parts(request).document_names() == tuple(map(text_document_name, ("one", "two", "three")))
 
 
 def test_other_markers_mark_other_documents() -> None:
-    asked = conversation(("user", "<context>no</context> [[yes]]"))
-    assert request_parts(asked, ContextMarkers("[[", "]]")).document_names() == (text_document_name("yes"),)
+    request = conversation(("user", "<context>no</context> [[yes]]"))
+    assert request_parts(request, ContextMarkers("[[", "]]")).document_names() == (text_document_name("yes"),)
 
 
 def test_a_text_is_the_same_document_wherever_it_stands() -> None:
-    asked = conversation(("user", "<context>x</context>?"), documents=[{"text": "x"}])
-    assert request_parts(asked).document_names() == (text_document_name("x"),)
+    request = conversation(("user", "<context>x</context>?"), documents=[{"text": "x"}])
+    assert request_parts(request).document_names() == (text_document_name("x"),)
 
 
 def test_thousands_of_documents_are_all_named() -> None:

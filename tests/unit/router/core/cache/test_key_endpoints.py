@@ -99,12 +99,12 @@ def test_a_stream_and_a_json_answer_share_a_key(endpoint: Endpoint) -> None:
 
 
 def test_the_same_words_at_another_endpoint_are_another_request() -> None:
-    said = [{"role": "user", "content": "Hi"}]
-    asked = [
-        chat(messages=said, max_tokens=9), completion(prompt="Hi"), embeddings(), embeddings(input=said), responses(),
-        responses(input=said), messages(messages=said),
+    user = [{"role": "user", "content": "Hi"}]
+    requests = [
+        chat(messages=user, max_tokens=9), completion(prompt="Hi"), embeddings(), embeddings(input=user), responses(),
+        responses(input=user), messages(messages=user),
     ]  # fmt: skip
-    keys = [derive_key(one) for one in asked]
+    keys = [derive_key(one) for one in requests]
     assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
 
 

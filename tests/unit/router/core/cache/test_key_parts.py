@@ -74,19 +74,19 @@ def test_no_documents_is_the_same_as_null() -> None:
 
 def test_the_text_between_the_markers_is_the_rag_part_in_system_and_user_messages() -> None:
     for role in ("system", "user"):
-        asked = [conversation((role, f"A<context>{text}</context>B"), ("user", "x")) for text in ("one", "two")]
-        assert changed_parts(*asked) == {"rag"}
-    asked = [conversation(("user", "x"), ("assistant", f"A<context>{text}</context>B")) for text in ("one", "two")]
-    assert changed_parts(*asked) == {"query"}
+        requests = [conversation((role, f"A<context>{text}</context>B"), ("user", "x")) for text in ("one", "two")]
+        assert changed_parts(*requests) == {"rag"}
+    requests = [conversation(("user", "x"), ("assistant", f"A<context>{text}</context>B")) for text in ("one", "two")]
+    assert changed_parts(*requests) == {"query"}
 
 
 def test_the_markers_can_be_others() -> None:
     markers = ContextMarkers("[[", "]]")
-    asked = [
+    requests = [
         split_parts(conversation(("user", f"a[[{text}]]<context>x</context>")), markers) for text in ("one", "two")
     ]
-    assert [parts.rag for parts in asked] == [["one"], ["two"]]
-    assert asked[0].query == asked[1].query
+    assert [parts.rag for parts in requests] == [["one"], ["two"]]
+    assert requests[0].query == requests[1].query
 
 
 def test_a_marker_that_is_not_closed_is_text() -> None:
@@ -181,8 +181,8 @@ def test_content_as_text_and_as_parts_are_two_keys() -> None:
 
 def test_no_content_no_text_and_no_field_are_three_keys() -> None:
     for role in ("user", "system", "assistant", "tool"):
-        asked = [chat(messages=[{"role": role, **content}]) for content in ({}, {"content": None}, {"content": ""})]
-        assert len({derive_key(one).text for one in asked}) == 3
+        requests = [chat(messages=[{"role": role, **content}]) for content in ({}, {"content": None}, {"content": ""})]
+        assert len({derive_key(one).text for one in requests}) == 3
 
 
 @pytest.mark.parametrize(

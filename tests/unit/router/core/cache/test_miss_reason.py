@@ -64,10 +64,10 @@ def test_another_endpoint_is_another_way_to_ask() -> None:
 
 
 def test_an_entry_that_does_not_know_its_halves_differs_in_its_query() -> None:
-    wanted = of(changed(query="How?"))
+    expected = of(changed(query="How?"))
     old = entry_fingerprint(derive_key(changed()).text, "", "")
     assert old is not None
-    assert wanted.differing_parts(old) == ["query"]
+    assert expected.differing_parts(old) == ["query"]
     assert KNOWN.differing_parts(old) == []
 
 
@@ -114,9 +114,9 @@ def test_another_tenants_entries_explain_nothing() -> None:
     hints = SeenKeys()
     hints.add(hash_parts(KNOWN))
     hints.add_key(derive_key(changed()).text)
-    for _, wanted in [("", KNOWN), *ONE_APART]:
+    for _, expected in [("", KNOWN), *ONE_APART]:
         others = Fingerprint(
-            "other", wanted.model, wanted.system, wanted.rag, wanted.query, wanted.question, wanted.params
+            "other", expected.model, expected.system, expected.rag, expected.query, expected.question, expected.params
         )
         assert hints.miss_reason(hash_parts(others)) == "new"
 

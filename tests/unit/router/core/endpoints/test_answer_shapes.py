@@ -76,8 +76,8 @@ def test_an_answer_made_of_a_shape_is_the_one_that_reading_gives(streams: list[A
     shapes = AnswerShapes()
     for id_, created, texts, usage in streams:
         sent = events(id_, created, texts, usage, model=model)
-        made = recording(sent, shapes)
-        assert as_read(made) == as_read(recording(sent, None))
+        recorded = recording(sent, shapes)
+        assert as_read(recorded) == as_read(recording(sent, None))
 
 
 USED: Final = {"prompt_tokens": 5, "completion_tokens": 2}
@@ -97,8 +97,8 @@ def test_streams_that_differ_in_the_four_values_alone_are_read_once() -> None:
 def test_a_stream_that_differs_in_anything_else_is_read(other: dict[str, Any]) -> None:
     shapes = AnswerShapes()
     same: dict[str, Any] = {"id_": "chatcmpl-1", "created": 1795432012, "texts": ["a", "b"], "usage": USED}
-    for asked in (same, {**same, **other}):
-        recording(events(**asked), shapes)
+    for request in (same, {**same, **other}):
+        recording(events(**request), shapes)
     assert (len(shapes), shapes.usable_count) == (2, 2)
 
 
@@ -127,11 +127,11 @@ def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
     "name", ["chat-stream-usage", "chat-stream", "completion-stream-usage", "completion-stream", "spec-chat-stream"]
 )
 def test_what_vllm_streams_has_a_shape(name: str) -> None:
-    asked, sent = load_capture(name)
-    assert asked.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+    request, sent = load_capture(name)
+    assert request.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
     shapes = AnswerShapes()
-    made = recording([sent], shapes, asked)
-    assert as_read(made) == as_read(recording([sent], None, asked))
+    recorded = recording([sent], shapes, request)
+    assert as_read(recorded) == as_read(recording([sent], None, request))
     assert shapes.usable_count == 1
 
 
@@ -141,9 +141,9 @@ def test_a_completion_has_a_shape_of_its_own() -> None:
         encode_event({"id": "cmpl-12345", "created": 1795432012, "choices": [{"index": 0, "text": text, **ended}]})
         for text, ended in (("a", {}), ("b", {}), ("", {"finish_reason": "stop"}))
     ]
-    asked = completion(stream=True)
-    made = recording([*sent, DONE], shapes, asked)
-    assert as_read(made) == as_read(recording([*sent, DONE], None, asked))
+    request = completion(stream=True)
+    recorded = recording([*sent, DONE], shapes, request)
+    assert as_read(recorded) == as_read(recording([*sent, DONE], None, request))
     assert shapes.usable_count == 1
 
 

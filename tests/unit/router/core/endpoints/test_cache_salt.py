@@ -49,12 +49,12 @@ def test_no_tenant_can_have_anothers_salt(mine: str, theirs: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("make", [chat, completion, embeddings, responses, messages])
 def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream: bool, served: str) -> None:
-    for asked in (make(stream=stream), make(stream=stream, cache_salt="mine"), make(stream=stream, cache_salt=None)):
-        got, plain = sent(asked, served=served), sent(asked, None, served)
+    for request in (make(stream=stream), make(stream=stream, cache_salt="mine"), make(stream=stream, cache_salt=None)):
+        actual, plain = sent(request, served=served), sent(request, None, served)
         own = plain.pop("cache_salt", None)
-        assert got.pop("cache_salt") == combine_salts(ACME, own)
-        assert got == plain
-        assert engine_body(asked, served, ACME).count(b'"cache_salt"') == 1
+        assert actual.pop("cache_salt") == combine_salts(ACME, own)
+        assert actual == plain
+        assert engine_body(request, served, ACME).count(b'"cache_salt"') == 1
 
 
 def test_without_a_salt_the_clients_own_goes_on_as_it_stands() -> None:

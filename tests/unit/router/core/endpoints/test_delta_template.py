@@ -192,12 +192,12 @@ def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str])
     together, apart = StreamRecorder(LIMIT), StreamRecorder(LIMIT)
     passed = together.feed(b"".join(events))
     also_passed = b"".join(map(apart.feed, events))
-    asked = chat(stream=True)
+    request = chat(stream=True)
     if together.failure is not None:  # where texts are no JSON, that is found out at the end or before
-        assert apart.recorded_response(asked) is NotStoredReason.ERROR
+        assert apart.recorded_response(request) is NotStoredReason.ERROR
         return
     assert (also_passed, apart.ended, apart.failure) == (passed, together.ended, None)
-    assert client_view(apart.recorded_response(asked)) == client_view(together.recorded_response(asked))
+    assert client_view(apart.recorded_response(request)) == client_view(together.recorded_response(request))
 
 
 def test_what_is_alike_is_kept_as_it_came() -> None:

@@ -84,11 +84,11 @@ def test_what_is_no_piece_may_be_repeated() -> None:
         tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "{"}),
         tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "}"}),
     ]
-    got = record_and_replay_json(
+    replayed = record_and_replay_json(
         *[chat_event(choice_delta(**said), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP
     )
-    assert (got["system_fingerprint"], got["citations"]) == ("f", ["u"])
-    message = got["choices"][0]["message"]
+    assert (replayed["system_fingerprint"], replayed["citations"]) == ("f", ["u"])
+    message = replayed["choices"][0]["message"]
     assert (message["role"], message["content"], message["score"], message["filter"]) == (
         "assistant", "xx", 1, {"a": "no"},
     )  # fmt: skip
@@ -98,17 +98,17 @@ def test_what_is_no_piece_may_be_repeated() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["content", "thoughts"]), st.sampled_from(["", "a", "ha"])), max_size=6))
 def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
     deltas: list[dict[str, Any]] = [{name: text} for name, text in said]
-    got = record_and_replay_json(
+    replayed = record_and_replay_json(
         ROLE_EVENT,
         chat_event(choice_delta(content="!")),
         *[chat_event(choice_delta(**delta)) for delta in deltas],
         STOP,
     )
     thoughts = [text for name, text in said if name == "thoughts" and text]
-    if got is None:
+    if replayed is None:
         assert sum(name == "thoughts" for name, _ in said) > 1
         return
-    message = got["choices"][0]["message"]
+    message = replayed["choices"][0]["message"]
     assert message["content"] == "!" + "".join(text for name, text in said if name == "content")
     assert (message.get("thoughts") or "") == "".join(thoughts)
 
@@ -123,8 +123,8 @@ def in_json_of(recorder: StreamRecorder) -> Any:
 def test_usage_in_an_event_with_choices_is_the_answers() -> None:
     running = chat_event(choice_delta(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
     last = chat_event(choice_delta(finish="stop"), usage={"prompt_tokens": 3, "completion_tokens": 2})
-    got = recorded_response(record_stream(sse_stream(ROLE_EVENT, running, last)), STREAM)
-    assert (got.prompt_tokens, got.completion_tokens) == (3, 2)
+    stored = recorded_response(record_stream(sse_stream(ROLE_EVENT, running, last)), STREAM)
+    assert (stored.prompt_tokens, stored.completion_tokens) == (3, 2)
     assert record_and_replay_json(ROLE_EVENT, running, last)["usage"] == last["usage"]
 
 

@@ -104,9 +104,9 @@ def test_a_stream_is_recorded_the_same_wherever_it_is_cut(name: str, data: st.Da
 
 @pytest.mark.parametrize("name", ["chat-stream-usage", "chat-n2-stream", "chat-tool-required-stream"])
 def test_a_stream_of_vllm_is_recorded_the_same_byte_by_byte(name: str) -> None:
-    asked, sent = load_capture(name)
+    request, sent = load_capture(name)
     again, passed = cut(sent, list(range(1, len(sent))))
-    assert seen(again, asked) == seen(record_stream(sent), asked)
+    assert seen(again, request) == seen(record_stream(sent), request)
     assert passed == StreamRecorder(LIMIT).feed(sent)
 
 
@@ -325,13 +325,13 @@ def test_every_choice_that_was_asked_for_must_end() -> None:
     ],
 )
 def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], expected: int) -> None:
-    asked = completion(**fields)
+    request = completion(**fields)
     for count in (expected - 1, expected):
         choices = [{"index": index, "text": "x", "finish_reason": "stop"} for index in range(count)]
-        kept = isinstance(record_stream(sse_stream({"choices": choices})).recorded_response(asked), RecordedResponse)
+        kept = isinstance(record_stream(sse_stream({"choices": choices})).recorded_response(request), RecordedResponse)
         assert kept == (count == expected)
         body = json.dumps({"choices": choices}).encode()
-        assert isinstance(record_body(asked, body, LIMIT), RecordedResponse) == (count == expected)
+        assert isinstance(record_body(request, body, LIMIT), RecordedResponse) == (count == expected)
 
 
 def test_a_stream_over_the_limit_passes_on_and_is_not_kept() -> None:
@@ -376,8 +376,8 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
 @given(st.lists(ODD_EVENT | JSON_VALUES, max_size=3), st.booleans())
 def test_no_events_of_an_engine_raise_anything(events: list[Any], begun: bool) -> None:
     recorder = record_stream(sse_stream(*([ROLE_EVENT, HELLO_EVENTS[1]] if begun else []), *events))
-    for asked in (CHAT, completion(stream=True)):
-        assert isinstance(recorder.recorded_response(asked), RecordedResponse | NotStoredReason)
+    for request in (CHAT, completion(stream=True)):
+        assert isinstance(recorder.recorded_response(request), RecordedResponse | NotStoredReason)
 
 
 @given(st.lists(st.binary(max_size=20) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b"[DONE]", b'{"choices":[]}'])))

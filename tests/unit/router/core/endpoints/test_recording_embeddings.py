@@ -28,26 +28,26 @@ def answer(*vectors: Any, **beside: Any) -> bytes:
      ([[USER], [USER]], 2)],
 )  # fmt: skip
 def test_an_answer_is_whole_with_a_vector_for_each_input(given_: Any, count: int) -> None:
-    asked = embeddings(input=given_)
+    parsed_request = embeddings(input=given_)
     body = answer(*[[0.5, -0.5]] * count)
-    recording = record_body(asked, body, LIMIT)
+    recording = record_body(parsed_request, body, LIMIT)
     assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=0)
     for other in (count - 1, count + 1):
-        assert record_body(asked, answer(*[[0.5]] * other), LIMIT) is NotStoredReason.INCOMPLETE
+        assert record_body(parsed_request, answer(*[[0.5]] * other), LIMIT) is NotStoredReason.INCOMPLETE
 
 
 def test_a_conversation_in_place_of_the_input_is_one_input_and_several_are_several() -> None:
-    asked = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER, USER]})
-    assert isinstance(record_body(asked, answer([0.5]), LIMIT), RecordedResponse)
-    asked = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [[USER], [USER]]})
-    assert isinstance(record_body(asked, answer([0.5], [0.5]), LIMIT), RecordedResponse)
+    parsed_request = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER, USER]})
+    assert isinstance(record_body(parsed_request, answer([0.5]), LIMIT), RecordedResponse)
+    parsed_request = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [[USER], [USER]]})
+    assert isinstance(record_body(parsed_request, answer([0.5], [0.5]), LIMIT), RecordedResponse)
 
 
 def test_vectors_in_base64_are_kept_as_they_are() -> None:
-    asked = embeddings(encoding_format="base64")
-    recording = record_body(asked, answer("AAAA"), LIMIT)
+    parsed_request = embeddings(encoding_format="base64")
+    recording = record_body(parsed_request, answer("AAAA"), LIMIT)
     assert isinstance(recording, RecordedResponse)
-    assert replay(entry_from(recording), asked) == answer("AAAA")
+    assert replay(entry_from(recording), parsed_request) == answer("AAAA")
     assert replay(entry_from(recording), embeddings(encoding_format="base64", stream=True)) == answer("AAAA")
 
 
@@ -73,13 +73,13 @@ def test_no_body_makes_the_recorder_fail(body: Any) -> None:
 
 @given(JSON_VALUES)
 def test_no_input_makes_the_recorder_fail(value: Any) -> None:
-    asked = embeddings(input=[value])
-    assert isinstance(record_body(asked, answer([0.5]), LIMIT), NotStoredReason | RecordedResponse)
+    parsed_request = embeddings(input=[value])
+    assert isinstance(record_body(parsed_request, answer([0.5]), LIMIT), NotStoredReason | RecordedResponse)
 
 
 @pytest.mark.parametrize("name", ["embeddings", "embeddings-base64", "embeddings-tokens", "embeddings-messages"])
 def test_what_a_real_vllm_server_sent_is_kept(name: str) -> None:
-    asked, body = load_capture(name)
-    recording = record_body(asked, body, LIMIT)
+    captured_request, body = load_capture(name)
+    recording = record_body(captured_request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)
     assert (recording.body, recording.prompt_tokens > 0, recording.completion_tokens) == (body, True, 0)

@@ -112,12 +112,12 @@ def test_a_stream_is_kept_whole_and_as_json() -> None:
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
     sent = typed_stream(*HELLO, STOP)
     recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
-    got, rest = b"", sent
+    received, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 120))
-        got += recorder.feed(rest[:size])
+        received += recorder.feed(rest[:size])
         rest = rest[size:]
-    assert got + recorder.final_frames(include_usage=False) == sent
+    assert received + recorder.final_frames(include_usage=False) == sent
     assert client_view(recorder.recorded_response(STREAM_FORM)) == client_view(
         recorded(sent).recorded_response(STREAM_FORM)
     )
@@ -341,10 +341,10 @@ def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", ["messages-stream", "messages-tool-stream"])
 def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
-    asked, sent = load_capture(name)
-    recorder = make_recorder(asked.endpoint, LIMIT)
+    request, sent = load_capture(name)
+    recorder = make_recorder(request.endpoint, LIMIT)
     assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
-    recording = recorded_response(recorder, asked)
+    recording = recorded_response(recorder, request)
     assert replayed_frames(recording) == sent
     body = json.loads(recording.body or b"")
     assert body["usage"] == {"input_tokens": recording.prompt_tokens, "output_tokens": recording.completion_tokens}
@@ -359,8 +359,8 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["messages", "messages-tool"])
 def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
-    asked, body = load_capture(name)
-    recording = record_body(asked, body, LIMIT)
+    request, body = load_capture(name)
+    recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)
     assert recording.body == body
     frames = replay(entry_from(recording), STREAM_FORM)
@@ -371,7 +371,7 @@ def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
 
 
 def test_a_dying_engine_fails_its_stream() -> None:
-    asked, sent = load_capture("messages-core-killed-stream")
-    recorder = make_recorder(asked.endpoint, LIMIT)
+    request, sent = load_capture("messages-core-killed-stream")
+    recorder = make_recorder(request.endpoint, LIMIT)
     assert recorder.feed(sent) == sent[: sent.index(b"event: error")]
-    assert recorder.recorded_response(asked) is NotStoredReason.ERROR
+    assert recorder.recorded_response(request) is NotStoredReason.ERROR

@@ -117,12 +117,12 @@ def test_the_json_form_of_a_stream_is_the_response_of_its_last_event_byte_for_by
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
     sent = typed_stream(*HELLO, completed(response(message("Hello"))))
     recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
-    got, rest = b"", sent
+    received, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 200))
-        got += recorder.feed(rest[:size])
+        received += recorder.feed(rest[:size])
         rest = rest[size:]
-    assert got + recorder.final_frames(include_usage=False) == sent
+    assert received + recorder.final_frames(include_usage=False) == sent
     assert client_view(recorder.recorded_response(STREAM_FORM)) == client_view(
         recorded(sent).recorded_response(STREAM_FORM)
     )
@@ -314,10 +314,10 @@ def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: 
 
 @pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
 def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
-    asked, sent = load_capture(name)
-    recorder = make_recorder(asked.endpoint, LIMIT)
+    request, sent = load_capture(name)
+    recorder = make_recorder(request.endpoint, LIMIT)
     assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
-    recording = recorded_response(recorder, asked)
+    recording = recorded_response(recorder, request)
     assert replayed_frames(recording) == sent
     assert recording.completion_tokens > 0
     last = payload(split_events(sent)[-1]) or b""
@@ -327,8 +327,8 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["responses", "responses-items", "responses-tool"])
 def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
-    asked, body = load_capture(name)
-    recording = record_body(asked, body, LIMIT)
+    request, body = load_capture(name)
+    recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)
     assert recording.body == body
     frames = replay(entry_from(recording), STREAM_FORM)

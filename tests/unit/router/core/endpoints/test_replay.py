@@ -64,15 +64,15 @@ PLAIN: Final = [
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_is_replayed_byte_for_byte(name: str) -> None:
-    asked, sent = load_capture(name)
-    found = entry_from(recorded_response(record_stream(sent), asked))
-    assert replay(found, asked) == sent
+    request, sent = load_capture(name)
+    entry = entry_from(recorded_response(record_stream(sent), request))
+    assert replay(entry, request) == sent
 
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
-    asked, sent = load_capture(name)
-    body = replay_json(recorded_response(record_stream(sent), asked), asked)
+    request, sent = load_capture(name)
+    body = replay_json(recorded_response(record_stream(sent), request), request)
     joined: dict[int, str] = {}
     for event in stream_events(sent):
         for part in event["choices"]:
@@ -80,17 +80,17 @@ def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
             joined[part["index"]] = joined.get(part["index"], "") + text
     texts = [part["text"] if "text" in part else part["message"]["content"] or "" for part in body["choices"]]
     assert texts == [joined[index] for index in sorted(joined)]
-    assert body["object"] == ("chat.completion" if asked.endpoint is Endpoint.CHAT else "text_completion")
+    assert body["object"] == ("chat.completion" if request.endpoint is Endpoint.CHAT else "text_completion")
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None:
-    asked, body = load_capture(name)
-    recording = record_body(asked, body, LIMIT)
+    request, body = load_capture(name)
+    recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)
-    assert replay(entry_from(recording), asked) == body
-    fields = {**asked.fields, "stream": True, "stream_options": {"include_usage": True}}
-    streaming = chat(**fields) if asked.endpoint is Endpoint.CHAT else completion(**fields)
+    assert replay(entry_from(recording), request) == body
+    fields = {**request.fields, "stream": True, "stream_options": {"include_usage": True}}
+    streaming = chat(**fields) if request.endpoint is Endpoint.CHAT else completion(**fields)
     sent = replay(entry_from(recording), streaming)
     assert sent is not None
     again = recorded_response(record_stream(sent), streaming)
@@ -108,12 +108,12 @@ def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None
 )
 def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: str) -> None:
     _, body = load_capture(name)
-    asked, sent = load_capture(other)
-    wanted, got = (
+    request, sent = load_capture(other)
+    expected, actual = (
         without_nulls(json.loads(body)),
-        without_nulls(replay_json(recorded_response(record_stream(sent), asked), asked)),
+        without_nulls(replay_json(recorded_response(record_stream(sent), request), request)),
     )
-    for found in (wanted, got):
+    for found in (expected, actual):
         del found["id"], found["created"]
         found.pop("usage", None)
         for made in found["choices"][0]["message"].get("tool_calls", ()):
@@ -121,7 +121,7 @@ def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: st
         # vLLM says "" in one form and null in the other where there are only calls.
         if not found["choices"][0]["message"].get("content"):
             found["choices"][0]["message"].pop("content", None)
-    assert got == wanted
+    assert actual == expected
 
 
 # Text
@@ -160,8 +160,8 @@ def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObjec
     ]
     assert record_and_replay_json(*events)["choices"][0]["message"][field] == text
 
-    told = stream_events(replay(entry_of_body(chat_response(response_choice(content=text))), STREAM))
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in told) == text
+    replayed_events = stream_events(replay(entry_of_body(chat_response(response_choice(content=text))), STREAM))
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in replayed_events) == text
 
     texts = [{"choices": [{"index": 0, "text": delta, "finish_reason": None}]} for delta in deltas]
     end = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
@@ -174,16 +174,16 @@ def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObjec
 @pytest.mark.parametrize("streamed", [True, False])
 def test_usage_follows_the_clients_wish_on_a_hit(streamed: bool) -> None:
     usage = USAGE_EVENT["usage"]
-    found = (
+    entry = (
         entry_from(recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), STREAM))
         if streamed
         else entry_of_body(chat_response(response_choice(content="Hello"), usage=usage))
     )
-    told = stream_events(replay(found, STREAM_USAGE))
-    assert (told[-1]["choices"], told[-1]["usage"]) == ([], usage)
-    assert not any(event.get("usage") for event in told[:-1])
-    assert not any("usage" in event for event in stream_events(replay(found, STREAM)))
-    body = replay(found, CHAT)
+    events = stream_events(replay(entry, STREAM_USAGE))
+    assert (events[-1]["choices"], events[-1]["usage"]) == ([], usage)
+    assert not any(event.get("usage") for event in events[:-1])
+    assert not any("usage" in event for event in stream_events(replay(entry, STREAM)))
+    body = replay(entry, CHAT)
     assert body is not None
     assert json.loads(body)["usage"] == usage
 
@@ -226,17 +226,17 @@ def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> N
     ],
 )  # fmt: skip
 def test_a_body_that_cannot_be_taken_apart_is_a_miss_for_a_stream(body: bytes) -> None:
-    found = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
-    assert replay(found, STREAM) is None
-    assert replay(found, CHAT) == body
+    entry = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
+    assert replay(entry, STREAM) is None
+    assert replay(entry, CHAT) == body
 
 
 @settings(max_examples=300)
 @given(ODD_EVENT | JSON_VALUES, st.sampled_from([STREAM, STREAM_USAGE, completion(stream=True)]))
 def test_no_body_raises_anything_when_it_is_replayed(body: Any, asked: InferenceRequest) -> None:
     stored = json.dumps(body).encode()
-    found = entry_from(RecordedResponse(body=stored, stream=None, prompt_tokens=0, completion_tokens=0))
-    sent = replay(found, asked)
+    entry = entry_from(RecordedResponse(body=stored, stream=None, prompt_tokens=0, completion_tokens=0))
+    sent = replay(entry, asked)
     assert sent is None or sent.endswith(DONE)
 
 
@@ -268,8 +268,8 @@ def test_any_mixture_of_choices_comes_back_as_it_was_sent(order: list[int], data
         texts[index] += delta
         events.append(chat_event(choice_delta(index, content=delta)))
     events.append(chat_event(choice_delta(0, "stop"), choice_delta(1, "stop")))
-    asked = chat(stream=True, n=2)
-    recording = recorded_response(record_stream(sse_stream(*events)), asked)
-    assert replay(entry_from(recording), asked) == b"".join(map(encode_event, events)) + DONE
-    got = replay_json(recording)["choices"]
-    assert [one["message"]["content"] for one in got] == [f"-{text}" for text in texts]
+    request = chat(stream=True, n=2)
+    recording = recorded_response(record_stream(sse_stream(*events)), request)
+    assert replay(entry_from(recording), request) == b"".join(map(encode_event, events)) + DONE
+    replayed = replay_json(recording)["choices"]
+    assert [one["message"]["content"] for one in replayed] == [f"-{text}" for text in texts]

@@ -19,8 +19,8 @@ COMPLETION: Final = completion(stream=True, stream_options={"include_usage": Tru
 
 
 def streamed(body: bytes, asked: InferenceRequest = STREAM_USAGE) -> bytes | None:
-    found = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
-    return replay(found, asked)
+    entry = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
+    return replay(entry, asked)
 
 
 def events(body: Any, asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
@@ -32,20 +32,20 @@ def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> li
     is_chat = asked.endpoint is Endpoint.CHAT
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
     head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}
-    begun, told = [], []
+    openings, deltas = [], []
     for one in body["choices"]:
-        told.append({**one})
+        deltas.append({**one})
         if is_chat:
-            message = told[-1].pop("message")
+            message = deltas[-1].pop("message")
             delta = {name: value for name, value in message.items() if name != "role" and value is not None}
             if delta.get("tool_calls"):
                 delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta["tool_calls"])]
-            told[-1]["delta"] = delta
+            deltas[-1]["delta"] = delta
             role = {"role": message.get("role") or "assistant", "content": ""}
-            begun.append({"index": one["index"], "delta": role, "logprobs": None, "finish_reason": None})
-    made: list[Any] = [{**head, "choices": [piece]} for piece in begun + told]
+            openings.append({"index": one["index"], "delta": role, "logprobs": None, "finish_reason": None})
+    made: list[Any] = [{**head, "choices": [piece]} for piece in openings + deltas]
     known = {*head, "choices", "usage"}
-    if told:
+    if deltas:
         made[-1] |= {name: value for name, value in body.items() if name not in known and value is not None}
     if body.get("usage") is not None:
         made.append({**head, "choices": [], "usage": body["usage"]})
@@ -92,14 +92,14 @@ def test_a_field_that_nobody_knows_stays_at_its_level() -> None:
         0, content="a", mood="message", tool_calls=calls, beside={"mood": "choice", "logprobs": {"mood": 1}}
     )
     usage = {"prompt_tokens": 1, "mood": "usage"}
-    told = events(chat_response(one, response_choice(1, content="b"), mood="answer", usage=usage))
-    first, second = (event["choices"][0] for event in told[2:4])
-    assert [event.get("mood") for event in told] == [None, None, None, "answer", None]
+    replayed_events = events(chat_response(one, response_choice(1, content="b"), mood="answer", usage=usage))
+    first, second = (event["choices"][0] for event in replayed_events[2:4])
+    assert [event.get("mood") for event in replayed_events] == [None, None, None, "answer", None]
     assert (first["mood"], first["logprobs"], first["delta"]["mood"]) == ("choice", {"mood": 1}, "message")
     assert [call.get("mood") for call in first["delta"]["tool_calls"]] == ["call", None]
     assert first["delta"]["tool_calls"][0]["function"] == calls[0]["function"]
     assert (second["index"], second["delta"]) == (1, {"content": "b"})
-    assert told[-1]["usage"] == usage
+    assert replayed_events[-1]["usage"] == usage
 
 
 @pytest.mark.parametrize(
@@ -147,15 +147,15 @@ def test_text_is_told_as_it_was_written(text: str, escaped: bool) -> None:
 
 def test_what_is_null_in_a_message_or_beside_the_choices_is_not_told() -> None:
     one = response_choice(content=None, refusal=None, tool_calls=None, beside={"stop_reason": None})
-    told = events(chat_response(one, service_tier=None, usage=None))
-    assert told == expected(chat_response(response_choice(beside={"stop_reason": None})))
-    assert told[1]["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": None}]
+    replayed_events = events(chat_response(one, service_tier=None, usage=None))
+    assert replayed_events == expected(chat_response(response_choice(beside={"stop_reason": None})))
+    assert replayed_events[1]["choices"] == [{"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": None}]
 
 
 @pytest.mark.parametrize("message", [{}, {"role": None}, {"role": ""}, {"role": "assistant"}])
 def test_who_is_not_named_is_the_assistant(message: dict[str, Any]) -> None:
-    told = events(chat_response({"index": 0, "message": message}))
-    assert [event["choices"][0]["delta"] for event in told] == [{"role": "assistant", "content": ""}, {}]
+    replayed_events = events(chat_response({"index": 0, "message": message}))
+    assert [event["choices"][0]["delta"] for event in replayed_events] == [{"role": "assistant", "content": ""}, {}]
 
 
 @pytest.mark.parametrize("calls", [[], "", 0, False, {}])
@@ -164,8 +164,8 @@ def test_calls_that_are_none_are_told_as_they_are(calls: Any) -> None:
 
 
 def test_a_call_that_has_an_index_keeps_it() -> None:
-    told = events(chat_response(response_choice(tool_calls=[{"id": "a", "index": 4}, {"id": "b"}])))
-    assert [call["index"] for call in told[1]["choices"][0]["delta"]["tool_calls"]] == [4, 1]
+    replayed_events = events(chat_response(response_choice(tool_calls=[{"id": "a", "index": 4}, {"id": "b"}])))
+    assert [call["index"] for call in replayed_events[1]["choices"][0]["delta"]["tool_calls"]] == [4, 1]
 
 
 def test_an_answer_without_choices_has_only_its_usage_and_its_end() -> None:

@@ -27,13 +27,13 @@ def test_a_stream_gives_the_json_answer_of_openai() -> None:
 
 
 def test_a_json_answer_gives_the_stream_of_openai() -> None:
-    told = stream_events(replay(entry_of_body(chat_response(response_choice(content="Hello"))), STREAM))
-    assert [event["choices"][0]["delta"] for event in told] == [
+    events = stream_events(replay(entry_of_body(chat_response(response_choice(content="Hello"))), STREAM))
+    assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": ""},
         {"content": "Hello"},
     ]
-    assert [event["choices"][0]["finish_reason"] for event in told] == [None, "stop"]
-    assert all(event["object"] == "chat.completion.chunk" and event["id"] == "c1" for event in told)
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, "stop"]
+    assert all(event["object"] == "chat.completion.chunk" and event["id"] == "c1" for event in events)
 
 
 def test_reasoning_and_a_refusal_survive() -> None:
@@ -66,8 +66,10 @@ def test_tool_calls_in_pieces_keep_their_order_and_ids() -> None:
 
 def test_tool_calls_of_a_json_answer_are_streamed_with_their_index() -> None:
     body = chat_response(response_choice(finish="tool_calls", content=None, tool_calls=TOOL_CALLS))
-    told = stream_events(replay(entry_of_body(body), STREAM))
-    assert told[-1]["choices"][0]["delta"] == {"tool_calls": [{"index": i, **one} for i, one in enumerate(TOOL_CALLS)]}
+    events = stream_events(replay(entry_of_body(body), STREAM))
+    assert events[-1]["choices"][0]["delta"] == {
+        "tool_calls": [{"index": i, **one} for i, one in enumerate(TOOL_CALLS)]
+    }
     assert without_nulls(round_trip(body)["choices"][0]["message"]["tool_calls"]) == TOOL_CALLS
 
 
@@ -99,9 +101,9 @@ def test_log_probabilities_of_a_chat_are_joined_in_order() -> None:
         {**choice_delta(content="c"), "logprobs": {"content": tokens[2:], "refusal": None}},
         {**choice_delta(finish="stop"), "logprobs": None},
     ]
-    got = record_and_replay_json(ROLE_EVENT, *map(chat_event, pieces))["choices"][0]
-    assert got["logprobs"] == {"content": tokens, "refusal": None}
-    body = chat_response(response_choice(content="abc", beside={"logprobs": got["logprobs"]}))
+    replayed = record_and_replay_json(ROLE_EVENT, *map(chat_event, pieces))["choices"][0]
+    assert replayed["logprobs"] == {"content": tokens, "refusal": None}
+    body = chat_response(response_choice(content="abc", beside={"logprobs": replayed["logprobs"]}))
     assert without_nulls(round_trip(body)) == without_nulls(body)
 
 
@@ -113,9 +115,9 @@ def test_log_probabilities_of_a_completion_are_joined_in_order() -> None:
         {"choices": [{"index": 0, "text": "a", "logprobs": one, "finish_reason": None}]},
         {"choices": [{"index": 0, "text": "b", "logprobs": two, "finish_reason": "stop"}]},
     ]
-    got = record_and_replay_json(*events, asked=asked)["choices"][0]
-    assert got["logprobs"] == {name: one[name] + two[name] for name in one}  # type: ignore[operator]
-    body = {"id": "x", "choices": [got], "usage": None}
+    replayed = record_and_replay_json(*events, asked=asked)["choices"][0]
+    assert replayed["logprobs"] == {name: one[name] + two[name] for name in one}  # type: ignore[operator]
+    body = {"id": "x", "choices": [replayed], "usage": None}
     assert without_nulls(round_trip(body, completion())["choices"]) == without_nulls(body["choices"])
 
 
@@ -130,8 +132,8 @@ def test_choices_that_come_mixed_are_told_apart() -> None:
         chat_event(choice_delta(1, finish="length")),
     ]
     asked = chat(stream=True, n=2)
-    got = record_and_replay_json(*events, asked=asked)["choices"]
-    assert [(one["index"], one["message"]["content"], one["finish_reason"]) for one in got] == [
+    replayed = record_and_replay_json(*events, asked=asked)["choices"]
+    assert [(one["index"], one["message"]["content"], one["finish_reason"]) for one in replayed] == [
         (0, "Aa", "stop"),
         (1, "Bb", "length"),
     ]
@@ -149,11 +151,11 @@ def test_vendor_fields_survive_at_every_level() -> None:
             system_fingerprint="f",
         ),
     ]
-    got = record_and_replay_json(*events)
-    assert (got["citations"], got["system_fingerprint"]) == (["u"], "f")
-    assert (got["choices"][0]["score"], got["choices"][0]["stop_reason"]) == (1.5, 7)
-    assert got["choices"][0]["message"]["mood"] == "glad"
-    assert without_nulls(round_trip(got)) == without_nulls(got)
+    replayed = record_and_replay_json(*events)
+    assert (replayed["citations"], replayed["system_fingerprint"]) == (["u"], "f")
+    assert (replayed["choices"][0]["score"], replayed["choices"][0]["stop_reason"]) == (1.5, 7)
+    assert replayed["choices"][0]["message"]["mood"] == "glad"
+    assert without_nulls(round_trip(replayed)) == without_nulls(replayed)
 
 
 def test_token_ids_are_joined_in_order() -> None:

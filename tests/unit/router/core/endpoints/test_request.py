@@ -149,14 +149,14 @@ def test_usage_is_asked_for_only_by_a_stream() -> None:
 
 @pytest.mark.parametrize("spelt", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
 def test_a_number_is_one_value_however_it_is_spelt(spelt: str) -> None:
-    asked = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
-    assert repr(asked.fields["x"]) == "1"
+    parsed_request = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    assert repr(parsed_request.fields["x"]) == "1"
 
 
 @pytest.mark.parametrize("spelt", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
 def test_a_number_loses_nothing(spelt: str) -> None:
-    asked = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
-    assert asked.fields["x"] == json.loads(spelt)
+    parsed_request = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    assert parsed_request.fields["x"] == json.loads(spelt)
 
 
 def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
@@ -182,13 +182,13 @@ def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
 def test_a_stream_always_asks_the_engine_for_the_usage(options: Any) -> None:
-    asked = chat(stream=True) if options is None else chat(stream=True, stream_options=options)
-    assert json.loads(engine_body(asked, "llama"))["stream_options"] == {"include_usage": True}
+    parsed_request = chat(stream=True) if options is None else chat(stream=True, stream_options=options)
+    assert json.loads(engine_body(parsed_request, "llama"))["stream_options"] == {"include_usage": True}
 
 
 def test_other_stream_options_stay_as_they_are() -> None:
-    asked = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
-    sent = json.loads(engine_body(asked, "llama"))
+    parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
+    sent = json.loads(engine_body(parsed_request, "llama"))
     assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
 
 
@@ -205,8 +205,8 @@ def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
 
 @given(st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), JSON_VALUES, max_size=4), st.booleans())
 def test_an_engine_gets_the_fields_of_the_client(others: dict[str, Any], stream: bool) -> None:
-    asked = chat(stream=stream, **others)
-    sent = json.loads(engine_body(asked, "served"))
+    parsed_request = chat(stream=stream, **others)
+    sent = json.loads(engine_body(parsed_request, "served"))
     sent.pop("stream_options", None)
     assert sent == {"model": "served", "messages": [USER], "stream": stream, **others}
 

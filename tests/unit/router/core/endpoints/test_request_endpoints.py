@@ -64,9 +64,9 @@ def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
 
 
 def test_embeddings_never_stream_since_vllm_passes_over_the_field() -> None:
-    asked = embeddings(stream=True)
-    assert not asked.stream
-    assert json.loads(engine_body(asked, "served")) == {"model": "served", "input": "Hi", "stream": True}
+    parsed_request = embeddings(stream=True)
+    assert not parsed_request.stream
+    assert json.loads(engine_body(parsed_request, "served")) == {"model": "served", "input": "Hi", "stream": True}
 
 
 def test_embeddings_are_deterministic_by_nature() -> None:

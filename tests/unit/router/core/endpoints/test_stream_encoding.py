@@ -121,10 +121,10 @@ def test_what_decompresses_to_too_much_is_no_stream() -> None:
     [("chat-stream-usage", 0.35), ("completion-stream", 0.4), ("responses-stream", 0.35), ("messages-stream", 0.5)],
 )
 def test_what_vllm_streams_takes_a_fraction_of_what_came(name: str, most: float) -> None:
-    asked, sent = load_capture(name)
-    recorder = make_recorder(asked.endpoint, 1 << 20)
+    request, sent = load_capture(name)
+    recorder = make_recorder(request.endpoint, 1 << 20)
     passed = recorder.feed(sent)
-    recording: Any = recorder.recorded_response(asked)
+    recording: Any = recorder.recorded_response(request)
     given_back = decode_stream(recording.stream, recording.body, include_usage=False, end=b"")
     assert given_back.startswith(passed)
     assert len(recording.stream) < most * len(sent)

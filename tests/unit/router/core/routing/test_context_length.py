@@ -17,9 +17,9 @@ from tests.support.factories import chat, completion, conversation, embeddings, 
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
-    asked = conversation(("user", "naïve " * 100), max_tokens=50)
-    found = token_bounds(asked)
-    assert (found.min_prompt, found.completion, found.max_total) == (0, 50, len(asked.body) + TEMPLATE_OVERHEAD + 50)
+    request = conversation(("user", "naïve " * 100), max_tokens=50)
+    found = token_bounds(request)
+    assert (found.min_prompt, found.completion, found.max_total) == (0, 50, len(request.body) + TEMPLATE_OVERHEAD + 50)
 
 
 @pytest.mark.parametrize(

@@ -62,22 +62,22 @@ def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: 
 @on_both_loops
 async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url, patience=0.05))
+        request = asyncio.create_task(send_request(transport, server.url, patience=0.05))
         peer = await server.peer()
         await peer.request()
         with raises_engine_error("timeout"):
-            await asked
+            await request
         assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n")
-        stream = BodyChunks(await asked, chunk_timeout=0.05)
+        stream = BodyChunks(await request, chunk_timeout=0.05)
         assert await anext(stream) == b"a"
         with raises_engine_error("timeout"):
             await anext(stream)
@@ -93,11 +93,11 @@ async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine()
 
     for first in (b"1\r\na\r\n", b""):  # it is there already, or comes later
         async with transport_and_server() as (transport, server):
-            asked = asyncio.create_task(send_request(transport, server.url))
+            request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.send(STREAM + first)
-            poured = asyncio.create_task((await asked).stream_to(sink))
+            poured = asyncio.create_task((await request).stream_to(sink))
             await asyncio.sleep(0)
             peer.send(b"1\r\nb\r\n")
             with pytest.raises(KeyError):
@@ -108,12 +108,12 @@ async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine()
 @on_both_loops
 async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"3\r\nabc\r\n")
         with raises_engine_error("too-large"):
-            await (await asked).read(2)
+            await (await request).read(2)
         assert await peer.closed_by_client()
 
 
@@ -278,11 +278,11 @@ async def test_a_lost_connection_leaves_no_timer_behind() -> None:
 @on_both_loops
 async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n")
-        stream = BodyChunks(await asked)
+        stream = BodyChunks(await request)
         assert await anext(stream) == b"a"
         peer.reset()
         with raises_engine_error("reset", cause="reset"):
@@ -293,12 +293,12 @@ async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -
 async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it() -> None:
     for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
         async with transport_and_server() as (transport, server):
-            asked = asyncio.create_task(send_request(transport, server.url))
+            request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.send(reply)
             peer.close()
-            stream = BodyChunks(await asked)
+            stream = BodyChunks(await request)
             assert await anext(stream) == b"ab"
             with raises_engine_error("broken-off"):
                 await anext(stream)
@@ -308,36 +308,36 @@ async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it(
 async def test_a_malformed_response_is_broken_off_and_its_connection_is_closed() -> None:
     for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
         async with transport_and_server() as (transport, server):
-            asked = asyncio.create_task(send_request(transport, server.url))
+            request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.send(reply)
             with raises_engine_error("broken-off"):
-                await asked
+                await request
             assert await peer.closed_by_client()
 
 
 @on_both_loops
 async def test_a_head_that_is_too_large_is_refused() -> None:
     async with transport_and_server(max_head=1024) as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
         with raises_engine_error("broken-off", cause="head of more than 1024 bytes"):
-            await asked
+            await request
 
 
 @on_both_loops
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     for version in (b"1.0", b"1.1"):
         async with transport_and_server() as (transport, server):
-            asked = asyncio.create_task(fetch_body(transport, server))
+            request = asyncio.create_task(fetch_body(transport, server))
             peer = await server.peer()
             await peer.request()
             peer.send(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
             peer.close()
-            assert await asked == b"to the end"
+            assert await request == b"to the end"
             assert transport.idle == 0
 
 
@@ -365,20 +365,20 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
         HTTPTransport() as distrustful,
     ):
         for _ in range(2):
-            asked = asyncio.create_task(fetch_body(transport, server))
+            request = asyncio.create_task(fetch_body(transport, server))
             if server.accepted == 0:
                 peer = await server.peer()
             await peer.request()
             peer.send(OK)
-            assert await asked == b"ok"
+            assert await request == b"ok"
         assert (server.accepted, transport.idle) == (1, 1)
 
-        asked = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
         peer.send(STREAM + b"4\r\nab")
         peer.writer.transport.abort()
         with pytest.raises(EngineError) as caught:
-            await asked
+            await request
         assert caught.value.reason in ("broken-off", "reset")
 
         with raises_engine_error("connect", cause="certificate"):

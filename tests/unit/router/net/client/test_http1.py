@@ -77,8 +77,8 @@ RESPONSES = {
 @pytest.mark.parametrize("data", RESPONSES.values(), ids=RESPONSES.keys())
 @given(places=st.lists(st.integers(0, 4000), max_size=30), end=st.booleans())
 def test_a_response_is_the_same_wherever_it_is_cut(data: bytes, places: list[int], end: bool) -> None:
-    whole = read([data] if data else [], end=end)
-    assert read(cut(data, places), end=end) == whole
+    complete = read([data] if data else [], end=end)
+    assert read(cut(data, places), end=end) == complete
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

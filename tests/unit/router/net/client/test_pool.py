@@ -46,13 +46,13 @@ async def test_a_connection_of_which_only_the_end_was_read_yet_is_not_used_eithe
 async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
-        asked = asyncio.create_task(fetch_body(transport, server, b"again"))
+        request = asyncio.create_task(fetch_body(transport, server, b"again"))
         first = await peer.request()
         end(peer)
         fresh = await server.peer()
         assert await fresh.request() == first
         fresh.send(OK)
-        assert await asked == b"ok"
+        assert await request == b"ok"
 
 
 @on_both_loops
@@ -69,14 +69,14 @@ async def test_a_request_is_sent_once_more_if_a_reused_connection_is_reset_befor
 async def test_a_request_is_not_sent_a_third_time() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
-        asked = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
         peer.close()
         fresh = await server.peer()
         await fresh.request()
         fresh.close()
         with raises_engine_error("broken-off"):
-            await asked
+            await request
         assert server.accepted == 2
 
 
@@ -84,24 +84,24 @@ async def test_a_request_is_not_sent_a_third_time() -> None:
 async def test_a_request_is_not_sent_again_after_a_byte_of_the_response_came() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
-        asked = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
         peer.send(b"H")
         peer.close()
         with raises_engine_error("broken-off"):
-            await asked
+            await request
         assert server.accepted == 1
 
 
 @on_both_loops
 async def test_a_request_whose_connection_was_new_is_not_sent_again() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server))
         peer = await server.peer()
         await peer.request()
         peer.close()
         with raises_engine_error("broken-off"):
-            await asked
+            await request
         assert server.accepted == 1
 
 
@@ -158,14 +158,14 @@ async def test_an_idle_connection_is_closed_when_it_expires() -> None:
 @on_both_loops
 async def test_no_more_than_max_idle_connections_are_kept() -> None:
     async with transport_and_server(max_idle=1) as (transport, server):
-        asked = [asyncio.create_task(fetch_body(transport, server)) for _ in range(2)]
-        peers = [await server.peer() for _ in asked]
+        requests = [asyncio.create_task(fetch_body(transport, server)) for _ in range(2)]
+        peers = [await server.peer() for _ in requests]
         for peer in peers:
             await peer.request()
         assert transport.in_use == 2
         peers[0].send(OK)
         peers[1].send(OK)
-        assert await asyncio.gather(*asked) == [b"ok", b"ok"]
+        assert await asyncio.gather(*requests) == [b"ok", b"ok"]
         assert (transport.in_use, transport.idle) == (0, 1)
 
 

@@ -26,12 +26,12 @@ LARGE = bytes(64 * 1024 * 1024)  # more than sockets hold
 @on_both_loops
 async def test_a_request_is_one_write() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(fetch_body(transport, server, b'{"stream": true}'))
+        pending = asyncio.create_task(fetch_body(transport, server, b'{"stream": true}'))
         peer = await server.peer()
         request = await peer.request()
         assert peer.received_segments() == 1
         peer.send(OK)
-        assert await asked == b"ok"
+        assert await pending == b"ok"
         assert request.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:")
         assert request.endswith(b'\r\n\r\n{"stream": true}')
 
@@ -43,7 +43,7 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
         client = EngineClient(transport, connect_timeout=LONG)
         peer = None
         for trace in (None, "00-abc-def-01"):
-            asked = asyncio.ensure_future(
+            request = asyncio.ensure_future(
                 client.post(
                     engine, Endpoint.COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, head_timeout=LONG,
                     total_timeout=LONG,
@@ -52,7 +52,7 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
             peer = peer or await server.peer()
             head, _, body = (await peer.request()).partition(b"\r\n\r\n")
             peer.send(OK)
-            with await asked as response:
+            with await request as response:
                 assert (response.status, await response.read(100)) == (200, b"ok")
             line, *fields = head.decode().split("\r\n")
             assert line == "POST /v1/completions HTTP/1.1"
@@ -72,12 +72,12 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
 async def test_an_engines_own_pages_are_asked_for_without_a_body() -> None:
     async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
-        asked = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", timeout=9))
+        request = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", timeout=9))
         peer = await server.peer()
         host = server.base.removeprefix("http://").encode()
         assert await peer.request() == b"GET /health HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n\r\n" % host
         peer.send(OK)
-        assert await (await asked).read(100) == b"ok"
+        assert await (await request).read(100) == b"ok"
 
 
 @on_both_loops
@@ -95,11 +95,11 @@ async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent
 @on_both_loops
 async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_connection_is_not_used_again() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url, LARGE))
+        request = asyncio.create_task(send_request(transport, server.url, LARGE))
         peer = await server.peer()
         await peer.reader.readuntil(b"\r\n\r\n")
         peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
-        response = await asked
+        response = await request
         assert response.status == 413
         assert await response.read(100) == b""
         assert (transport.in_use, transport.idle) == (0, 0)

@@ -26,11 +26,11 @@ PIECE = 256 * 1024  # what either event loop reads at once
 @on_both_loops
 async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_object() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
-        stream = BodyChunks(await asked)
+        stream = BodyChunks(await request)
         assert await anext(stream) == b"abcdef"
         peer.send(b"1\r\ng\r\n1\r\nh\r\n0\r\n\r\n")
         assert await anext(stream) == b"gh"
@@ -45,11 +45,11 @@ async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_obj
 async def test_the_stream_does_not_decode() -> None:
     packed = gzip.compress(b"hello")
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
-        response = await asked
+        response = await request
         assert b"".join([part async for part in BodyChunks(response)]) == packed
 
 
@@ -57,12 +57,12 @@ async def test_the_stream_does_not_decode() -> None:
 async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_back() -> None:
     async with transport_and_server() as (transport, server):
         for value in (b"1", None):
-            asked = asyncio.create_task(send_request(transport, server.url))
+            request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             header = b"rEtry-After: %b\r\n" % value if value is not None else b""
             peer.send(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\n%bContent-Length: 0\r\n\r\n" % header)
-            with await asked as response:
+            with await request as response:
                 assert response.status == 429
                 assert response.retry_after == (value.decode() if value is not None else None)
 
@@ -72,21 +72,21 @@ async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         assert (transport.in_use, transport.idle) == (0, 1)
-        asked = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server))
         await peer.request()
         peer.send(OK)
-        assert await asked == b"ok"
+        assert await request == b"ok"
         assert server.accepted == 1
 
 
 @on_both_loops
 async def test_a_complete_response_that_is_closed_unread_gives_its_connection_back() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(OK)
-        response = await asked
+        response = await request
         assert transport.in_use == 1
         response.close()
         response.close()
@@ -96,11 +96,11 @@ async def test_a_complete_response_that_is_closed_unread_gives_its_connection_ba
 @on_both_loops
 async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n")
-        response = await asked
+        response = await request
         async for part in BodyChunks(response):
             assert part == b"a"
             break
@@ -114,11 +114,11 @@ async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
 @on_both_loops
 async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_connection_back() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n")
-        response = await asked
+        response = await request
         assert await anext(BodyChunks(response)) == b"a"
         response.close(linger=True)
         assert (transport.in_use, transport.idle) == (1, 0)
@@ -134,11 +134,11 @@ async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_
 def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | None) -> None:
     async def story() -> None:
         async with transport_and_server() as (transport, server):
-            asked = asyncio.create_task(send_request(transport, server.url))
+            request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
             await peer.request()
             peer.send(STREAM + b"1\r\na\r\n")
-            response = await asked
+            response = await request
             assert await anext(BodyChunks(response)) == b"a"
             with patch("router.net.client.response.LINGER", LONG if more else 0.02):
                 response.close(linger=True)
@@ -153,12 +153,12 @@ def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | No
 @on_both_loops
 async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
-        asked.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         assert (transport.in_use, transport.idle) == (0, 0)
         assert await peer.closed_by_client()
 
@@ -166,11 +166,11 @@ async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
 @on_both_loops
 async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_without_closing_the_response() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM + b"1\r\na\r\n")
-        stream = BodyChunks(await asked)
+        stream = BodyChunks(await request)
         assert await anext(stream) == b"a"
         waits = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)  # one turn, so that it has begun to wait
@@ -185,13 +185,13 @@ async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_wi
 async def test_cancelling_while_connecting_leaks_nothing() -> None:
     async with transport_and_server() as (transport, server):
         # The server does not speak TLS, so that the handshake never ends.
-        asked = asyncio.create_task(send_request(transport, server.url.replace("http:", "https:")))
+        request = asyncio.create_task(send_request(transport, server.url.replace("http:", "https:")))
         peer = await server.peer()
         await peer.reader.readexactly(1)
         assert transport.in_use == 1
-        asked.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         assert transport.in_use == 0
         await peer.closed_by_client()
 
@@ -220,11 +220,11 @@ class Spy:
 async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> None:
     high_water, total = 64 * 1024, 24 * 1024 * 1024
     async with transport_and_server(high_water=high_water) as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
-        response = await asked
+        response = await request
         (connection,) = transport._busy
         assert connection._transport is not None
         spy = Spy(connection._transport)
@@ -248,11 +248,11 @@ async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> No
 @on_both_loops
 async def test_two_tasks_cannot_read_one_response() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM)
-        stream = BodyChunks(await asked)
+        stream = BodyChunks(await request)
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="already reading"):
@@ -264,11 +264,11 @@ async def test_two_tasks_cannot_read_one_response() -> None:
 @on_both_loops
 async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         peer.send(STREAM)
-        response = await asked
+        response = await request
         reads = asyncio.ensure_future(anext(BodyChunks(response)))
         await asyncio.sleep(0)
         response.close()
@@ -280,7 +280,7 @@ async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
 @on_both_loops
 async def test_small_writes_are_not_delayed() -> None:
     async with transport_and_server() as (transport, server):
-        asked = asyncio.create_task(send_request(transport, server.url))
+        request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
         await peer.request()
         (connection,) = transport._busy
@@ -288,19 +288,19 @@ async def test_small_writes_are_not_delayed() -> None:
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
         peer.send(OK)
-        assert await (await asked).read(100) == b"ok"
+        assert await (await request).read(100) == b"ok"
 
 
 @on_both_loops
 async def test_closing_the_transport_ends_exchanges_with_an_error_and_leaves_no_socket() -> None:
     async with transport_and_server() as (transport, server):
         idle = await complete_exchange(transport, server)
-        asked = [asyncio.create_task(send_request(transport, server.url)) for _ in range(2)]
+        requests = [asyncio.create_task(send_request(transport, server.url)) for _ in range(2)]
         waiting = await server.peer()
         await waiting.request()
         await idle.request()
         await transport.aclose()
-        for task in asked:
+        for task in requests:
             with raises_engine_error("reset"):
                 await task
         assert (transport.in_use, transport.idle, len(transport._open)) == (0, 0, 0)

@@ -63,8 +63,8 @@ async def test_commands_of_a_key_are_done_in_their_order(link: RedisBackend) -> 
     for value in range(5):
         for key in keys:
             commands += [("SET", key, value), ("GET", key)]
-    got = (await ask(link, *commands))[1::2]
-    assert got == [str(value).encode() for value in range(5) for _ in keys]
+    actual = (await ask(link, *commands))[1::2]
+    assert actual == [str(value).encode() for value in range(5) for _ in keys]
 
 
 async def test_a_script_finds_its_key(link: RedisBackend) -> None:

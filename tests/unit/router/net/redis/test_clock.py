@@ -35,9 +35,9 @@ class Machine:
         """Asks a Redis whose clock is so far ahead of the monotonic one; the ways take so many seconds."""
         sent = self.now
         self.now += there
-        shown = self.now + redis
+        server_time = self.now + redis
         self.now += back
-        self.clock.update(reply(shown), sent, server)
+        self.clock.update(reply(server_time), sent, server)
 
     def offset(self) -> float:
         return self.clock.now() - self.now
@@ -45,8 +45,8 @@ class Machine:
 
 def reply(seconds: float) -> list[bytes]:
     """As Redis replies to TIME."""
-    whole = round(seconds * 1e6)
-    return [b"%d" % (whole // 1_000_000), b"%d" % (whole % 1_000_000)]
+    microseconds = round(seconds * 1e6)
+    return [b"%d" % (microseconds // 1_000_000), b"%d" % (microseconds % 1_000_000)]
 
 
 def about(seconds: float) -> Any:

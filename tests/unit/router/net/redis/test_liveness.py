@@ -5,8 +5,8 @@ from router.net.redis.liveness import PING_TIMEOUT, Liveness
 
 def liveness_at(*instants: float) -> Liveness:
     """One whose clock shows these instants, each time that it is asked."""
-    shown = iter(instants)
-    return Liveness(lambda: next(shown))
+    readings = iter(instants)
+    return Liveness(lambda: next(readings))
 
 
 def test_nothing_is_relied_on_before_a_beat_was_answered() -> None:

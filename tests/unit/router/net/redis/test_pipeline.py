@@ -46,8 +46,8 @@ async def line(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> Re
 
 
 async def test_each_gets_the_replies_to_his_own_commands(line: RedisPipeline) -> None:
-    asked = [line.execute(("SET", f"k{n}", n), ("GET", f"k{n}")) for n in range(200)]
-    assert await asyncio.gather(*asked) == [[b"OK", b"%d" % n] for n in range(200)]
+    requests = [line.execute(("SET", f"k{n}", n), ("GET", f"k{n}")) for n in range(200)]
+    assert await asyncio.gather(*requests) == [[b"OK", b"%d" % n] for n in range(200)]
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
@@ -90,11 +90,11 @@ async def test_a_look_up_has_its_place_among_what_is_asked(line: RedisPipeline) 
 
 
 async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told_of_it(line: RedisPipeline) -> None:
-    told: list[Replies | None] = []
+    events: list[Replies | None] = []
     line.send(("SET", "k", "1"))
-    line.send(("INCR", "k"), ("INCR", "k"), on_reply=told.append)
+    line.send(("INCR", "k"), ("INCR", "k"), on_reply=events.append)
     assert await line.execute(("GET", "k")) == [b"3"]
-    assert told == [[2, 3]]
+    assert events == [[2, 3]]
 
 
 async def test_a_defect_of_one_who_is_told_keeps_nothing_from_the_others(
@@ -169,14 +169,14 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     await own_redis.start()
     line = await open_line(own_redis)
     own_redis.kill()
-    told: list[Replies | None] = []
+    events: list[Replies | None] = []
     asked, looked_up = line.execute(("GET", "k")), line.execute_eager(("GET", "k"))
-    line.send(("GET", "k"), on_reply=told.append)
+    line.send(("GET", "k"), on_reply=events.append)
     with pytest.raises(RedisDownError):
         await asked
     with pytest.raises(RedisDownError):
         await looked_up
-    assert told == [None]
+    assert events == [None]
     assert not line.up
     with pytest.raises(RedisDownError):
         line.send(("GET", "k"))

@@ -55,15 +55,15 @@ async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
 
 @given(cuts=st.lists(st.integers(0, len(SENT)), max_size=8).map(sorted))
 async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
-    whole = await arrive(SENT)
-    assert [(method, path) for method, path, *_ in whole] == [
+    complete = await arrive(SENT)
+    assert [(method, path) for method, path, *_ in complete] == [
         ("POST", "/v1/chat/completions"), *[(method, "/version") for method in ("GET", "GET", "GET", "PUT")],
         ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("GET", "/a b"),
     ]  # fmt: skip
-    assert [body for *_, body in whole] == [b'{"a": 1}', *[b""] * 4, b'{"b": 2}', b"abcdef", b""]
-    assert (b"x-mixed", b"Case") in whole[0][3]
-    assert whole[-1][2] == b"c=d"
-    assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == whole
+    assert [body for *_, body in complete] == [b'{"a": 1}', *[b""] * 4, b'{"b": 2}', b"abcdef", b""]
+    assert (b"x-mixed", b"Case") in complete[0][3]
+    assert complete[-1][2] == b"c=d"
+    assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == complete
 
 
 async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:

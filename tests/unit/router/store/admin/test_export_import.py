@@ -50,14 +50,14 @@ async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
 
 
 async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) -> None:
-    made = make_streamed_entry("für alle")
-    at = await store_entry(client, entry_key(), made)
+    entry = make_streamed_entry("für alle")
+    at = await store_entry(client, entry_key(), entry)
     (line,) = await exported(client)
-    told = json.loads(line)
+    decoded = json.loads(line)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert (told["key"], told["fields"]["body"].encode()) == (at, made.body)
-    assert all(isinstance(value, str) for value in told["fields"].values())
+    assert (decoded["key"], decoded["fields"]["body"].encode()) == (at, entry.body)
+    assert all(isinstance(value, str) for value in decoded["fields"].values())
 
 
 async def test_bytes_that_no_router_writes_come_as_base64(client: Any) -> None:
@@ -86,11 +86,11 @@ async def test_what_is_no_entry_is_left_out_and_counted(client: Any) -> None:
 async def test_an_imported_entry_expires_when_it_would_have(client: Any) -> None:
     await store_entry(client, entry_key(), expires=1000)
     (line,) = await exported(client)
-    told = json.loads(line)
-    assert told["expires"] == pytest.approx(time.time() + 1000, abs=2)
-    told["expires"] -= 600  # as if the file had been lying about for so long
+    decoded = json.loads(line)
+    assert decoded["expires"] == pytest.approx(time.time() + 1000, abs=2)
+    decoded["expires"] -= 600  # as if the file had been lying about for so long
     await client.flushall()
-    await import_entries(client, [json.dumps(told).encode()])
+    await import_entries(client, [json.dumps(decoded).encode()])
     assert await client.pttl(entry_key()) == pytest.approx(400_000, abs=2000)
 
 

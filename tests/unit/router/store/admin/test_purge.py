@@ -71,8 +71,8 @@ async def test_the_record_says_what_was_forgotten(client: Any) -> None:
     ):
         await purge(client, scope)
     records = await client.xrange(PURGE_LOG_KEY)
-    told = [parse_purge_filter(dict(fields)[b"scope"]) for _, fields in records]
-    assert told == [
+    decoded = [parse_purge_filter(dict(fields)[b"scope"]) for _, fields in records]
+    assert decoded == [
         EntryFilter(tenant="acme", model="llama"),
         EntryFilter(all=True),
         EntryFilter(document=text_document_name("x" * 100_000)),
@@ -91,11 +91,11 @@ async def test_the_claims_of_what_is_in_the_making_go_too(client: Any) -> None:
     for at in (MINE, PLAIN, OTHERS):
         await client.set(claim_key(at), "flight")
         await client.xadd(flight_key(at, "1"), {"a": "b"})
-    flights = {flight_key(at, "1") for at in (MINE, PLAIN, OTHERS)}
+    flight_keys = {flight_key(at, "1") for at in (MINE, PLAIN, OTHERS)}
     assert await purge(client, EntryFilter(key=PLAIN)) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(tenant="acme")) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(document="handbook")) == PurgeResult(entries=0, claims=0)
-    assert await there(client) == {claim_key(OTHERS), *flights}, "who reads a flight reads it to its end"
+    assert await there(client) == {claim_key(OTHERS), *flight_keys}, "who reads a flight reads it to its end"
 
 
 async def test_a_tenant_called_like_a_model_is_not_mixed_up_with_it(client: Any) -> None:

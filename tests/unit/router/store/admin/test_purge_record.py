@@ -35,8 +35,8 @@ class Replicated:
         await eventually(self._is_online)
 
     async def _is_online(self) -> bool:
-        told = await self.primary.command("INFO", "replication")
-        return bool(told.get("slave0", {}).get("state") == "online")
+        reply = await self.primary.command("INFO", "replication")
+        return bool(reply.get("slave0", {}).get("state") == "online")
 
     def remove(self) -> None:
         self.primary.remove()
@@ -68,11 +68,11 @@ async def test_a_replica_that_stands_still_has_not_acknowledged_and_holds_nobody
             assert await replicas_of_a_purge(servers.url) == ReplicaAcks(1, 0)
         path = tmp_path / "roundhouse.toml"
         path.write_text(router_config(servers.url, {"e": ("llama", "any", "http://127.0.0.1:1")}))
-        said = await run_cli("cache", "purge", "--all", "--config", path)
-        assert said.stdout == "forgot 0 entries and 0 claims; 0 of 1 replica have the record of it\n"
+        result = await run_cli("cache", "purge", "--all", "--config", path)
+        assert result.stdout == "forgot 0 entries and 0 claims; 0 of 1 replica have the record of it\n"
         servers.replica.thaw()
-        said = await run_cli("cache", "purge", "--all", "--json", "--config", path)
-        assert said.json()["replicas"] == {"connected": 1, "acknowledged": 1}
+        result = await run_cli("cache", "purge", "--all", "--json", "--config", path)
+        assert result.json()["replicas"] == {"connected": 1, "acknowledged": 1}
         assert await servers.replica.command("XLEN", PURGE_LOG_KEY) == 3
     finally:
         servers.remove()

@@ -31,11 +31,11 @@ async def test_entries_are_counted_by_tenant_and_model(client: Any) -> None:
     for number in range(3):
         await store_entry(client, entry_key(number))
     await store_entry(client, entry_key(tenant="other", model="mistral"))
-    told = await collect_stats(client)
-    counts = {t: {m: group.entries for m, group in models.items()} for t, models in told.tenants.items()}
+    stats = await collect_stats(client)
+    counts = {t: {m: group.entries for m, group in models.items()} for t, models in stats.tenants.items()}
     assert counts == {"acme": {"llama": 3}, "other": {"mistral": 1}}
-    assert told.total.entries == told.total.measured == 4
-    assert told.total.bytes == sum(
+    assert stats.total.entries == stats.total.measured == 4
+    assert stats.total.bytes == sum(
         [
             await client.memory_usage(at, samples=0)
             for at in (*map(entry_key, range(3)), entry_key(tenant="other", model="mistral"))
@@ -47,9 +47,9 @@ async def test_the_memory_of_many_is_reckoned_from_some(client: Any, monkeypatch
     monkeypatch.setattr(survey, "MEASURED", 2)
     for number in range(10):
         await store_entry(client, entry_key(number))
-    told = await collect_stats(client)
-    assert told.total.measured == 2
-    assert told.total.bytes == 10 * await client.memory_usage(entry_key(0), samples=0)
+    stats = await collect_stats(client)
+    assert stats.total.measured == 2
+    assert stats.total.bytes == 10 * await client.memory_usage(entry_key(0), samples=0)
 
 
 async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_measured(
@@ -59,10 +59,10 @@ async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_meas
     for number in range(10):
         await store_entry(client, entry_key(number), make_entry(completion_tokens=7))
     await store_entry(client, entry_key(tenant="other"), make_entry(completion_tokens=30))
-    told = await collect_stats(client)
+    stats = await collect_stats(client)
     size = await client.memory_usage(entry_key(0), samples=0)
     others = await client.memory_usage(entry_key(tenant="other"), samples=0)
-    amounts = (told.tenants["acme"]["llama"], told.tenants["other"]["llama"], told.total)
+    amounts = (stats.tenants["acme"]["llama"], stats.tenants["other"]["llama"], stats.total)
     assert [amount.tokens for amount in amounts] == [70, 30, 100]
     assert amounts[0].bytes_per_token == pytest.approx(size / 7, abs=0.01)
     # Each tenant counts by its tokens, though only two of the ten entries of one were measured.
@@ -78,28 +78,28 @@ async def test_what_has_no_tokens_does_not_count_for_the_bytes_per_token(client:
     await store_entry(client, entry_key(2), make_entry(completion_tokens=10))
     await client.hset(entry_key(3), "completion_tokens", "nonsense")
     await client.set(entry_key(4), "a string")
-    told = (await collect_stats(client)).total
-    assert told.tokens == 10
-    assert told.bytes_per_token == pytest.approx(await client.memory_usage(entry_key(2), samples=0) / 10, abs=0.01)
-    assert told.bytes > 5000
+    stats = (await collect_stats(client)).total
+    assert stats.tokens == 10
+    assert stats.bytes_per_token == pytest.approx(await client.memory_usage(entry_key(2), samples=0) / 10, abs=0.01)
+    assert stats.bytes > 5000
 
 
 async def test_what_has_outlived_its_time_is_counted_as_stale(client: Any) -> None:
     now = time.time()
     await store_entry(client, entry_key(1), make_entry(created=now - 100, ttl=50.0))
     await store_entry(client, entry_key(2), make_entry(created=now - 100, ttl=500.0))
-    told = await collect_stats(client)
-    assert (told.total.entries, told.total.stale) == (2, 1)
-    assert told.oldest == told.newest == pytest.approx(now - 100, abs=0.01)
+    stats = await collect_stats(client)
+    assert (stats.total.entries, stats.total.stale) == (2, 1)
+    assert stats.oldest == stats.newest == pytest.approx(now - 100, abs=0.01)
 
 
 async def test_what_is_in_the_making_is_counted_and_is_no_entry(client: Any) -> None:
     await client.set(claim_key(entry_key()), "1")
-    for flight in ("1", "2"):
-        await client.xadd(flight_key(entry_key(), flight), {"a": "b"})
+    for flight_id in ("1", "2"):
+        await client.xadd(flight_key(entry_key(), flight_id), {"a": "b"})
     await client.zincrby(hits_key("acme"), 1, entry_key())
-    told = await collect_stats(client)
-    assert (told.total.entries, told.claims, told.flights) == (0, 1, 2)
+    stats = await collect_stats(client)
+    assert (stats.total.entries, stats.claims, stats.flights) == (0, 1, 2)
 
 
 async def test_redis_own_memory_and_evictions_are_told(client: Any) -> None:
@@ -109,9 +109,9 @@ async def test_redis_own_memory_and_evictions_are_told(client: Any) -> None:
 
 
 async def test_an_empty_cache_has_no_oldest_entry(client: Any) -> None:
-    told = await collect_stats(client)
-    assert (told.total.entries, told.total.bytes, told.oldest, told.tenants) == (0, 0, None, {})
-    assert (told.total.tokens, told.total.bytes_per_token) == (0, None)
+    stats = await collect_stats(client)
+    assert (stats.total.entries, stats.total.bytes, stats.oldest, stats.tenants) == (0, 0, None, {})
+    assert (stats.total.tokens, stats.total.bytes_per_token) == (0, None)
 
 
 async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
@@ -128,14 +128,14 @@ async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
 
 
 async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
-    made = make_entry(documents=("handbook", "faq"), completion_tokens=7)
-    at = await store_entry(client, entry_key(rag="b" * 16), made, expires=7200)
+    entry = make_entry(documents=("handbook", "faq"), completion_tokens=7)
+    at = await store_entry(client, entry_key(rag="b" * 16), entry, expires=7200)
     (listed,) = (await list_entries(client, ALL, 10)).entries
     told = msgspec.to_builtins(listed)
     assert told == {
         "key": at,
         "parts": {"tenant": "acme", "model": "llama", "system": "0" * 16, "rag": "b" * 16, "query": "0" * 32},
-        "engine": "llama-chat", "task": "chat", "created": made.created, "age": 0, "ttl": told["ttl"],
+        "engine": "llama-chat", "task": "chat", "created": entry.created, "age": 0, "ttl": told["ttl"],
         "gone_in": told["gone_in"], "stale": False, "prompt_tokens": 3, "completion_tokens": 7, "generation_ms": 12,
         "bytes": told["bytes"], "documents": ["handbook", "faq"],
     }  # fmt: skip
@@ -145,7 +145,7 @@ async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
 
 
 async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_or_a_repeat(client: Any) -> None:
-    wanted = [await store_entry(client, entry_key(number)) for number in range(57)]
+    expected = [await store_entry(client, entry_key(number)) for number in range(57)]
     found: list[str] = []
     cursor = None
     pages = 0
@@ -155,7 +155,7 @@ async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_o
         cursor = one.cursor
         pages += 1
         await store_entry(client, entry_key(1000 + pages, tenant="aaa"))  # what comes meanwhile, and stands before
-    assert found == wanted
+    assert found == expected
     assert pages == 6
 
 
@@ -163,18 +163,18 @@ async def test_a_listing_is_narrowed_down_by_the_parts_of_the_key_and_by_a_docum
     plain = await store_entry(client, entry_key(1))
     other = await store_entry(client, entry_key(2, tenant="other", model="mistral"))
     prompted = await store_entry(client, entry_key(3, system="a" * 16))
-    made = await store_entry(
+    documented = await store_entry(
         client, entry_key(4, rag="b" * 16), make_entry(documents=("handbook", text_document_name("some text")))
     )
 
     async def found(**parts: str) -> list[str]:
         return [listed.key for listed in (await list_entries(client, EntryFilter(**parts), 10)).entries]  # type: ignore[arg-type]
 
-    assert await found(tenant="acme") == sorted([plain, prompted, made])
+    assert await found(tenant="acme") == sorted([plain, prompted, documented])
     assert await found(model="mistral") == [other]
     assert await found(system="a" * 16) == [prompted]
-    assert await found(rag="b" * 16) == [made]
-    assert await found(document="handbook") == await found(document="some text") == [made]
+    assert await found(rag="b" * 16) == [documented]
+    assert await found(document="handbook") == await found(document="some text") == [documented]
     assert await found(document="faq") == await found(tenant="other", document="handbook") == []
 
 
@@ -194,31 +194,31 @@ async def test_what_has_no_number_where_one_belongs_is_listed_all_the_same(clien
 async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
     body = json.dumps({"choices": [{"message": {"content": "für alle"}}]}, ensure_ascii=False)
     at = await store_entry(client, entry_key(), make_entry(body=body.encode(), question="a" * 16, params="b" * 16))
-    shown = await fetch_detail(client, at)
-    assert shown is not None
-    assert (shown.problem, shown.type, shown.entry.key) == (None, "hash", at)
-    assert shown.fields["body"] == body
-    assert shown.fields["question"] == "a" * 16
-    assert shown.fields["digest"] == "d" * 64
-    assert (shown.text, shown.stream) == ("für alle", None)
+    details = await fetch_detail(client, at)
+    assert details is not None
+    assert (details.problem, details.type, details.entry.key) == (None, "hash", at)
+    assert details.fields["body"] == body
+    assert details.fields["question"] == "a" * 16
+    assert details.fields["digest"] == "d" * 64
+    assert (details.text, details.stream) == ("für alle", None)
 
 
 @pytest.mark.parametrize("lossless", [True, False])
 async def test_of_a_streamed_answer_it_says_what_the_stream_gives(client: Any, lossless: bool) -> None:
-    made = make_streamed_entry("The sea is wide.", lossless=lossless)
-    assert made.stream is not None
-    events = decode_stream(made.stream, made.body, include_usage=True, end=b"")
-    shown = await fetch_detail(client, await store_entry(client, entry_key(), made))
-    assert shown is not None
-    assert shown.stream == StreamDetail(bytes=len(made.stream), events=len(events), lossless=lossless)
-    assert (shown.text, shown.problem) == ("The sea is wide.", None)
-    assert shown.fields["stream"] == made.stream.decode("ascii")
+    entry = make_streamed_entry("The sea is wide.", lossless=lossless)
+    assert entry.stream is not None
+    events = decode_stream(entry.stream, entry.body, include_usage=True, end=b"")
+    details = await fetch_detail(client, await store_entry(client, entry_key(), entry))
+    assert details is not None
+    assert details.stream == StreamDetail(bytes=len(entry.stream), events=len(events), lossless=lossless)
+    assert (details.text, details.problem) == ("The sea is wide.", None)
+    assert details.fields["stream"] == entry.stream.decode("ascii")
 
 
 async def test_a_stream_that_cannot_be_read_gives_no_events(client: Any) -> None:
-    shown = await fetch_detail(client, await store_entry(client, entry_key(), make_entry(stream=b"=nonsense")))
-    assert shown is not None
-    assert shown.stream == StreamDetail(bytes=9, events=None, lossless=True)
+    details = await fetch_detail(client, await store_entry(client, entry_key(), make_entry(stream=b"=nonsense")))
+    assert details is not None
+    assert details.stream == StreamDetail(bytes=9, events=None, lossless=True)
 
 
 async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) -> None:
@@ -227,13 +227,13 @@ async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) 
         await client.hset(entry_key(number), mapping=await client.hgetall(at))
         await client.hset(entry_key(number), "format", format_)
     await client.hset(entry_key(5), mapping=redis_fields_format_1(make_streamed_entry()))
-    shown = [await fetch_detail(client, entry_key(number)) for number in (2, 3, 4, 5)]
-    problems = [one.problem for one in shown if one is not None]
+    details = [await fetch_detail(client, entry_key(number)) for number in (2, 3, 4, 5)]
+    problems = [one.problem for one in details if one is not None]
     assert problems[0] == problems[3] == "written in format 1; this router reads format 2"
     assert problems[1] == "written in format 3; this router reads format 2"
     assert (problems[2] or "").startswith("not an entry")
-    assert shown[3] is not None
-    assert (shown[3].text, shown[3].stream, shown[3].fields["frames"]) == (None, None, "data: {}\n\n")
+    assert details[3] is not None
+    assert (details[3].text, details[3].stream, details[3].fields["frames"]) == (None, None, "data: {}\n\n")
 
 
 async def test_what_is_not_there_is_not_shown(client: Any) -> None:
@@ -250,18 +250,18 @@ async def test_what_is_not_there_is_not_shown(client: Any) -> None:
 )  # fmt: skip
 async def test_a_bad_entry_is_shown_as_it_stands(client: Any, command: tuple[Any, ...]) -> None:
     await client.execute_command(*command)
-    shown = await fetch_detail(client, entry_key())
-    assert shown is not None
-    assert shown.problem is not None
-    assert (shown.type == "hash") == (command[0] == "HSET")
-    msgspec.json.encode(shown)
+    details = await fetch_detail(client, entry_key())
+    assert details is not None
+    assert details.problem is not None
+    assert (details.type == "hash") == (command[0] == "HSET")
+    msgspec.json.encode(details)
 
 
 async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
     await store_entry(client, entry_key(), make_entry(body=b"\xff\x00"))
-    shown = await fetch_detail(client, entry_key())
-    assert shown is not None
-    assert shown.fields["body"] == "base64:/wA="
+    details = await fetch_detail(client, entry_key())
+    assert details is not None
+    assert details.fields["body"] == "base64:/wA="
 
 
 # -- the most popular -------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) ->
     keys = [
         await store_entry(cluster, entry_key(n, rag="b" * 16), make_entry(documents=("handbook",))) for n in range(500)
     ]
-    assert ((told := await collect_stats(cluster)).total.entries, len(told.redis)) == (500, 2)
+    assert ((stats := await collect_stats(cluster)).total.entries, len(stats.redis)) == (500, 2)
     assert [listed.key for listed in (await list_entries(cluster, ALL, 10)).entries] == keys[:10]
     assert (await fetch_detail(cluster, keys[7])) is not None
     near = await find_nearest(
