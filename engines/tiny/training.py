@@ -69,7 +69,7 @@ def train(
     schedule: TrainingSchedule,
     report: ReportProgress,
 ) -> float:
-    """Trains `model` on `batches_` with the loss `loss_of(batch)` and returns the last loss, smoothed."""
+    """Trains `model` on `batches` with the loss `loss_of(batch)` and returns the last loss, smoothed."""
     torch = libraries.torch
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""The pages of administrators: who may see them, what they say, and what they refuse."""
+"""The admin API: authentication, responses and refusals."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ PAGES = [
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def guarded(redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter) -> RouterServer:
-    """A router with tenants' keys and administrators' keys."""
+    """A router with tenant keys and admin keys."""
     return await make_router(router_config(redis_server.url, engines.as_config(), rest=REST))
 
 
@@ -46,7 +46,7 @@ async def post(router: RouterServer, path: str, body: Any) -> Any:
     return answer.json()
 
 
-# -- the door ---------------------------------------------------------------------------------------------------------
+# -- authentication ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "path"), PAGES)
@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_404_with_a_key(guarded: RouterServer, method
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- read -------------------------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(guarded: RouterServer) -> None:
@@ -155,7 +155,7 @@ async def test_an_entry_that_is_not_there_is_404_and_a_key_that_is_none_400(guar
         assert answer.status_code == 400, wrong
 
 
-# -- forgetting -------------------------------------------------------------------------------------------------------
+# -- purge ------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
@@ -205,7 +205,7 @@ async def test_bodies_have_a_bound(guarded: RouterServer, path: str, size: int) 
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
-# -- explaining -------------------------------------------------------------------------------------------------------
+# -- explain ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_request_is_explained_before_and_after_it_was_answered(guarded: RouterServer) -> None:
@@ -241,7 +241,7 @@ async def test_a_model_that_there_is_not_is_404_as_it_would_be(guarded: RouterSe
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-# -- Redis away -------------------------------------------------------------------------------------------------------
+# -- Redis is down ----------------------------------------------------------------------------------------------------
 
 
 async def test_without_redis_it_is_503_with_retry_after(

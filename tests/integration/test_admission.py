@@ -1,4 +1,4 @@
-"""Engines take no more than their bound; what comes beyond it waits its turn, for a while, and not without end."""
+"""Engines have a concurrency limit; further requests wait in a bounded queue, for a bounded time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,7 +35,7 @@ def bounded(text: str, places: int) -> str:
 
 
 class Setting:
-    """A router whose only engine takes so many, and goes on with an answer when it is told."""
+    """A router whose only engine has a limit, and continues a response on command."""
 
     def __init__(self, router: RouterServer, engine: ScriptedEngine) -> None:
         self.router = router
@@ -45,7 +45,7 @@ class Setting:
         return asyncio.ensure_future(self.router.chat(prompt, stream=True, **fields))
 
     async def begun(self, count: int) -> list[str]:
-        """What the engine has been asked, once it is so much."""
+        """The prompts that the engine has received, once there are so many."""
         await eventually(lambda: len(self.engine.bodies) >= count)
         assert len(self.engine.bodies) == count
         return [prompt_of(body) for body in self.engine.bodies]
@@ -83,7 +83,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
         yield make
 
 
-# -- places and turns -------------------------------------------------------------------------------------------------
+# -- slots and their order --------------------------------------------------------------------------------------------
 
 
 async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_in_their_order(
@@ -206,7 +206,7 @@ async def test_nobody_waits_for_an_engine_whose_breaker_is_open(
         assert (await router.http.get("/healthz")).json()["engines"]["one"]["in_flight"] == 0
 
 
-# -- who need not wait ------------------------------------------------------------------------------------------------
+# -- requests that do not wait ----------------------------------------------------------------------------------------
 
 
 async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
@@ -225,14 +225,14 @@ async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
         assert follower.headers["x-cache"] == "COALESCED"
         await follower.read_until_text("one")
         followers = [here.ask("waits") for _ in range(5)]
-        await here.queued(1)  # one flight, however many it is for
+        await here.queued(1)  # one in-flight request, however many subscribers it has
         here.finish(2)
         await follower.read_to_end()
     assert {(await answer).status_code for answer in (leading, waiting, *followers)} == {200}
     assert await here.begun(3) == ["known", "in flight", "waits"]
 
 
-# -- bounds -----------------------------------------------------------------------------------------------------------
+# -- limits of the queue ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -318,7 +318,7 @@ async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setti
     await here.queued(1)
     follows = here.ask("wanted by two")
     another = here.ask("another")
-    await here.queued(2)  # by then, the one before is there too
+    await here.queued(2)  # by then, the earlier one waits too
     leads.cancel()
     here.finish(3)
     assert [chat_text(await answer) for answer in (first, follows, another)] == ["one two"] * 3

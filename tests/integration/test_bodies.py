@@ -1,4 +1,4 @@
-"""How much of request bodies a process holds at once, and what it says beyond that."""
+"""How many bytes of request bodies a process holds at once, and its response beyond the limit."""
 
 import asyncio
 from typing import Any
@@ -40,7 +40,8 @@ async def test_a_process_holds_so_many_bytes_of_bodies_and_refuses_more_until_th
             assert b"\r\nretry-after: 1\r\n" in answer.head
             assert (await router.metrics())['llm_requests_rejected_total{reason="bodies_full"}'] == 1
             assert len(engine.bodies) == 1
-        await eventually(lambda: held(router) == 0)  # the generation goes on for cache.abandon after its client left
+        # The generation continues for cache.abandon after its client has disconnected.
+        await eventually(lambda: held(router) == 0)
         second.write(large("two", stream=True))
         await eventually(lambda: len(engine.bodies) == 2)
 

@@ -1,4 +1,4 @@
-"""Engines that are left alone for a while: by all routers, for good reasons only, and not for longer than needed."""
+"""Circuit breakers: shared by all routers, opened for good reasons only, and closed again."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ HASTY = '[breaker]\nfailures = 3\ncooldown = "200ms"'
 
 
 def two_llamas(redis_url: str, engines: EngineSet, rest: str) -> str:
-    """`first` is asked first, as long as it may be."""
+    """`first` is preferred, as long as its breaker is closed."""
     first, second = ("llama", "chat", engines.chat.url), ("llama", "any", engines.code.url)
     return router_config(redis_url, {"first": first, "second": second}, rest=rest)
 
@@ -30,12 +30,12 @@ def one_llama(redis_url: str, engines: EngineSet, rest: str) -> str:
 
 
 async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
-    """A request that looks at no cache."""
+    """A request that bypasses the cache."""
     return await router.chat(prompt, headers={"cache-control": "no-store"}, **fields)
 
 
 async def state(router: RouterServer, engine: str = "first") -> str:
-    """As /healthz and /metrics have it; while it changes, they are asked again."""
+    """The state in /healthz and /metrics; both are read again while it changes."""
     while True:
         before, metrics, after = await shown(router), await router.metrics(), await shown(router)
         if before == after:
@@ -130,7 +130,7 @@ async def test_while_redis_is_away_each_router_has_its_own(
     assert await state(one) == "closed"
 
 
-# -- what is no reason ------------------------------------------------------------------------------------------------
+# -- what does not open a breaker -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [401, 404, 408, 429])
@@ -201,7 +201,7 @@ async def test_streams_that_break_after_their_first_token_open_it(
     assert await state(router) == "open"
 
 
-# -- nobody left ------------------------------------------------------------------------------------------------------
+# -- all breakers open ------------------------------------------------------------------------------------------------
 
 
 async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_first_is_half_open(

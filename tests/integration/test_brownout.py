@@ -1,4 +1,4 @@
-"""What is given up as the engines of a model fill up: the table of docs/resilience.md."""
+"""What is disabled as the engines of a model fill up: the table of docs/resilience.md."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ async def fills(router: RouterServer, simulated: SimulatedEngine, usage: float, 
 
 
 async def outlived(router: RouterServer, redis: Any) -> None:
-    """There is an answer that has outlived its time."""
+    """Stores a response that is stale."""
     first = await router.chat("The sea?")
     assert first.headers["x-cache"] == "MISS"
     await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)

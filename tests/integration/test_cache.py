@@ -1,4 +1,4 @@
-"""What is kept and served again: both forms, both ways, in Redis as people read it there."""
+"""Responses that are stored and replayed: as JSON and as a stream, readable in Redis."""
 
 import json
 import time
@@ -81,7 +81,7 @@ async def test_a_kept_stream_gives_the_json_that_the_engine_would_have_given(
 
 
 def _said_fields(value: Any) -> Any:
-    """Without the nulls and empty lists that only one of the two forms spells out."""
+    """Without the nulls and empty lists that only one of the two forms contains."""
     if isinstance(value, dict):
         return {k: _said_fields(v) for k, v in value.items() if v not in (None, [], {})}
     return [_said_fields(item) for item in value] if isinstance(value, list) else value

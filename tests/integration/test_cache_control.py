@@ -1,4 +1,4 @@
-"""What clients can ask of the cache, on the wire."""
+"""Cache directives of clients, over HTTP."""
 
 from typing import Any
 

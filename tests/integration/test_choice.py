@@ -1,4 +1,4 @@
-"""Which engine gets a request, seen from outside: sessions and prompts that stay together, contexts, drafts."""
+"""Engine selection, from outside: session and prompt affinity, contexts, drafts."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_
 
 async def test_a_session_that_is_none_is_passed_over(router: RouterServer) -> None:
     engines_used = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
-    assert engines_used == {"a"}  # with nothing else to go by, and nothing to do, the first has it
+    assert engines_used == {"a"}  # without affinity and load, the first engine is selected
 
 
 async def test_requests_that_come_at_once_are_spread_although_the_engines_have_not_been_asked_since(
@@ -193,7 +193,7 @@ async def test_where_every_engine_speculates_it_is_left_out_and_said_and_not_sto
 
 
 class Dice:
-    """Randomness that falls as it is told."""
+    """A random source that returns given values."""
 
     def __init__(self) -> None:
         self.explore = False
@@ -203,7 +203,7 @@ class Dice:
 
 
 async def ask_many(router: RouterServer, prompt: str, numbers: range) -> Counter[str]:
-    """Asks something else each time, as a stream; returns which engines answered how often."""
+    """Sends different streaming requests; returns how often each engine answered."""
     few = asyncio.Semaphore(3)
 
     async def ask(number: int) -> str:
@@ -225,7 +225,7 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_o
     }
     dice = Dice()
     async with simulated(**good_at) as engines:
-        # The labels are the wrong way round: what is learned counts, and not what somebody wrote.
+        # The configured tasks are swapped: the measured performance counts, not the configuration.
         wrong = {
             "chatty": ("llama", "code", engines["chatty"].url),
             "coder": ("llama", "chat", engines["coder"].url),
@@ -253,7 +253,7 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_o
 
 
 async def judged(router: RouterServer) -> dict[str, dict[str, dict[str, Any]]] | None:
-    """What /healthz says of the drafts, once two have been found not to pay."""
+    """The drafts in /healthz, once two of them are found not to pay off."""
     engines = (await router.http.get("/healthz")).json()["engines"]
     drafts = {name: engine["drafts"] for name, engine in engines.items()}
     unpaid = [name for name, tasks in drafts.items() for task in tasks.values() if task["pays"] is False]

@@ -1,4 +1,4 @@
-"""`roundhouse cache`, as people type it: against a real Redis, with the configuration of a router."""
+"""`roundhouse cache` as people use it: with a real Redis and a router's configuration."""
 
 import json
 import time
@@ -23,14 +23,14 @@ ENGINES = {"one": ("llama", "any", "http://127.0.0.1:1"), "two": ("mistral", "an
 
 @pytest.fixture
 def file(redis_server: RedisServer, tmp_path: Path) -> Path:
-    """The file of a configuration."""
+    """A configuration file."""
     path = tmp_path / "roundhouse.toml"
     path.write_text(router_config(redis_server.url, ENGINES, rest='[[tenant]]\nname = "acme"'))
     return path
 
 
 async def cache(file: Path, *arguments: object, stdin: bytes = b"") -> CommandResult:
-    """A command that must end well."""
+    """A command that must succeed."""
     result = await run_cli("cache", *arguments, "--config", file, stdin=stdin)
     assert result.code == 0, result.stderr
     return result
@@ -44,13 +44,13 @@ def fails_with_one_line(said: CommandResult, code: int, *words: str) -> None:
         assert word in said.stderr
 
 
-# -- looking ----------------------------------------------------------------------------------------------------------
+# -- read -------------------------------------------------------------------------------------------------------------
 
 
 async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
     await store_entry(client, entry_key(1))
     await store_entry(client, entry_key(2, tenant="other"))
-    await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # by a clock that is ahead
+    await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # written with a fast clock
     stats = (await cache(file, "stats", "--json")).json()
     assert stats["total"]["entries"] == 2
     result = await cache(file, "stats")
@@ -193,7 +193,7 @@ async def test_top_lists_what_was_hit_the_most(client: Any, file: Path) -> None:
     assert [line.split() for line in table[1:]] == [["9", "gone", entry_key(2)]]
 
 
-# -- forgetting -------------------------------------------------------------------------------------------------------
+# -- purge ------------------------------------------------------------------------------------------------------------
 
 
 async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client: Any, file: Path) -> None:
@@ -255,7 +255,7 @@ async def test_a_purge_that_names_nothing_is_wrong_use(client: Any, file: Path, 
     assert await client.exists(entry_key())
 
 
-# -- explaining -------------------------------------------------------------------------------------------------------
+# -- explain ----------------------------------------------------------------------------------------------------------
 
 
 async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any, config: str, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ async def test_a_request_that_would_be_refused_is_wrong_use(
     fails_with_one_line(result, 2, word)
 
 
-# -- carrying over ----------------------------------------------------------------------------------------------------
+# -- export and import ------------------------------------------------------------------------------------------------
 
 
 async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file: Path, tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ async def test_at_a_terminal_long_work_shows_how_far_it_is(client: Any, file: Pa
     assert "entries exported" in result.stderr
 
 
-# -- what can go wrong ------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 COMMANDS = [["stats"], ["ls"], ["show", entry_key()], ["top"], ["purge", "--all"], ["export"], ["import"], ["explain"]]

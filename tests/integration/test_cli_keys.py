@@ -1,4 +1,4 @@
-"""`roundhouse keys`: keys that nobody can guess, and their hashes as the configuration has them."""
+"""`roundhouse keys`: random keys, and their hashes as in the configuration."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What a client did wrong costs that client alone: no breaker counts it, and no engine is asked again for it."""
+"""A client's mistake affects only that client: no breaker counts it, and there is no retry."""
 
 from typing import Any
 
@@ -40,13 +40,13 @@ def named(value: Any) -> str:
 
 @pytest.fixture
 def two(redis_server: RedisServer, engines: EngineSet) -> str:
-    """Two engines of llama whose breakers open at the first failure; `first` is asked first."""
+    """Two engines of llama whose breakers open at the first failure; `first` is preferred."""
     table = {"first": ("llama", "chat", engines.chat.url), "second": ("llama", "any", engines.code.url)}
     return router_config(redis_server.url, table, rest=NERVOUS)
 
 
 async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
-    """A request that looks at no cache."""
+    """A request that bypasses the cache."""
     return await router.chat("The sea?", headers={"cache-control": "no-store"}, **fields)
 
 
@@ -55,13 +55,13 @@ async def received(engines: EngineSet) -> int:
 
 
 async def shown(router: RouterServer) -> dict[str, str]:
-    """The engines' breakers, as /healthz has them."""
+    """The states of the engines' breakers in /healthz."""
     page = (await router.http.get("/healthz")).json()
     return {name: str(about["breaker"]) for name, about in page["engines"].items()}
 
 
 async def is_unharmed(router: RouterServer, engines: EngineSet) -> None:
-    """Whether both engines are asked as before."""
+    """Whether both engines are still used."""
     assert await shown(router) == {"first": "closed", "second": "closed"}
     await engines.chat.clear_faults()
     await engines.code.clear_faults()

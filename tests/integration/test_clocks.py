@@ -1,4 +1,4 @@
-"""Routers whose wall clocks are wrong: what is stored has the same age for all of them."""
+"""Routers with wrong wall clocks: an entry has the same age for all of them."""
 
 import sys
 import time
@@ -28,7 +28,7 @@ main()
 
 
 class Routers:
-    """Processes of their own, whose wall clocks are an hour behind, right, and an hour ahead."""
+    """Router processes whose wall clocks are an hour slow, right, and an hour fast."""
 
     def __init__(self, folder: Path, config: str) -> None:
         text = config.replace("[cache]", '[cache]\nttl = "10m"\nstale_if_error = 0')

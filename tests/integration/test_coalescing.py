@@ -1,4 +1,4 @@
-"""One generation for all who ask the same at the same time, in one process and in several."""
+"""One generation for equal concurrent requests, in one process and across processes."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ JSON_ANSWER = (
 
 
 class Pair(list[RouterServer]):
-    """Two routers with the same Redis and the same engine, which says a piece of its answer at each `go`."""
+    """Two routers with the same Redis and the same engine, which sends one chunk per released permit."""
 
     engine: ScriptedEngine
 
@@ -50,7 +50,7 @@ class Pair(list[RouterServer]):
 async def pair(
     request: pytest.FixtureRequest, redis_server: RedisServer, make_router: MakeRouter
 ) -> AsyncIterator[Pair]:
-    """Where whoever comes first and whoever comes later ask: at the same router, or at two."""
+    """Both clients use the same router, or each uses its own."""
     router_pair = await make_pair(redis_server, make_router, one=request.param == "one process")
     yield router_pair
     await router_pair.engine.stop()
@@ -242,7 +242,7 @@ async def test_another_tenant_does_not_attach(redis_server: RedisServer, redis: 
     await pair.engine.stop()
 
 
-# -- flights that fail ------------------------------------------------------------------------------------------------
+# -- in-flight requests that fail -------------------------------------------------------------------------------------
 
 
 async def test_an_answer_that_breaks_off_ends_for_all_with_an_error_event(pair: Pair) -> None:
@@ -275,7 +275,7 @@ async def test_a_follower_that_has_had_nothing_yet_begins_anew_when_the_flight_b
 
 
 async def attached(pair: Pair) -> None:
-    """Returns when a follower has had the time to attach: whoever asks after him is there, in the same flight."""
+    """Returns once a follower has had the time to attach: later requests join the same in-flight request."""
     async with open_stream(pair[1], "x") as third:
         await third.read_until_text("one ")
 

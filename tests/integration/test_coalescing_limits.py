@@ -1,4 +1,4 @@
-"""Flights, and the limits of tenants and of processes."""
+"""Coalescing, and the limits of tenants and processes."""
 
 import asyncio
 from functools import partial
@@ -44,7 +44,7 @@ async def test_whoever_follows_a_router_that_has_no_room_is_answered_by_its_own(
     async with open_stream(full, "something else") as busy:
         await busy.read_until_text("one ")
         waiting = asyncio.ensure_future(full.chat("x", stream=True))
-        await asyncio.sleep(0.3)  # it waits for a place, and has the claim
+        await asyncio.sleep(0.3)  # it waits for a slot and holds the lease
         following = asyncio.ensure_future(roomy.chat("x", stream=True))
         assert (await waiting).json()["error"]["code"] == "queue_timeout"
         await eventually(lambda: pair.generations == 2)

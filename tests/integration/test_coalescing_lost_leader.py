@@ -1,4 +1,4 @@
-"""A router process that leads a flight is killed or frozen: those that follow it at another one never hang."""
+"""The leader process is killed or frozen: followers in another process never hang."""
 
 import asyncio
 import signal
@@ -31,7 +31,7 @@ FRESH = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fresh"
 
 
 class Setting:
-    """A router of its own process that leads, one here that follows, and their engine."""
+    """A leader in its own process, a follower in this one, and their engine."""
 
     def __init__(self, leader: RouterProcess, follower: RouterServer, engine: ScriptedEngine) -> None:
         self.leader = leader
@@ -39,7 +39,7 @@ class Setting:
         self.engine = engine
 
     async def lead(self, http: httpx.AsyncClient) -> Any:
-        """The leader's own client, once the engine is at work for it."""
+        """Sends the leader's own request; returns once the engine works on it."""
         leading = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat_body("x", stream=True)))
         await eventually(lambda: self.engine.bodies)
         return leading
@@ -48,7 +48,7 @@ class Setting:
         return asyncio.ensure_future(self.follower.chat("x", stream=stream))
 
     async def somebody_follows(self) -> None:
-        """Returns once the follower has had the first words, so that whoever asked it before is there too."""
+        """Returns once a follower has received the first words, so that every earlier subscriber is attached too."""
         body = chat_body("x", stream=True)
         async with self.follower.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.headers["x-cache"] == "COALESCED"
@@ -129,7 +129,7 @@ async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Se
         leading.cancel()
     setting.leader.send_signal(signal.SIGTERM)
     await eventually(lambda: not accepts(setting.leader))
-    await asyncio.sleep(1)  # how long the engine takes
+    await asyncio.sleep(1)  # the engine takes this long
     setting.engine.chunk_permits.release()
     setting.engine.chunk_permits.release()
     answer = await following
@@ -140,6 +140,6 @@ async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Se
 
 
 def accepts(router: RouterProcess) -> bool:
-    """Whether a process listens at its port."""
+    """Whether a process listens on its port."""
     with socket.socket() as tried:
         return tried.connect_ex(("127.0.0.1", router.port)) == 0

@@ -1,7 +1,4 @@
-"""One generation for all, while Redis refuses commands or cannot be asked by those who follow.
-
-All of it at the default timeouts.
-"""
+"""Coalescing while Redis refuses commands or followers cannot reach it, at the default timeouts."""
 
 import asyncio
 import json
@@ -43,7 +40,7 @@ async def test_a_redis_that_is_out_of_memory_for_longer_than_a_lease_breaks_no_f
         await own_redis.command("CONFIG", "SET", "maxmemory", "1")
         pair.release_chunks()
         await leading.read_until_text("one two")
-        await asyncio.sleep(3)  # how long Redis takes nothing
+        await asyncio.sleep(3)  # Redis refuses writes for this long
         await own_redis.command("CONFIG", "SET", "maxmemory", "0")
         pair.release_chunks()
         assert (await following.read_to_end()).endswith(DONE_FRAME)
@@ -53,17 +50,18 @@ async def test_a_redis_that_is_out_of_memory_for_longer_than_a_lease_breaks_no_f
 
 
 async def test_a_generation_goes_on_for_a_follower_that_cannot_ask_redis_for_a_moment(pair: RouterPair) -> None:
-    leading, following = open_stream(pair.follower, "x"), open_stream(pair.leader, "x")  # whose connections can be cut
+    # `pair.leader` follows here, since its connections can be cut.
+    leading, following = open_stream(pair.follower, "x"), open_stream(pair.leader, "x")
     first = await leading.__aenter__()
     await first.read_until_text("one ")
     async with following as follower:
         await follower.read_until_text("one ")
         await leading.__aexit__(None, None, None)
-        await asyncio.sleep(0.7)  # nearly the time until the follower asks for the flight again
+        await asyncio.sleep(0.7)  # almost the time until the follower reads the in-flight request again
         await pair.proxy.refuse("commands")
-        await asyncio.sleep(1.4)  # less than a lease
+        await asyncio.sleep(1.4)  # less than the lease's TTL
         await pair.proxy.release()
-        await asyncio.sleep(2)  # how long the engine pauses
+        await asyncio.sleep(2)  # the engine pauses for this long
         pair.release_chunks(2)
         assert (await follower.read_to_end()).endswith(DONE_FRAME)
         assert follower.text == "one two"
@@ -131,7 +129,7 @@ END_OF_FORMAT_1 = {
     "landing_body": None, "body": None, "usage_frame": b"{}", "last_frames": b"", "kept": True,
     "endings": (DONE_FRAME, DONE_FRAME), "prompt_tokens": 1, "completion_tokens": 2, "engine": "llama",
 }  # fmt: skip
-"""What a router that stores entries of format 1 sends of a stream that it keeps."""
+"""What a router of entry format 1 publishes at the end of a stream that it stores."""
 
 
 async def test_the_end_that_a_router_of_the_format_before_sends_is_read() -> None:
@@ -162,7 +160,7 @@ async def test_redis_has_as_long_for_the_end_of_a_flight_as_it_is_large(redis_se
 
 
 class SizeRecordingPipeline:
-    """A line that notes the sizes that it is given."""
+    """A pipeline that records the sizes that it is given."""
 
     def __init__(self, line: RedisPipeline) -> None:
         self.sizes: list[int] = []

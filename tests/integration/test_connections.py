@@ -1,4 +1,4 @@
-"""What clients may send over a connection: malformed, endless, of another time; and what the router makes of it."""
+"""Malformed, endless and outdated input on a connection, and the router's responses."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""File descriptors: what happens when there are none left, and how many clients may have."""
+"""File descriptors: what happens when none is left, and how many clients may connect."""
 
 import asyncio
 import json
@@ -47,15 +47,15 @@ async def test_a_router_without_descriptors_blames_no_engine(redis_server: Redis
     assert seen["rejected"] == ['llm_requests_rejected_total{reason="out_of_resources"} 8.0']
 
 
-# -- how many clients there may be ------------------------------------------------------------------------------------
+# -- the number of clients --------------------------------------------------------------------------------------------
 
 SOFT, HARD = 200, 240
-"""Descriptors that a router starts with, and those that it may have."""
+"""The soft and the hard limit of descriptors of the router."""
 
 
 @pytest.fixture
 def few(tmp_path: Path, redis: Any, config: str) -> Any:
-    """A router that may have few descriptors."""
+    """A router with a low limit of descriptors."""
     served = RouterProcess(tmp_path, config)
     limited = f'ulimit -S -n {SOFT} && ulimit -H -n {HARD} && exec "$@"'
     served.start(argv=["sh", "-c", limited, "sh", *ROUNDHOUSE, "serve", "-c", str(served.config)])
@@ -82,14 +82,14 @@ async def test_clients_beyond_the_limit_get_503_and_those_before_it_are_served(f
         first = await stack.enter_async_context(connect(few.port))
         assert await answers(first)
         refused = []
-        for _ in range(2 * HARD):  # more than it has descriptors
+        for _ in range(2 * HARD):  # more than its limit of descriptors
             connection = await stack.enter_async_context(connect(few.port))
             if not await answers(connection):
                 refused.append(connection)
         assert 2 * HARD + 1 - len(refused) in range(max_connections(HARD) - 1, max_connections(HARD) + 1)
         assert await answers(first)
         async with connect(few.port) as late:
-            answer = await late.read_response()  # unasked
+            answer = await late.read_response()  # without a request
             assert (answer.status, answer.error_code) == (503, "too_many_connections")
             assert b"\r\nretry-after: 1\r\n" in answer.head
             assert b"\r\nconnection: close\r\n" in answer.head

@@ -1,4 +1,4 @@
-"""Engines out of service and back: what they still do, who is told, and what holds while Redis is away."""
+"""Draining and resuming engines: what they still serve, who is notified, and what holds while Redis is down."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""/v1/embeddings through the router, with a pooling engine: kept as JSON, for JSON is all that there is."""
+"""/v1/embeddings through the router, with a pooling engine: stored as JSON, its only form."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -110,7 +110,7 @@ async def test_what_cannot_be_answered_in_json_is_refused(embedder: RouterServer
 async def test_openais_client_reads_them(embedder: RouterServer) -> None:
     http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
     async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="none", http_client=http) as client:
-        # It asks for base64 and decodes it.
+        # The client requests base64 and decodes it.
         answers = [await client.embeddings.create(model="llama", input=["The sea", "The sky"]) for _ in range(2)]
         plain = await client.embeddings.create(model="llama", input=["The sea", "The sky"], encoding_format="float")
     vectors = [[item.embedding for item in answer.data] for answer in (*answers, plain)]

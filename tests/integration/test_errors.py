@@ -1,4 +1,4 @@
-"""Requests that are refused: always in OpenAI's shape, always with an id, and no engine hears of them."""
+"""Refused requests: always in OpenAI's error format, always with an id, and not sent to an engine."""
 
 import asyncio
 import gzip
@@ -181,7 +181,7 @@ async def test_a_body_that_grows_too_large_is_refused_before_its_end(make_router
 
 
 async def _refused(router: RouterServer, rest: bytes) -> tuple[int, dict[str, Any]]:
-    """What comes for a request whose end is never sent."""
+    """The response to a request that is never completed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
     try:
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + rest)

@@ -1,4 +1,4 @@
-"""Engines that fail: what the client sees of it, who takes over, and that nothing is kept."""
+"""Failing engines: what the client receives, which engine takes over, and that nothing is stored."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ async def on_llamas(engines: EngineSet, fault: Fault) -> None:
 
 
 async def nothing_was_kept(router: RouterServer, engines: EngineSet, redis: Any, *, stream: bool) -> None:
-    """Whatever an earlier request left would have been written by the time at which a later one is found."""
+    """Checks that nothing was stored: writes of earlier requests precede the hit of a later one."""
     await asyncio.gather(engines.chat.clear_faults(), engines.code.clear_faults())
     sentinel = (await router.chat("A well answered one", model="mistral")).headers["x-cache-key"]
     assert (await router.chat("A well answered one", model="mistral")).headers["x-cache"] == "HIT"
@@ -171,7 +171,7 @@ async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stand
     await nothing_was_kept(router, engines, redis, stream=False)
 
 
-# -- after it ---------------------------------------------------------------------------------------------------------
+# -- after the first token --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
@@ -265,7 +265,7 @@ async def test_a_json_answer_that_is_none_is_an_error(scripted: ScriptedRouter, 
     assert not await keys_except_log(redis)
 
 
-# -- the timers -------------------------------------------------------------------------------------------------------
+# -- timeouts ---------------------------------------------------------------------------------------------------------
 
 
 async def test_an_event_with_nothing_but_a_role_does_not_stop_the_timer_of_the_first_token(
@@ -305,7 +305,7 @@ async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
     await engines.mistral.stats(aborted=before + 1, in_flight=0)
 
 
-# -- clients that leave -----------------------------------------------------------------------------------------------
+# -- clients that disconnect ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model that cannot answer, and another one that does in its place: said to the client, and never stored."""
+"""A model that cannot answer, and its fallback: reported to the client, and never stored."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every fault that an engine can have, and what the client sees of it: the table of docs/resilience.md, row by row."""
+"""Every fault of an engine, and what the client receives: the table of docs/resilience.md, row by row."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -51,11 +51,11 @@ FAULTS: dict[str, Fault | None] = {
     "process ends after the first token": {"fault": "exit", "after": 3},
     "KV cache full": {"fault": "kv", "usage": 0.95},
 }
-"""By the words of the table, what the simulator is told; nothing is for an engine that is not there."""
+"""The simulator's faults by the table's words; None stands for an engine that is down."""
 
 
 def table() -> Iterator[tuple[str, str, bool, str]]:
-    """The cells of the table: the fault, where it is, whether it is a stream, and what the client sees."""
+    """The cells of the table: the fault, its place, whether it is a stream, and what the client receives."""
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("| fault |"))
     for line in lines[start + 2 :]:
@@ -67,7 +67,7 @@ def table() -> Iterator[tuple[str, str, bool, str]]:
 
 
 def seen(answer: httpx.Response) -> str:
-    """What the client sees, in the table's words."""
+    """What the client received, in the table's words."""
     if answer.status_code != 200:
         error = answer.json()["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -86,7 +86,7 @@ def seen(answer: httpx.Response) -> str:
 
 @asynccontextmanager
 async def two_engines(fault: Fault | None, where: str) -> AsyncIterator[dict[str, tuple[str, str, str]]]:
-    """Two engines of llama, of which one or all have the fault; as serving.configuration wants them."""
+    """Two engines of llama, of which one or both have the fault, as `router_config` takes them."""
     async with AsyncExitStack() as stack:
         urls = []
         for has_it in (True, where == "all"):

@@ -1,4 +1,4 @@
-"""A router that was stopped for a moment, as a virtual machine is that is moved: what was purged meanwhile is gone."""
+"""A router that is paused, as a virtual machine during migration, does not serve what was purged meanwhile."""
 
 import asyncio
 import signal
@@ -33,18 +33,18 @@ class Setting:
         self.http = http
 
     async def asked_of_a_frozen_router_after_a_purge(self, prompt: str) -> str:
-        """X-Cache of a request that a router finds when it goes on, beside the word of the purge."""
+        """X-Cache of a request that a router finds, together with the purge, when it continues."""
         process = self.frozen.process
         process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(PING_TIMEOUT + 0.3)  # how long it stands still
+        await asyncio.sleep(PING_TIMEOUT + 0.3)  # it is paused for this long
         headers = {"authorization": f"Bearer {KEY}"}
         purged = await self.other.http.post("/admin/cache/purge", json={"all": True}, headers=headers)
         assert purged.status_code == 200
         body = chat_body(prompt, stream=True)
-        # Over the connection that is there: it is in the process' hands before anything that is told later.
+        # On the existing connection, so that it arrives before anything that is published later.
         request = self.http.build_request("POST", "/v1/chat/completions", json=body)
         sending = asyncio.ensure_future(self.http.send(request, stream=True))
-        await asyncio.sleep(0.1)  # until the kernel has it
+        await asyncio.sleep(0.1)  # until the kernel has received it
         process.send_signal(signal.SIGCONT)
         answer = await sending
         await answer.aclose()

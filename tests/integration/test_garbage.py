@@ -1,4 +1,4 @@
-"""What a request needs goes with its last reference, so that the garbage collector may come late and finds nothing."""
+"""The objects of a request are freed by reference counting, so that a late garbage collection finds nothing."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def refused(router: RouterServer, _: int) -> None:
 
 @pytest.mark.parametrize("ask", [miss, streamed_miss, hit, joined, refused])
 async def test_no_request_leaves_anything_to_the_garbage_collector(router: RouterServer, ask: Ask) -> None:
-    await ask(router, -1)  # what is made once is no concern
+    await ask(router, -1)  # objects that are created once do not count
     gc.collect()
     gc.disable()
     try:
@@ -56,7 +56,7 @@ async def test_no_request_leaves_anything_to_the_garbage_collector(router: Route
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether it is an object, a function or a coroutine of the router's."""
+    """Whether it is an object, a function or a coroutine of the router."""
     if isinstance(thing, CoroutineType):
         return "/router/" in thing.cr_code.co_filename
     return str((thing if isinstance(thing, FunctionType) else type(thing)).__module__).startswith("router.")

@@ -1,6 +1,6 @@
-"""The copy in the process, on the wire: hits that cost Redis nothing, and nothing that Redis no longer has.
+"""The local cache over HTTP: hits without a Redis command, and nothing that Redis no longer has.
 
-What has gone from Redis must be gone from every router within a second; `GONE_WITHIN` is that second.
+What is deleted in Redis must be deleted in every router within a second; `GONE_WITHIN` is that second.
 """
 
 from functools import partial
@@ -25,12 +25,12 @@ LOCAL = "; detail=local"
 
 
 async def stored(router: RouterServer, prompt: str = PROMPT, **headers: str) -> httpx.Response:
-    """What is stored, or 504: so asking changes nothing."""
+    """The stored response, or 504: the request does not change anything."""
     return await router.chat(prompt, headers={"cache-control": "only-if-cached", **headers})
 
 
 async def is_held(router: RouterServer, **headers: str) -> httpx.Response | None:
-    """An answer from the process' own copy, if it has one."""
+    """A response from the local cache, if it has one."""
     answer = await stored(router, **headers)
     return answer if answer.headers["cache-status"].endswith(LOCAL) else None
 
@@ -44,7 +44,7 @@ async def is_not_local(router: RouterServer) -> bool:
 
 
 async def held(*routers: RouterServer) -> httpx.Response:
-    """Has every router hold an answer; the last one's."""
+    """Makes every router cache an entry locally; returns the last response."""
     await routers[0].chat(PROMPT)
     for router in routers:
         answer: httpx.Response = await eventually(partial(is_held, router))
@@ -53,12 +53,12 @@ async def held(*routers: RouterServer) -> httpx.Response:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(config: str, make_router: MakeRouter) -> list[RouterServer]:
-    """Two routers over one Redis."""
+    """Two routers with one Redis."""
     return [await make_router(config), await make_router(config)]
 
 
 async def hash_reads(redis: Any) -> int:
-    """How often Redis was asked for an entry."""
+    """The number of times that Redis was asked for an entry."""
     stats = await redis.info("commandstats")
     return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
 
@@ -137,12 +137,12 @@ async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServe
     await eventually(is_changed, timeout=GONE_WITHIN)
 
 
-# -- when nobody tells ------------------------------------------------------------------------------------------------
+# -- without invalidations --------------------------------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def alone(own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter) -> RouterServer:
-    """A router with a Redis of its own."""
+    """A router with its own Redis."""
     await own_redis.start()
     return await make_router(router_config(own_redis.url, engines.as_config()).replace('"2500ms"', '"100ms"'))
 
@@ -184,7 +184,7 @@ async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_i
     answer = await alone.chat(PROMPT)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
     await own_redis.start()
-    # It is empty. What is begun before the router has noticed that is not stored, since purges may be lost, too.
+    # Redis is empty. A request that starts before the router knows that is not stored, since purges may be lost too.
     await eventually(lambda: _asked(alone, "HIT"))
     await held(alone)
 
@@ -206,7 +206,7 @@ async def _asked(router: RouterServer, *statuses: str) -> bool:
     return (await router.chat(PROMPT)).headers["x-cache"] in statuses
 
 
-# -- who has none, and whose it is ------------------------------------------------------------------------------------
+# -- without a local cache; tenants -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nothing", ['"0B"', "0"])

@@ -1,4 +1,4 @@
-"""/v1/messages through the router: what its key holds, what is not shared, and keys as Anthropic's clients send."""
+"""/v1/messages through the router: its key, what is not shared, and API keys as Anthropic's clients send them."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""What /metrics says after what has happened."""
+"""The content of /metrics after requests."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def test_the_names_and_labels_are_those_that_dashboards_use(
     for n in range(3):
         await router.chat(f"The sea {n}?", stream=True)
     await router.chat("hello", model="nobody's")
-    later = await make_router(config)  # the engines have told more since the first one asked
+    later = await make_router(config)  # its first probe finds metrics that the engines had not yet reported to `router`
     page = ""
     for one in (router, later):
         answer = await one.http.get("/metrics")

@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the router."""
+"""OpenAI's Python client against the router."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,7 +22,7 @@ LOOK: Any = {
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
-    # Its own client would read the machine's certificates each time.
+    # OpenAI's default HTTP client loads the machine's certificates each time.
     http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
     async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
         yield client
@@ -123,7 +123,7 @@ async def test_an_engine_that_refuses_work_raises_what_the_client_retries(
     client: AsyncOpenAI, engines: EngineSet
 ) -> None:
     for engine in (engines.chat, engines.code):
-        await engine.set_faults({"fault": "status", "code": 503, "times": 2})  # the router asks three times
+        await engine.set_faults({"fault": "status", "code": 503, "times": 2})  # the router makes three attempts
     with pytest.raises(openai.InternalServerError) as raised:
         await client.chat.completions.create(model="llama", messages=HELLO)
     assert raised.value.status_code == 503

@@ -1,4 +1,4 @@
-"""The pages about the router itself."""
+"""The operational endpoints of the router."""
 
 import datetime as dt
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""A purge reaches every router, and covers answers that are still being generated."""
+"""A purge reaches every router, and covers responses that are being generated."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,14 +28,14 @@ RAG = [
 
 
 class Setting:
-    """Two routers, and an engine that says the second half of its answer when it is told to."""
+    """Two routers, and an engine that sends the second half of its response on command."""
 
     def __init__(self, routers: list[RouterServer], engine: ScriptedEngine) -> None:
         self.one, self.other = routers
         self.engine = engine
 
     async def purge(self, **scope: Any) -> dict[str, Any]:
-        """At the other router."""
+        """Purges through the other router."""
         answer = await self.other.http.post("/admin/cache/purge", json=scope, headers=ADMIN)
         response: dict[str, Any] = answer.raise_for_status().json()
         return response
@@ -107,7 +107,7 @@ async def test_whoever_asks_after_a_purge_does_not_join_what_was_begun_before(
         asker = getattr(setting, at)
 
         async def begun_anew() -> bool:
-            # Within a second of the purge, a router may not have heard of it.
+            # A router may learn of a purge only after up to a second.
             async with open_stream(asker, "x") as after:
                 await after.read_until_text("one ")
                 return after.headers["x-cache"] == "MISS"

@@ -1,4 +1,4 @@
-"""Purges and drains hold although a router's connections to Redis break, one or both, or Redis is emptied."""
+"""Purges and drains hold although one or both of a router's Redis connections break, or Redis is emptied."""
 
 import time
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ ADMIN = {"authorization": "Bearer admin"}
 
 
 class Setting:
-    """`near` reaches Redis by a proxy, `other` directly; the engine says the second half of its answer when told to."""
+    """`near` reaches Redis through a proxy, `other` directly; the engine sends the second half on command."""
 
     def __init__(self, near: RouterServer, other: RouterServer, proxy: GatedProxy, engine: ScriptedEngine) -> None:
         self.near = near
@@ -35,7 +35,7 @@ class Setting:
         self.engine = engine
 
     async def admin(self, path: str, **fields: Any) -> None:
-        """At the other router."""
+        """A request to the other router's admin API."""
         (await self.other.http.post(f"/admin/{path}", json=fields, headers=ADMIN)).raise_for_status()
 
     async def drained(self) -> bool:
@@ -51,7 +51,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
     keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
     async with GatedProxy(redis_server) as proxy:
         texts = [
-            # The time that users have, since these faults depend on it.
+            # The default timeouts, since these faults depend on them.
             router_config(url, {"scripted": ("llama", "any", engine.url)}, rest=keys).replace("2500ms", "50ms")
             for url in (proxy.url, redis_server.url)
         ]
@@ -62,7 +62,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
 async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: Setting, redis: Any) -> None:
     async with open_stream(setting.near, "x") as answer:
         await answer.read_until_text("one ")
-        setting.proxy.block("listening")  # so that its router does not learn of the purge
+        setting.proxy.block("listening")  # so that the near router does not receive the purge
         await setting.admin("cache/purge", all=True)
         setting.proxy.lose_reply_to = b"unpack(ARGV, 2)"
         setting.engine.chunk_permits.release()

@@ -1,4 +1,4 @@
-"""What a tenant may use, over the wire: refused with 429 and when to come back, counted over all routers together."""
+"""A tenant's rate limits over HTTP: 429 with Retry-After, counted across all routers."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ def tenants(limits: str) -> str:
 
 @pytest.fixture
 def limited(redis_server: RedisServer, engines: EngineSet) -> Any:
-    """The usual configuration with limits for acme."""
+    """The default configuration with limits for acme."""
     return lambda limits, redis=redis_server: router_config(redis.url, engines.as_config(), rest=tenants(limits))
 
 
@@ -42,7 +42,7 @@ async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> 
 
 
 def told(answer: httpx.Response, what: str) -> tuple[int, int, str]:
-    """Limit, what is left, and when all of it is back."""
+    """The limit, what remains, and the time until it is replenished."""
     named = [answer.headers[f"x-ratelimit-{which}-{what}"] for which in ("limit", "remaining", "reset")]
     return int(named[0]), int(named[1]), named[2]
 
@@ -188,7 +188,7 @@ async def test_an_error_and_a_hit_give_their_place_back(
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[RouterProcess]:
-    """A router of its own process, where acme may have two requests at a time."""
+    """A router in its own process, where acme may have two concurrent requests."""
     served = RouterProcess(tmp_path, limited("concurrent_requests = 2"))
     served.start()
     try:
@@ -223,7 +223,7 @@ async def test_the_places_of_a_router_that_is_killed_come_back(
     assert time.monotonic() - began < 6
 
 
-# -- Redis ------------------------------------------------------------------------------------------------------------
+# -- without Redis ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_tenant_without_limits_costs_redis_nothing(make_router: MakeRouter, limited: Any, redis: Any) -> None:

@@ -1,4 +1,4 @@
-"""A server that has become a read-only replica, behind an address that stays the same."""
+"""A server that becomes a read-only replica behind an unchanged address."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -44,7 +44,7 @@ async def is_linked(replica: RedisServer) -> bool:
 
 
 async def fail_over(primary: RedisServer, replica: RedisServer) -> None:
-    """Each takes the part of the other, and no connection is closed, as with a planned failover."""
+    """Exchanges the roles, without closing a connection, as in a planned failover."""
     await replica.command("REPLICAOF", "NO", "ONE")
     await primary.command("REPLICAOF", "127.0.0.1", replica.port)
     await eventually(lambda: is_linked(primary))
@@ -114,12 +114,12 @@ async def test_a_router_follows_the_address_to_the_new_primary(
             await eventually(lambda: gives_again(router, "Another?"))
             assert await says(router, "up")
             assert await cache_status(router) == "HIT", "the replica had it"
-            # The connection that listens has followed too: what is changed there reaches the local copy.
+            # The listener's connection has moved too: changes on the new primary invalidate the local cache.
             await eventually(lambda: is_given_by_the_process(router))
             key = (await router.chat(PROMPT)).headers["x-cache-key"]
             assert await replica.command("DEL", key) == 1
             await eventually(lambda: gives(router, "MISS"))
-            # And so has the administrators' connection, whose first write finds out.
+            # So has the admin connection, whose first write detects the change.
             await eventually(lambda: purges(router))
 
 
@@ -151,7 +151,9 @@ async def test_a_router_whose_redis_stays_read_only_says_that_it_is_down_and_ser
         await fail_over(primary, replica)
         assert await cache_status(router, "Another?") == "MISS", "whose answer is to be written"
         await eventually(lambda: says(router, "down"))
-        await eventually(lambda: gives(router, "BYPASS"))  # the local copy is dropped as soon as nobody listens
+        await eventually(
+            lambda: gives(router, "BYPASS")
+        )  # the local cache is cleared when the listener loses its connection
         assert (await router.metrics())["roundhouse_redis_up"] == 0
         await fail_over(replica, primary)
         await eventually(lambda: gives(router, "HIT"))

@@ -1,4 +1,4 @@
-"""Why a request was not answered from the cache, in X-Cache-Reason and in the log."""
+"""The miss reason in X-Cache-Reason and in the log."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SYSTEM, PROMPT = "Be brief.", "The sea?"
 ONLY_IF_CACHED = {"cache-control": "only-if-cached"}
-"""With it, asking changes nothing."""
+"""With it, a request changes nothing."""
 DOCUMENTS = [{"doc_id": "a", "text": "The sea is salt."}]
 
 
@@ -24,7 +24,7 @@ async def asked(
     router: RouterServer, prompt: str = PROMPT, *, system: str = SYSTEM, headers: dict[str, str] | None = None,
     **fields: Any,
 ) -> httpx.Response:  # fmt: skip
-    """Asks with a system prompt and a document."""
+    """Sends a request with a system prompt and a document."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
     body = {"model": "llama", "messages": messages, "documents": DOCUMENTS, **fields}
     return await router.http.post("/v1/chat/completions", json=body, headers=headers)
@@ -116,7 +116,8 @@ async def test_what_was_there_and_is_gone_has_expired(known: RouterServer, redis
 
 async def test_after_all_of_redis_was_emptied_everything_is_new(known: RouterServer, redis: Any) -> None:
     async def emptied_and_new() -> bool:
-        # Redis tells of a write at the end of its turn and of this at once, so a write just before is heard after it.
+        # Redis sends invalidations of writes at the end of an event loop iteration, but this one at once.
+        # So the invalidation of a write just before it arrives after it.
         await redis.flushall()
         return await _is_missed(known, "new")
 
@@ -133,7 +134,7 @@ async def _is_new(router: RouterServer) -> bool:
     return bool(answer.headers["x-cache-reason"] == "new")
 
 
-# -- of other replicas ------------------------------------------------------------------------------------------------
+# -- other replicas ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ async def _is_new(router: RouterServer) -> bool:
         ("query", {"prompt": "The land?"}),
         ("system", {"system": "Be long."}),
         ("rag", {"documents": []}),
-        ("query", {"temperature": 0.5}),  # a key does not tell the question and the parameters apart
+        ("query", {"temperature": 0.5}),  # a key has one part for the question and the parameters
     ],
 )
 async def test_a_router_knows_the_keys_of_what_another_one_stores(
@@ -156,12 +157,12 @@ async def test_a_router_knows_the_keys_of_what_another_one_stores(
 
 
 async def _listens(router: RouterServer) -> bool:
-    """Whether a router is told of changes: only then it keeps a copy of anything."""
+    """Whether a router receives invalidations: only then it keeps local copies."""
     return "detail=local" in (await router.chat("Anything")).headers["cache-status"]
 
 
 async def _is_known(router: RouterServer) -> bool:
-    """Whether a router has heard of the key: then another question differs from it."""
+    """Whether a router knows the key: then another question differs from it."""
     answer = await asked(router, "A question that nobody asks", headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache-reason"] == "query")
 
@@ -184,7 +185,7 @@ async def test_nothing_is_said_of_what_other_tenants_asked(make_router: MakeRout
     assert await reason(router, headers=beta) == "new"
 
 
-# -- where else it is said --------------------------------------------------------------------------------------------
+# -- in the log and for refused requests ------------------------------------------------------------------------------
 
 
 async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A real router over every way in which people run Redis: what is stored is found, told, and outlives a failover."""
+"""A real router with every Redis deployment: entries are found, invalidated, and survive a failover."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -114,7 +114,7 @@ async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
 
 
 class Requests:
-    """Asks the same few questions again and again, and new ones among them."""
+    """Repeats a few questions continuously, with new ones among them."""
 
     def __init__(self, router: RouterServer) -> None:
         self._router = router
@@ -149,7 +149,7 @@ async def _gives(router: RouterServer, prompt: str) -> bool:
 
 
 async def _gives_without_redis(router: RouterServer, deployment: Deployment, prompt: str) -> bool:
-    """Whether the router has it in its local copy, so that it does not ask Redis for it."""
+    """Whether the router has it in its local cache, so that it does not need Redis for it."""
     key = await key_of(router, prompt)
     holder = await deployment.primary_of_key(key)
     before = await _hits(holder)

@@ -1,4 +1,4 @@
-"""Redis refuses, hangs, dies or is full: requests go on, at a bounded cost, and the cache comes back by itself."""
+"""Redis refuses, hangs, dies or is full: requests continue at a bounded cost, and the cache recovers."""
 
 import time
 from typing import Any
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture
 def own_config(own_redis: RedisServer, engines: EngineSet) -> str:
-    """The usual configuration with a Redis of its own, and 100 ms of patience with it."""
+    """The default configuration with its own Redis, and a timeout of 100 ms."""
     return router_config(own_redis.url, engines.as_config()).replace('"2500ms"', '"100ms"')
 
 
 async def bypassed(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> float:
-    """Asks, sees that the cache had no part in it, and returns how many seconds it took."""
+    """Sends a request that bypasses the cache; returns the seconds that it took."""
     began = time.perf_counter()
     answer = await router.chat(prompt, **fields)
     took = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Another configuration in the place of one that serves: what changes, what lives on, and that nobody notices."""
+"""Reloading the configuration: what changes, what stays, and that no request is affected."""
 
 import asyncio
 import signal
@@ -137,7 +137,7 @@ async def test_the_old_configuration_is_put_away_once_nothing_is_under_way_in_it
         return len([c for c in await redis.client_list() if c["name"] == "roundhouse"])
 
     await router.chat("The sea?")
-    # A line, a listener, and what administrators ask with, which opens when they do.
+    # The pipeline, the listener, and the admin client, which connects on first use.
     await eventually(connections)
     before = 3
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""/v1/responses through the router: what its key holds, what is not shared, and OpenAI's own client."""
+"""/v1/responses through the router: its key, what is not shared, and OpenAI's own client."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -25,7 +25,7 @@ LOOK: Final[Any] = {
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
-    # Its own client would read the machine's certificates each time.
+    # OpenAI's default HTTP client loads the machine's certificates each time.
     http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
     async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
         yield client
@@ -150,7 +150,7 @@ async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, 
 
 
 async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: EngineSet) -> None:
-    # At a pace at which the client has the first token before the engine fails.
+    # Slow enough that the client has the first token before the engine fails.
     await engines.chat.set_faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
     stream = await client.responses.create(model="llama", input="The sea?", stream=True)
     seen: list[Any] = []

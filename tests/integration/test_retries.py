@@ -1,4 +1,4 @@
-"""Attempts that fail before the first token: who is asked next, when, and when nobody is any more."""
+"""Attempts that fail before the first token: which engine is tried next, when, and when retries stop."""
 
 import asyncio
 import time

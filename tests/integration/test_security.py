@@ -1,4 +1,4 @@
-"""What must not get in or out: values in headers, bodies without a bound, administrators without a key, the network."""
+"""Security limits: header values, unbounded bodies, administrators without a key, the network."""
 
 import json
 import re
@@ -178,7 +178,7 @@ async def guarded(redis_server: RedisServer, engines: EngineSet, make_router: Ma
 
 
 def admin_pages(application: Application) -> list[tuple[str, str]]:
-    """Every route under /admin, with a method that it takes."""
+    """Every route under /admin, with a method that it accepts."""
     routes = [
         route
         for route in application._runtime.starlette_app.routes

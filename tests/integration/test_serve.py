@@ -45,7 +45,7 @@ def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> 
 
 
 async def command(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> Any:
-    """A command's result; this process goes on meanwhile."""
+    """Runs a command in a thread, so that this process can serve requests meanwhile."""
     return await asyncio.to_thread(run, *arguments, stdin=stdin, env=env)
 
 
@@ -69,7 +69,7 @@ async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answer
     await served.wait_until_ready()
     port = int(served.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    # One byte too many: were there more, the server would reset the connection over what it has not read.
+    # Only one byte too many: with more unread data, the server would reset the connection.
     writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD_BYTES + 1, b"y"))
     assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
     writer.close()
@@ -101,7 +101,7 @@ async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, con
             assert (await http.post("/v1/chat/completions", json=chat_body("The sea?"))).status_code == 200
             seen += 1
 
-    async def all_pages_show_all() -> bool:  # a worker tells the others in a moment
+    async def all_pages_show_all() -> bool:  # a worker publishes its metrics to the others with a short delay
         pages = []
         for _ in range(6):
             async with http_client(served.url) as http:

@@ -1,4 +1,4 @@
-"""Clients that take their time: to ask, to read, and to leave; and requests sent ahead of their turn."""
+"""Clients that are slow to send, to read and to disconnect; and pipelined requests."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-# -- slow ones --------------------------------------------------------------------------------------------------------
+# -- slow clients -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_a_client_that_takes_no_answer_at_all_loses_its_connection(
 
 
 def _lazy(router: RouterServer) -> socket.socket:
-    """A connection that takes in next to nothing unread."""
+    """A connection whose client reads almost nothing."""
     lazy = socket.socket()
     lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     lazy.connect(("127.0.0.1", router.port))
@@ -110,7 +110,7 @@ def _ask_until_reset(lazy: socket.socket) -> None:
         return
 
 
-# -- pipelines --------------------------------------------------------------------------------------------------------
+# -- pipelining -------------------------------------------------------------------------------------------------------
 
 
 async def test_requests_in_a_pipeline_are_answered_in_their_order(router: RouterServer) -> None:
@@ -144,7 +144,7 @@ async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engin
 
 
 LARGE = {"100 kB": 100_100, "3 MiB": 12 * 256 * 1024 + 150_000}
-"""Bytes of a body; the last read of it has more than the router holds before it pauses."""
+"""Bytes of a body; its last read is larger than what the router buffers before it pauses reading."""
 
 
 @pytest.mark.parametrize("size", LARGE.values(), ids=LARGE)
@@ -188,7 +188,7 @@ async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_w
 async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: EngineSet) -> None:
     await engines.chat.set_faults({"fault": "tps", "rate": 100})
     async with connect(router.port) as connection:
-        # Both at once, so that the nonsense is there before the answer is over.
+        # Both in one write, so that the garbage has arrived before the response is complete.
         connection.write(http_request(chat_body("The sea?", stream=True, max_tokens=20)), b"nonsense\r\n\r\n")
         answer = await connection.read_response()
         assert answer.status == 200

@@ -1,4 +1,4 @@
-"""A Redis whose replies take long because they are large is not down: it is silence that `cache.timeout` bounds."""
+"""A Redis whose large replies take long is not down: `cache.timeout` bounds its silence."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LARGE = 900 << 10  # bytes of text in an answer
-RATE = 45e6  # bytes a second
+LARGE = 900 << 10  # bytes of text in a response
+RATE = 45e6  # bytes per second
 DEFAULT_TIMEOUT = '"50ms"'
 COMPLETION = {
     "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
@@ -31,7 +31,7 @@ COMPLETION = {
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def engine() -> AsyncIterator[ScriptedEngine]:
-    """An engine whose answers are nearly as large as may be stored."""
+    """An engine whose responses are almost as large as may be stored."""
     engine = ScriptedEngine(json.dumps(COMPLETION).encode(), content_type="application/json")
     await engine.start()
     yield engine

@@ -1,4 +1,4 @@
-"""Answers that have outlived their time: given while no engine can give a new one, and to clients that take them."""
+"""Stale responses: served while no engine can answer, and to clients that accept them."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPT = "The sea?"
 AN_HOUR = 3600
-"""The default of stale_if_error, in seconds."""
+"""Default of stale_if_error, in seconds."""
 
 FAULTS: list[dict[str, Any]] = [
     {"fault": "status", "code": 500},
@@ -38,25 +38,25 @@ async def all_engines_are_down(engines: EngineSet, fault: dict[str, Any] = FAULT
 
 
 async def received(engines: EngineSet) -> int:
-    """How many generations were begun for llama."""
+    """The number of generations that were started for llama."""
     return sum([int((await engine.stats())["received"]) for engine in (engines.chat, engines.code)])
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def old(router: RouterServer, redis: Any) -> httpx.Response:
-    """An answer that is ten seconds beyond its time, and still in Redis."""
+    """An entry that has been stale for ten seconds, and is still in Redis."""
     return await outlived(router, redis, 10)
 
 
 async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: Any) -> httpx.Response:
-    """An answer that is stored, and beyond its time by so many seconds."""
+    """Stores an entry that has been stale for so many seconds."""
     answer = await asked(router, **fields)
     assert answer.headers["x-cache"] == "MISS"
     await backdate_entry(redis, answer.headers["x-cache-key"], DAY + seconds)
     return answer
 
 
-# -- while all engines are down ---------------------------------------------------------------------------------------
+# -- stale-if-error ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: "-".join(map(str, fault.values())))
@@ -153,7 +153,7 @@ async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
         assert (await asked(router)).headers["x-cache"] == "HIT"
 
 
-# -- when it is not given ---------------------------------------------------------------------------------------------
+# -- when it is not served --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -241,7 +241,7 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_o
     assert DONE_FRAME not in answer.content
 
 
-# -- clients that take it ---------------------------------------------------------------------------------------------
+# -- max-stale --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How `roundhouse serve` ends: others notice, what is under way ends, and nothing is left behind."""
+"""How `roundhouse serve` stops: load balancers notice, open requests end, and no process is left behind."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def refused(served: RouterProcess) -> bool:
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     except ConnectionRefusedError:
         return True
-    except ConnectionResetError:  # it was in the queue of the socket that was just closed
+    except ConnectionResetError:  # it was in the accept queue of the closed socket
         return False
     writer.close()
     return False
@@ -153,7 +153,7 @@ async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
         await served.wait_until_ready()
         before = await eventually(lambda: len(pids := served.worker_pids()) == 2 and pids)
         served.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(4)  # longer than a worker may be silent: there is no event to wait for
+        await asyncio.sleep(4)  # longer than the heartbeat timeout: there is no event to wait for
         served.send_signal(signal.SIGCONT)
         await served.wait_until_ready()
         frozen = max(before)
@@ -195,7 +195,9 @@ async def test_a_request_that_is_still_arriving_is_answered(serve: Any) -> None:
     writer.write(b"GET /version HTTP/1.1\r\nhost: a\r\n")
     other, closing = await asyncio.open_connection("127.0.0.1", served.port)
     closing.write(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
-    assert (await other.readline()).startswith(b"HTTP/1.1 200 ")  # so the first bytes have arrived as well
+    assert (await other.readline()).startswith(
+        b"HTTP/1.1 200 "
+    )  # so the first bytes of the other request have arrived too
     served.process.send_signal(signal.SIGTERM)
     await eventually(lambda: refused(served))
     writer.write(b"\r\n")

@@ -1,4 +1,4 @@
-"""Whose request it is: keys, a trusted proxy's header, or nobody's; and that tenants share nothing."""
+"""Tenants: keys, a trusted proxy's header, or the default tenant; tenants share nothing."""
 
 import asyncio
 import logging
@@ -88,7 +88,7 @@ async def test_without_a_known_key_nothing_is_looked_up(
 
 
 async def _lookups(redis: Any) -> int:
-    """Commands of lookups that Redis has had."""
+    """The number of lookup commands that Redis has executed."""
     stats = await redis.info("commandstats")
     return int(stats.get("cmdstat_hmget", {}).get("calls", 0))
 
@@ -148,7 +148,7 @@ async def test_no_key_is_ever_written_anywhere(
         assert secret not in "".join(seen)
 
 
-# -- what a tenant has of its own -------------------------------------------------------------------------------------
+# -- settings of a tenant ---------------------------------------------------------------------------------------------
 
 OF_ITS_OWN = f"""
 [[tenant]]
@@ -217,7 +217,7 @@ async def test_a_tenant_can_store_more_than_the_others(make_router: MakeRouter, 
 async def test_a_tenants_flight_is_joined_by_nobody_else(
     make_router: MakeRouter, by_key: str, engines: EngineSet
 ) -> None:
-    """Neither in the same process nor in another one; and nobody learns of it by its end."""
+    """Neither in the same process nor in another one; nor do others receive its result."""
     routers = [await make_router(by_key), await make_router(by_key)]
     await engines.chat.set_faults({"fault": "tps", "rate": 50})
     before = (await engines.chat.stats())["received"]

@@ -1,4 +1,4 @@
-"""What /v1/responses and /v1/messages have in common: both forms both ways, and that broken streams are not kept."""
+"""What /v1/responses and /v1/messages have in common: both forms, and that broken streams are not stored."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ FIRST, LAST = (
 )
 TEXT: Final = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
 SLOWLY: Final[dict[str, Any]] = {"fault": "tps", "rate": 100}
-"""So that a client has the first token before the engine fails."""
+"""So that the client has the first token before the engine fails."""
 IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 
 
@@ -116,7 +116,7 @@ async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
     assert (await post_typed(router, path, "The sea?")).headers["x-cache"] == "HIT"
 
 
-# Many who ask the same
+# Coalescing
 
 
 @PATHS

@@ -1,4 +1,4 @@
-"""What goes over the wire: to the engine what the client sent, to the client what the engine said."""
+"""What passes through: the client's request to the engine, and the engine's response to the client."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ CHAT = "Tell me about the sea at night."
 
 
 async def last_request(engine: SimulatedEngine) -> dict[str, Any]:
-    """What the engine was sent last."""
+    """The last request that the engine received."""
     request: dict[str, Any] = (await engine.stats())["requests"][-1]
     return request
 
@@ -120,7 +120,7 @@ async def test_neither_the_clients_key_nor_its_cookies_reach_an_engine(
 
 
 ADDRESSES = "x___prefill_addr_10.0.0.1:21001___decode_addr_10.0.0.2:22001_y"
-"""An id out of which vLLM's P2pNcclConnector would read where to send a KV cache."""
+"""A request id in which vLLM's P2pNcclConnector would find the destination of a KV cache."""
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": CHAT}]}),
@@ -183,7 +183,7 @@ async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, 
 
 
 async def ask_engine(engine: SimulatedEngine, body: dict[str, Any]) -> bytes:
-    """What it says to the same request id as it got last."""
+    """The engine's response to the same request id as in its last request."""
     same = (await last_request(engine))["headers"]["x-request-id"]
     async with httpx.AsyncClient(trust_env=False) as http:
         answer = await http.post(f"{engine.url}/v1/chat/completions", json=body, headers={"x-request-id": same})
@@ -270,7 +270,7 @@ async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> N
     assert received.startswith(ROLE_FRAME + whole + b'data: {"error"')
 
 
-# -- the headers ------------------------------------------------------------------------------------------------------
+# -- headers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/nowhere", "/healthz"])
