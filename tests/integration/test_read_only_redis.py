@@ -151,9 +151,8 @@ async def test_a_router_whose_redis_stays_read_only_says_that_it_is_down_and_ser
         await fail_over(primary, replica)
         assert await cache_status(router, "Another?") == "MISS", "whose answer is to be written"
         await eventually(lambda: says(router, "down"))
-        await eventually(
-            lambda: gives(router, "BYPASS")
-        )  # the local cache is cleared when the listener loses its connection
+        # The local cache is cleared when the listener loses its connection.
+        await eventually(lambda: gives(router, "BYPASS"))
         assert (await router.metrics())["roundhouse_redis_up"] == 0
         await fail_over(replica, primary)
         await eventually(lambda: gives(router, "HIT"))

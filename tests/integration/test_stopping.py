@@ -195,9 +195,8 @@ async def test_a_request_that_is_still_arriving_is_answered(serve: Any) -> None:
     writer.write(b"GET /version HTTP/1.1\r\nhost: a\r\n")
     other, closing = await asyncio.open_connection("127.0.0.1", served.port)
     closing.write(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
-    assert (await other.readline()).startswith(
-        b"HTTP/1.1 200 "
-    )  # so the first bytes of the other request have arrived too
+    # This request was sent later, so the first bytes of the one above have arrived too.
+    assert (await other.readline()).startswith(b"HTTP/1.1 200 ")
     served.process.send_signal(signal.SIGTERM)
     await eventually(lambda: refused(served))
     writer.write(b"\r\n")

@@ -1,4 +1,4 @@
-"""One process of the tree: started, waited for, and ended with all that it started."""
+"""One process of the tree: started, awaited, and stopped with its children."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ time.sleep(600)
 
 
 class Started:
-    """Makes children of Python programs, and ends them when the test is over."""
+    """Starts Python programs as managed processes, and stops them after the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ async def started(tmp_path: Path) -> AsyncIterator[Started]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process; one that has ended and waits to be asked for its code is none."""
+    """Whether such a process exists; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

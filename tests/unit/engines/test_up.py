@@ -1,4 +1,4 @@
-"""`roundhouse up` as a user runs it: what it says, what it serves, and that nothing stays behind."""
+"""`roundhouse up` as a user runs it: its output, what it serves, and that no process is left behind."""
 
 import os
 import re
@@ -33,7 +33,7 @@ HELLO = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]
 
 
 class Up:
-    """A running `roundhouse up` with two simulated engines; `said` is its output so far."""
+    """A running `roundhouse up` with two simulated engines."""
 
     def __init__(self, folder: Path, *, more: str = "", env: dict[str, str] | None = None, port: int = 0) -> None:
         self.folder = folder
@@ -69,14 +69,14 @@ class Up:
         await self.says("stop: Ctrl-C")
 
     def children(self) -> dict[str, int]:
-        """Its processes that run, by what they are; those of all calls are remembered in `seen`."""
+        """Its running processes by name; the processes of all calls are remembered in `seen`."""
         collected = {}
         for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             for pid in map(int, task.read_text().split()):
                 try:
                     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except (FileNotFoundError, ProcessLookupError):
-                    continue  # it has ended since it was listed
+                    continue  # it has exited since it was listed
                 name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
                 name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
                 collected[name] = pid

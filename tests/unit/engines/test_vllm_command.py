@@ -1,4 +1,4 @@
-"""The command line that starts a vLLM engine, option by option."""
+"""The command line of a vLLM engine, option by option."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How log lines are written: access lines together, and in their order among the others."""
+"""Log output: access lines are batched, and keep their order among other lines."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""An error has OpenAI's shape, as a body and as an event, and tells nothing of the inside."""
+"""Errors have OpenAI's format, as a body and as an event, and reveal no internals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Counting in plain numbers comes to what counting one by one comes to, and nothing is lost on the way."""
+"""Batched counting equals counting one by one, and nothing is lost."""
 
 import asyncio
 import time
@@ -59,7 +59,7 @@ async def test_a_page_shows_all_that_was_counted_before_it() -> None:
 
 
 def told(telemetry: Telemetry) -> float | None:
-    """What other workers can know of by now."""
+    """What other workers can read by now."""
     labels = {"tenant": "default", "model": "m", "engine": "e", "task": "chat", "status": "200"}
     return telemetry.registry.get_sample_value("llm_requests_total", labels)
 

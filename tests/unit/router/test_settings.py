@@ -1,4 +1,4 @@
-"""A configuration is read whole: defaults, amounts, what the environment puts in, and what follows from it."""
+"""Parsing a configuration: defaults, durations and sizes, environment variables, and derived settings."""
 
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from router.units import Bytes, Seconds
 from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, OTHER_HASH, config_error, parse_config
 from tests.support.paths import ROOT
 
-# What is there
+# Settings
 
 
 def test_everything_has_a_default_but_the_models_and_engines() -> None:
@@ -94,7 +94,7 @@ first_token = "30s"
 between_tokens = "15s"
 min_tokens_per_second = 10
 """
-"""Every setting that the design shows, and the second model that it speaks of."""
+"""Every setting in the design, and its second model."""
 
 
 def test_every_setting_of_the_design_is_read() -> None:
@@ -119,7 +119,7 @@ def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
     assert parse_config(DESIGNED.replace("failures = 5", "failures = 6")).not_yet() == []
 
 
-# Amounts
+# Durations and sizes
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_environment_of_the_process_is_the_default(tmp_path: Path, monkeypat
     assert load(path).model[0].revision == "r7"
 
 
-# What follows from it
+# Derived settings
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""All mistakes of a configuration are told at once, only those that it has, and no secret with them."""
+"""All mistakes of a configuration are reported at once, without false ones and without secrets."""
 
 import json
 from contextlib import suppress
@@ -16,7 +16,7 @@ from router.settings.walk import Walk
 from router.units import parse_quantity
 from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_error, mistakes, parse_config
 
-# All of them
+# Completeness
 
 
 def test_mistakes_of_every_kind_are_told_at_once_in_the_order_of_the_file() -> None:
@@ -74,7 +74,7 @@ def test_each_variable_that_is_missing_is_told() -> None:
     ]
 
 
-# Only those
+# No false ones
 
 SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
 
@@ -122,7 +122,7 @@ def test_what_only_follows_from_a_mistake_is_not_told(text: str, said: str) -> N
     assert config_error(text) == said
 
 
-# And no secret
+# No secrets
 
 SECRET: Final = "hunter2"
 ADDRESS: Final = f"redis://:{SECRET}@h"
@@ -165,7 +165,7 @@ def test_what_may_be_a_secret_is_never_told(text: str) -> None:
     assert SECRET not in "\n".join(mistakes(text, KEY=SECRET))
 
 
-# Whatever stands there
+# Arbitrary input
 
 WORDS: Final = (
     "router", "cache", "auth", "tenant", "model", "engine", "breaker", "timeouts", "name", "url", "urls", "keys",
@@ -186,7 +186,7 @@ VALUES: Final[st.SearchStrategy[Any]] = st.recursive(
 
 
 def toml(value: Any) -> str:
-    """A value as it stands in a TOML file."""
+    """A value in TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{toml(name)} = {toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
@@ -223,7 +223,7 @@ FIELDS: Final = {
 
 @st.composite
 def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
-    """Tables that have settings that there are, with values of which many are good."""
+    """Tables with existing settings, many of which have valid values."""
     raw: dict[str, Any] = {}
     for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=3)):
         table = draw(st.dictionaries(st.sampled_from(FIELDS[name]), st.one_of(TEXTS, VALUES), max_size=4))

@@ -1,4 +1,4 @@
-"""Every mistake in a configuration is told in one line that names its place."""
+"""Every mistake in a configuration is reported in one line with its place."""
 
 import re
 from pathlib import Path

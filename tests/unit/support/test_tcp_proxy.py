@@ -1,4 +1,4 @@
-"""The proxy between routers and Redis: what it does to which connections."""
+"""The proxy between routers and Redis: its faults, and the connections that they affect."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.support.tcp_proxy import ConnectionFault, ConnectionKind, ProxyProces
 from tests.support.waiting import free_port
 
 NAME = "some-router"
-LONG = 60.0  # seconds: what is held for so long is held for as long as the test lasts
+LONG = 60.0  # seconds; longer than the test
 
 
 class Client:
@@ -23,7 +23,7 @@ class Client:
         self._writer = writer
 
     async def ask(self, words: str) -> bytes:
-        """The first line of the reply; raises ConnectionError where the connection is cut."""
+        """The first line of the reply; raises ConnectionError if the connection is cut."""
         self.send(words)
         return await self.reply()
 
@@ -78,8 +78,9 @@ async def connect(rig: Rig, kind: ConnectionKind | None) -> Client:
 
 
 async def is_silent(client: Client) -> bool:
-    """Nothing came for a moment; the moment only bounds how long a defect may take to show."""
+    """Whether nothing arrives for a moment."""
     try:
+        # A correct proxy sends nothing, so the short wait causes no false failure; it can only miss a late reply.
         async with asyncio.timeout(0.05):
             await client.reply()
     except TimeoutError:
@@ -134,7 +135,7 @@ async def test_one_of_several_can_be_picked_and_pieces_can_be_late(rig: Rig) -> 
     assert await rig.proxy.inject(ConnectionFault("delay", seconds=LONG, late=0.1)) == 2
     began = asyncio.get_running_loop().time()
     assert await clients[0].ask("PING") == b"+PONG"
-    assert asyncio.get_running_loop().time() - began >= 0.2  # there and back
+    assert asyncio.get_running_loop().time() - began >= 0.2  # one delay in each direction
 
 
 async def test_without_redis_behind_it_connections_end_at_once(rig: Rig) -> None:

@@ -36,7 +36,7 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
         size = data.draw(st.integers(1, len(rest)))
         visible, matched = watch.feed(rest[:size])
         shown_text, rest = shown_text + visible, rest[size:]
-        # What was shown is never taken back: it is always a prefix of the text.
+        # Text that was sent is never withdrawn: it is always a prefix of the answer.
         assert text.startswith(shown_text)
     first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)
     if first is None:

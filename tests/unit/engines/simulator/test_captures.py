@@ -1,4 +1,4 @@
-"""What the simulator sends has the shape of what a real vLLM 0.32 server sent."""
+"""The simulator's responses have the shape of those of a real vLLM 0.32 server."""
 
 import json
 import re
@@ -22,13 +22,13 @@ PLAIN = [name for name in REQUESTS if name not in STREAMS and name not in ERRORS
 
 
 class BothEngines(NamedTuple):
-    """An engine that generates, and one that makes embeddings."""
+    """A generating engine and an embedding engine."""
 
     generating: SimulatedEngine
     pooling: SimulatedEngine
 
     def of(self, capture: str) -> SimulatedEngine:
-        """The one of the kind that was captured."""
+        """The engine that has this captured endpoint."""
         return self.pooling if re.match("embeddings|error-embeddings-", capture) else self.generating
 
 
@@ -64,11 +64,11 @@ async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str
 
 
 def shape(value: object, key: str = "") -> object:
-    """Keys in order, types and nulls; how many items a list has does not matter where they are alike."""
+    """Keys in order, types and nulls; runs of list items with equal shapes count as one."""
     if isinstance(value, dict):
         if key in ("top_logprobs", "prompt_logprobs"):  # keyed by tokens
             return {"*": sorted({str(shape(inner)) for inner in value.values()})}
-        # What a token says decides whether a delta has text; the capture's model often said special tokens only.
+        # A token's text decides whether a delta has text; the captured model often generated only special tokens.
         hidden = "content" if key == "delta" and isinstance(value.get("content"), str) and "role" not in value else None
         return [(name, shape(inner, name)) for name, inner in value.items() if name != hidden]
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What the simulator says at /v1/embeddings, /v1/responses and /v1/messages beyond what captures can show."""
+"""The simulator's /v1/embeddings, /v1/responses and /v1/messages, beyond what captures can show."""
 
 import base64
 import json

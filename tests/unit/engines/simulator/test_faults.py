@@ -1,4 +1,4 @@
-"""Every fault happens when it is asked for, by marker and by control endpoint, and is counted."""
+"""Every fault occurs when it is requested, by marker and by control endpoint, and is counted."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a client can ask of a simulated engine, over HTTP."""
+"""What clients can request of a simulated engine, over HTTP."""
 
 import json
 from collections.abc import AsyncIterator
@@ -105,7 +105,7 @@ async def test_answers_differ_between_prompts_models_and_parameters_and_not_othe
     assert len({*same, *others}) == 5
     async with SimulatedEngine(model="org/other") as other:
         assert (await chat(other, "What?"))["choices"][0]["message"]["content"] not in {*same, *others}
-    # A draft does not change what the target says.
+    # A draft does not change the target's output.
     async with SimulatedEngine(model="org/tiny") as undrafted:
         assert (await chat(undrafted, "What?"))["choices"][0]["message"]["content"] == same[0]
 

@@ -1,4 +1,4 @@
-"""What `--generations` writes, and where the names of the generations stand in the answers."""
+"""The file that `--generations` writes, and where the generations' names appear in the responses."""
 
 import json
 import time

@@ -107,7 +107,7 @@ async def test_requests_wait_for_room_and_kv_usage_follows_those_that_run() -> N
 
 
 async def test_too_little_room_preempts_and_every_answer_still_comes_whole() -> None:
-    # At this pace they are there together, however slowly the machine sends them.
+    # At this rate all are in flight together, however slow the machine is.
     async with SimulatedEngine(kv_blocks=13, max_model_len=128, tokens_per_second=400) as engine:
         jobs = [complete(engine, f"{n} tell", max_tokens=100, ignore_eos=True) for n in range(4)]
         answers = await asyncio.gather(*jobs)

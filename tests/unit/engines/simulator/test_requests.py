@@ -1,4 +1,4 @@
-"""Requests are read or refused, whatever they hold; nothing else happens."""
+"""Any request is parsed or refused; nothing else happens."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ TOOLS = st.lists(
 
 
 def outcome(read: Callable[[], object]) -> object:
-    """What was read, or how it was refused."""
+    """The parsed request, or the rejection."""
     try:
         return read()
     except Rejection as rejection:

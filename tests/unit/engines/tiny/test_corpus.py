@@ -1,4 +1,4 @@
-"""Text at hand for the small models: gathered the same way each time, and never by importing what is read."""
+"""The training text of the small models: deterministic, and collected without importing its sources."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Making the small models: what can be told without torch, and, in vLLM's own Python, the making itself."""
+"""Making the small models: everything that needs no torch, and, in vLLM's own Python, the training itself."""
 
 import importlib
 import importlib.util

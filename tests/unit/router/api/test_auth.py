@@ -1,4 +1,4 @@
-"""A tenant comes from its API key, or from a trusted proxy, and never from what a client would like."""
+"""The tenant comes from an API key or a trusted proxy, never from an untrusted client header."""
 
 import hashlib
 import hmac

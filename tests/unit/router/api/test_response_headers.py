@@ -1,4 +1,4 @@
-"""What an answer says of how it came to be."""
+"""The headers that tell how a response was produced."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_a_value_says_what_it_says_whatever_characters_it_has() -> None:
 
 @pytest.mark.parametrize("evil", ["a\r\nx: y", "a\nx: y", "a\rx: y", "a\0", "\r", "\n"])
 def test_no_value_becomes_another_header(evil: str) -> None:
-    """A stored entry names its engine, and a store may be written to by others."""
+    """A stored entry names its engine, and other programs may write to Redis."""
     heading = ResponseHeaders()
     facts = hit()
     facts.engine = evil

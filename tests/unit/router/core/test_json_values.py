@@ -1,4 +1,4 @@
-"""How deep JSON is, and its numbers in one spelling."""
+"""The depth of JSON, and the canonical spelling of its numbers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_depth_has_no_bound_in_how_it_is_found(levels: int) -> None:
         deep = deep[0]
     assert is_deeper(top, levels - 1)
     assert not is_deeper(top, levels)
-    while top:  # else Python frees them from within one another
+    while top:  # else Python frees the nested objects recursively
         top = top.pop()
 
 

@@ -1,4 +1,4 @@
-"""Places at engines when everything happens at once: none is lost, none is given twice."""
+"""Slots of engines under concurrency: none is lost, none is given twice."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
 
 
 class House:
-    """Engines of one model, and who wants a place at them."""
+    """Engines of one model, and the requests that want a slot."""
 
     def __init__(self, *engines: Engine, patience: float = 30.0) -> None:
         self.engines = engines
@@ -39,7 +39,7 @@ class House:
         return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
 
     async def turn(self) -> None:
-        """Lets everybody go on who can."""
+        """Runs the event loop until nobody can continue."""
         for _ in range(5):
             await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_an
         else:
             assert isinstance(ended, NoSlotError)
             assert ended.code == "queue_timeout"
-    held.release()  # where all three were too late before it came to that
+    held.release()  # again, in case all three timed out before the timer fired
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
     (await house.ask()).release()
 

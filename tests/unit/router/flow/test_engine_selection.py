@@ -1,4 +1,4 @@
-"""What the choice of engine makes of what is known, and what it learns; no engine is asked."""
+"""Engine selection: its inputs, and what it learns; no engine is contacted."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ MODEL = Model("llama", "1")
 
 
 class House:
-    """A chooser with engines, and a clock and randomness that are set by hand."""
+    """A selector with engines, and a clock and randomness that are set by hand."""
 
     def __init__(self, *engines: Engine, explore: float = 0.1) -> None:
         self.now = 100.0
@@ -35,7 +35,7 @@ class House:
         return [engine.name for engine in choice.order_engines()]
 
     def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
-        """Streams of 60 tokens that end now, at so many tokens a second."""
+        """Streams of 60 tokens that end now, at this rate in tokens per second."""
         for _ in range(times):
             work = GenerationRecord(
                 request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0
@@ -51,7 +51,7 @@ class House:
 
 
 def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
-    """A chat request as it was understood."""
+    """A parsed chat request."""
     reader = RequestResolver(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=ContextMarkers())
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
     return reader.resolve(Endpoint.CHAT, "acme", json.dumps(body).encode())

@@ -1,4 +1,4 @@
-"""A request is explained as the router would take it: its key part by part, what stands there, and what is nearest."""
+"""Explains a request: its key part by part, what is stored there, and the nearest entry."""
 
 import json
 import time
@@ -48,7 +48,7 @@ def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT)
 
 
 async def answered(client: Any, asked: Any, tenant: str = "default", **fields: Any) -> Entry:
-    """Stores an answer to a request, as a router would."""
+    """Stores a response to a request, as a router would."""
     reading = read(asked, tenant)
     of = fingerprint_request(reading.key.text, reading.parts)
     kept = make_entry(
@@ -196,7 +196,7 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
 
 async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
-    await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # whose deleting it has escaped
+    await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # the entry has escaped the purge's deletion
     explanation = await explain(BODY)
     assert (explanation.result, explanation.state) == ("MISS", "purged")
 

@@ -1,4 +1,4 @@
-"""Flights of other processes that come to nothing, and nobody has had anything of them."""
+"""In-flight requests of other processes that fail before a subscriber has received anything."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
     in_flight = launch(coalescer, key)
-    coalescer.on_remote_subscriber(in_flight.id)  # so fast can another process be, if this one was frozen for a moment
+    coalescer.on_remote_subscriber(in_flight.id)  # another process can be this fast if this one was paused
     assert in_flight.task is not None
     await in_flight.task
     (record,) = [record async for record in shared.follow(key.text, Claim(shared.process_id, in_flight.id, key.digest))]
@@ -150,7 +150,7 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
 
 
 class Slow(InFlightLeases):
-    """Sets `taken` when it has taken a claim over, and does not say so."""
+    """Sets `taken` when it has taken over a lease, but never returns."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -214,7 +214,7 @@ REQUEST = parse_request(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
 
 
 def idle_dispatcher() -> Dispatcher:
-    """One that has no engines."""
+    """A dispatcher without engines."""
     nothing: Any = SimpleNamespace(engines={}, models=[])
     return Dispatcher(
         EngineClient(HTTPTransport(), connect_timeout=1.0),

@@ -1,4 +1,4 @@
-"""Which errors of a connection attempt are this machine's own."""
+"""Which connection errors are caused by this machine itself."""
 
 import errno
 import socket

@@ -1,4 +1,4 @@
-"""Breakers as processes share them: what one finds the others know, and one alone sends the probe."""
+"""Breakers shared by processes: all learn of failures, and only one sends the probe."""
 
 import asyncio
 import json
@@ -24,9 +24,10 @@ LIMITS = BreakerPolicy(open_above=0.88, close_below=0.79, failures=2, cooldown=1
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
+        """`up_for`: the machine's monotonic clock minus `clock`, which is Redis' clock."""
         self.now = 1e9
 
     def __call__(self) -> float:
@@ -34,7 +35,7 @@ class Clock:
 
 
 class Process:
-    """What one router process has of it."""
+    """The breakers of one router process."""
 
     def __init__(self, server: RedisServer, clock: Callable[[], float], *, up_for: float = 0.0) -> None:
         """`up_for`: what the machine's monotonic clock shows beyond `clock`, which is Redis' clock."""
@@ -225,7 +226,7 @@ async def test_a_clock_of_redis_that_is_set_back_keeps_no_breaker_open(
         await eventually(other.is_(BreakerState.OPEN))
         for process in (one, other):
             process.redis_clock.update([int(clock.now) - 3600, 0], clock.now)
-            process.breakers.refresh()  # reads again what was written by the clock as it was
+            process.breakers.refresh()  # reads again what was written with the previous clock
         await asyncio.gather(*(process.line.execute(("PING",)) for process in (one, other)))
         clock.now += 10
         assert one.is_(BreakerState.HALF_OPEN)()

@@ -1,4 +1,4 @@
-"""Hits are counted in the process and added up in Redis, both within bounds."""
+"""Hits are counted in the process and summed in Redis, both within bounds."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A purged answer is not given, even where its writer never learned of the purge; and the log of purges may be lost."""
+"""A purged entry is not served, even if its writer never learned of the purge, and the purge log may be lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -87,13 +87,13 @@ async def test_an_entry_that_no_purge_covers_is_found_although_its_write_lost_it
 async def test_a_reader_that_starts_after_the_purge_knows_it_too(client: Any, open_store: OpenStore) -> None:
     writer = await open_store()
     await writer.put(KEY, ENTRY)
-    await noted(client, ACME)  # and whoever purges dies before anything is deleted
+    await noted(client, ACME)  # and the purging process dies before it deletes anything
     assert await (await open_store()).get(KEY) is None
 
 
 async def test_a_reader_that_is_behind_the_writer_catches_up(client: Any, open_store: OpenStore) -> None:
     reader, writer = await open_store(), await open_store()
-    reader.purges.listening = True  # all the same, the news of the purge is still on its way
+    reader.purges.listening = True  # although the notification of the purge is still on its way
     await noted(client, ACME)
     await writer.purges.catch_up()
     await writer.put(KEY, ENTRY)
@@ -172,7 +172,7 @@ async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(
     await store.purges.catch_up()
     began = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, ACME, "5-1")  # by a clock that is far behind
+    await noted(client, ACME, "5-1")  # by a slow clock
     assert await store.put(KEY, ENTRY, began) == "purged"
     await store.purges.catch_up()
     assert await store.put(KEY, ENTRY, began) == "purged"
@@ -229,7 +229,7 @@ async def test_who_knows_of_lost_records_says_so_once_for_all(
         await one.purges.catch_up()
     began = store.purges.last_position
     ((last, _),) = await client.xrevrange(PURGE_LOG_KEY, count=1)
-    await client.xdel(PURGE_LOG_KEY, last)  # as in a failover to a replica that did not have it yet
+    await client.xdel(PURGE_LOG_KEY, last)  # as in a failover to a replica that had not received it
     for one in (store, other):
         await one.purges.catch_up()
         assert one.purges.covers(OTHER, (), began)

@@ -1,4 +1,4 @@
-"""The promises of Purges, and of what stores through them: no order of events leaves a purged answer behind."""
+"""The promises of Purges, and of stores that use it: no order of events leaves a purged entry behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,19 +51,19 @@ async def store(open_store: OpenStore) -> StoreFixture:
 
 
 async def noted(redis: Any, scope: EntryFilter | bytes) -> None:
-    """Puts a purge into the stream, as whoever purges does first."""
+    """Appends a purge record to the stream, the first step of a purge."""
     await redis.xadd(PURGE_LOG_KEY, {"scope": scope if isinstance(scope, bytes) else msgspec.json.encode(scope)})
 
 
 async def purged(redis: Any, scope: EntryFilter) -> None:
-    """Purges as an administrator does: first the record, then what is found."""
+    """Purges as an administrator does: first the record, then the matching entries."""
     await noted(redis, scope)
     async for key in redis.scan_iter(match=scope.key_pattern):
         if scope.matches(key):
             await redis.delete(key)
 
 
-# -- what becomes known -----------------------------------------------------------------------------------------------
+# -- notification -----------------------------------------------------------------------------------------------------
 
 
 async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, redis: Any) -> None:
@@ -126,7 +126,7 @@ async def test_the_first_purge_after_redis_lost_all_is_known_too(store: StoreFix
     await redis.flushall()
 
     async def is_later() -> bool:
-        """Redis numbers by the millisecond, and what it had numbered is lost, too."""
+        """Redis numbers records by the millisecond, and the numbers before were lost."""
         seconds, micros = await redis.time()
         return bool(seconds * 1000 + micros // 1000 > began[0])
 
@@ -148,7 +148,7 @@ async def test_while_redis_is_away_a_change_is_passed_over_and_catching_up_says_
     await store.aclose()
 
 
-# -- what is covered --------------------------------------------------------------------------------------------------
+# -- coverage ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_what_began_before_all_purges_that_are_remembered_may_have_been_me
     assert [store.purges.covers(KEY, (), mark) for mark in began] == [True, True, True, False, False, False, False]
 
 
-# -- purging and writing at once --------------------------------------------------------------------------------------
+# -- concurrent purges and writes -------------------------------------------------------------------------------------
 
 
 async def test_a_purge_before_the_write_that_nobody_has_told_of_undoes_it(store: StoreFixture, redis: Any) -> None:
@@ -242,7 +242,7 @@ async def test_what_begins_after_a_purge_is_stored(store: StoreFixture, redis: A
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
 
 
-# -- what is no purge -------------------------------------------------------------------------------------------------
+# -- invalid records --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Quota in Redis: the script does what the ledger does, in one step, whatever stands at its key."""
+"""Quotas in Redis: the script does the same as the ledger, atomically, whatever its key contains."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ KEY = limit_key("acme")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def lines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
-    """The lines of two processes to one Redis."""
+    """The pipelines of two processes to one Redis."""
     await own_redis.start()
     opened = [open_line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
     for line in opened:
@@ -197,7 +197,7 @@ async def test_a_redis_that_comes_back_empty_is_told_what_is_at_work(
     own_redis.kill()
     assert (await ask(one)).status.exceeded is not None
     held.pop().release()
-    (await ask(other)).release()  # so that it has noticed too
+    (await ask(other)).release()  # so that it has detected it too
     await own_redis.start()
     for line in lines:
         await line.wait_until_up()

@@ -1,4 +1,4 @@
-"""Quota are counted in one step in every way in which people run Redis, with the rights that the router needs."""
+"""Quotas are counted atomically in every Redis deployment, with the rights that the router needs."""
 
 import asyncio
 import secrets

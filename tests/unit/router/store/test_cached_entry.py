@@ -1,4 +1,4 @@
-"""The promises of Stored: what was worked out of an entry is not worked out again, and is still right."""
+"""The promises of CachedEntry: derived data is computed once, and stays correct."""
 
 import json
 from typing import Any

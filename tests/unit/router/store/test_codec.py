@@ -1,4 +1,4 @@
-"""An entry and the fields of its hash are two forms of one thing."""
+"""An entry and the fields of its Redis hash are equivalent."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An entry whose content is not what was written is a miss, and is counted."""
+"""An entry whose content has changed since it was written is a miss, and is counted."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ STREAMED = make_entry(body=b'{"choices": []}', stream=b"=recipe")
 
 
 class CountingStore(StoreFixture):
-    """A store that counts the damaged entries that it has found."""
+    """A store that counts the damaged entries that it has read."""
 
     def __init__(self, url: str) -> None:
         self.damaged = 0
@@ -84,7 +84,7 @@ async def test_an_entry_of_another_format_is_a_miss_but_is_not_damaged(
     await (redis.hdel("k", "format") if version is None else redis.hset("k", "format", version))
     assert (await store.get("k"), store.damaged) == (None, 0)
     await store.command("PING")
-    assert not await redis.exists("k")  # else whoever claims the key would take it for the answer
+    assert not await redis.exists("k")  # else the next leader would take it for the response
 
 
 async def test_what_is_not_there_is_not_damaged(store: CountingStore) -> None:

@@ -1,4 +1,4 @@
-"""The promises of EntryStore, and of the line below it, against a real Redis."""
+"""The promises of EntryStore, and of the pipeline below it, with a real Redis."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) ->
     return await open_store(redis_server)
 
 
-# -- what was put is found --------------------------------------------------------------------------------------------
+# -- put and get ------------------------------------------------------------------------------------------------------
 
 
 async def test_what_was_put_is_found_by_the_next_get(store: StoreFixture) -> None:
@@ -121,7 +121,7 @@ async def test_an_entry_takes_the_place_of_what_was_no_entry(store: StoreFixture
     assert await store.get("k") == ENTRY
 
 
-# -- what is no entry is a miss ---------------------------------------------------------------------------------------
+# -- invalid entries --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ async def test_what_headers_and_counters_cannot_take_is_a_miss(
     assert await store.get("k") is None
 
 
-# -- a defect of ours, too, leaves nobody waiting ---------------------------------------------------------------------
+# -- defects in the router --------------------------------------------------------------------------------------------
 
 
 async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
@@ -187,7 +187,7 @@ async def test_a_defect_in_connecting_does_not_end_the_looking(
     await store.aclose()
 
 
-# -- when Redis is gone -----------------------------------------------------------------------------------------------
+# -- Redis is down ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: RedisServer, open_store: OpenStore) -> None:

@@ -1,4 +1,4 @@
-"""The promises of EntryStore that Redis keeps for it, against every way in which people run Redis."""
+"""The promises of EntryStore that depend on Redis, with every deployment."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -54,7 +54,7 @@ async def store(open_store: OpenStore) -> StoreFixture:
 
 
 def keys_of(request: pytest.FixtureRequest, count: int) -> list[str]:
-    """Keys that no other test has, in several slots."""
+    """Keys that no other test uses, in several slots."""
     return [f"rh:1:{request.node.originalname}:{number}" for number in range(count)]
 
 
@@ -94,7 +94,7 @@ async def test_what_is_purged_while_it_is_generated_is_not_stored(store: StoreFi
     since = store.purges.last_position
     other = await open_store()
     await other.command("XADD", PURGE_LOG_KEY, "*", "scope", msgspec.json.encode(EntryFilter(tenant="acme")))
-    # Told by nobody, the store sees the purge when it reads the purges after its write.
+    # Without a notification, the store detects the purge when it reads the log after its write.
     keys = [f"rh:1:acme:llama:0:0:{number}" for number in range(10)]
     assert {await store.put(key, ENTRY, since) for key in keys} == {"purged"}
     await eventually(lambda: _is_missing(store, *keys))

@@ -1,4 +1,4 @@
-"""The promises of LocalCopy: what it gives is what Redis holds, and there is never more of it than there is room."""
+"""The promises of LocalCache: it serves what Redis has, and stays within its size."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -26,7 +26,7 @@ def entry(said: str = "", **fields: Any) -> Entry:
 
 
 def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCache:
-    """A copy to which every change is told."""
+    """A local cache that receives every change."""
     copy = LocalCache(limit, clock=lambda: now)
     copy.enable()
     return copy
@@ -41,7 +41,7 @@ def given_by(copy: LocalCache, key: str) -> Entry | None:
     return stored.entry if stored is not None else None
 
 
-# -- what it holds ----------------------------------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_fetched_is_given_again() -> None:
@@ -106,7 +106,7 @@ def test_what_redis_no_longer_gives_is_not_given_even_before_redis_tells_of_it(n
     assert len(copy) == given_
 
 
-# -- what has changed -------------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_has_changed_is_gone_and_the_rest_stays() -> None:
@@ -138,9 +138,9 @@ ORDERS = [o for o in permutations(STEPS) if o.index(STEPS[0]) < o.index(STEPS[1]
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
 def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tuple[str, ...]) -> None:
-    """Redis answers in the order in which it is asked, so a fetch that begins after the change sees what is new.
+    """Redis replies in the order of the commands, so a fetch that starts after the change reads the new value.
 
-    One that began before it may have seen either.
+    A fetch that started before it may have read either.
     """
     copy = listening()
     under_way: dict[str, tuple[Fetched, Entry]] = {}
@@ -171,7 +171,7 @@ def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
     assert copy.get("a") is not None, "and what comes is kept again"
 
 
-# -- while nobody listens ---------------------------------------------------------------------------------------------
+# -- without a listener -----------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_kept_before_somebody_listens() -> None:
@@ -208,13 +208,13 @@ def test_without_a_limit_there_is_no_copy() -> None:
     assert (copy.get("k"), len(copy), copy.size) == (None, 0, 0)
 
 
-# -- whatever happens -------------------------------------------------------------------------------------------------
+# -- any sequence of events -------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from("abcd")
 
 
 class AnyStory(RuleBasedStateMachine):
-    """A Redis that is changed and read, news that come late, and a copy that must never give what is no longer so."""
+    """A Redis that is changed and read, delayed invalidations, and a local cache that must never serve old data."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What looks at entries goes by Redis' clock, whatever the clock of the machine shows that it runs on."""
+"""The admin functions use Redis' clock, whatever this machine's wall clock shows."""
 
 import json
 import time
@@ -19,7 +19,7 @@ ALL = EntryFilter(all=True)
 
 @pytest.fixture(params=[-3600, 3600], ids=["behind", "ahead"])
 def real(request: Any, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The time, which is an hour off what this machine's wall clock shows."""
+    """The real time; this machine's wall clock is an hour off."""
     now, skew = time.time, request.param
     monkeypatch.setattr(time, "time", lambda: now() + skew)
     return now()

@@ -1,4 +1,4 @@
-"""Which model a name means, and which engines have it."""
+"""The model that a name refers to, and its engines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a round of asking the engines finds out, with engines that are processes of their own."""
+"""A round of probes, with engines in their own processes."""
 
 from collections.abc import AsyncIterator
 

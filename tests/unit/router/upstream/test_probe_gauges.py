@@ -1,4 +1,4 @@
-"""What an engine's metrics page says; and what it does not say is unknown, never 0."""
+"""The gauges of an engine's metrics page; what the page lacks is unknown, never 0."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from router.upstream.probe import parse_gauges, parse_max_model_len
 from tests.support.paths import CAPTURES
 
 CAPTURE: Final = CAPTURES / "metrics.txt"
-"""The lines of a real vLLM server's page, without their values."""
+"""The lines of a real vLLM server's metrics page, without their values."""
 
 VALUES: Final = {
     "vllm:kv_cache_usage_perc{": "0.25",
@@ -27,7 +27,7 @@ VALUES: Final = {
 
 
 def page_of_vllm() -> str:
-    """A real server's page; what is not asked for has a value that would show."""
+    """A real server's page; gauges without a given value have one that a test would detect."""
     lines = []
     for line in CAPTURE.read_text().splitlines():
         known = next((value for name, value in VALUES.items() if line.startswith(name)), "777.0")

@@ -1,4 +1,4 @@
-"""What a client asks of the cache."""
+"""Cache directives of clients."""
 
 from math import inf
 

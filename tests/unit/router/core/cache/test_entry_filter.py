@@ -1,4 +1,4 @@
-"""What a purge is about: what is given must hold, all of it, and of nothing given nothing is meant."""
+"""What a purge filter matches: all given conditions must hold, and an empty filter matches nothing."""
 
 import fnmatch
 import json
@@ -118,7 +118,7 @@ def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
     assert parse_purge_filter(EntryFilter(document="\udcff").to_json()).matches(KEY, (document_name("\udcff"),))
 
 
-# -- read from JSON ---------------------------------------------------------------------------------------------------
+# -- parsing ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [*PARTS, {"all": True}, {"tenant": "acme", "model": "llama"}], ids=str)

@@ -1,4 +1,4 @@
-"""Two requests share a key exactly if an engine would have to see them as the same."""
+"""Two requests share a key exactly if they are the same to an engine."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_a_part_that_is_not_there_is_nothing_but_zeros() -> None:
     assert key_pieces(derive_key(conversation(("system", ""), ("user", "x"))))["system"] != "0" * 16
 
 
-# Entries outlive the program that wrote them. If one of these changes, PREFIX must change too.
+# Entries outlive the program that wrote them. If one of these keys changes, PREFIX must change too.
 GOLDEN: Final = [
     (
         chat(),
@@ -104,7 +104,7 @@ OTHER_VALUES: Final[dict[str, Any]] = {
     "structured_outputs": {"json": {}}, "guided_json": {}, "guided_regex": "x", "guided_choice": ["x"],
     "logits_processors": ["x"], "return_tokens_as_token_ids": True, "return_token_ids": True, "cache_salt": "x",
     "kv_transfer_params": {"x": 1}, "vllm_xargs": {"x": 1}, "include_reasoning": False, "thinking_token_budget": 9,
-    # nobody's
+    # unknown
     "frobnicate": 1, "Temperature": 0.5, "": "x", "rag": "x", "system": "x", "query": "x", "revision": "2",
     "tenant": "x",
 }  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_new_field_of_a_request_cannot_be_forgotten(name: str, value: Any) -> 
 
 @given(JSON_VALUES, JSON_VALUES)
 def test_two_values_of_a_field_are_two_keys(one: Any, other: Any) -> None:
-    # A number is one number whether it is written with a point or not; true is no number.
+    # 1 and 1.0 are the same number; true is not a number.
     same = json.dumps(plain(one), sort_keys=True) == json.dumps(plain(other), sort_keys=True)
     assert (changed_parts(chat(x=one), chat(x=other)) == set()) == same
 
@@ -179,7 +179,7 @@ def test_a_stream_and_a_json_answer_share_a_key() -> None:
 def test_a_stream_option_that_changes_the_events_changes_the_key(value: Any) -> None:
     options = {"include_usage": True, "continuous_usage_stats": value}
     assert changed_parts(chat(stream=True), chat(stream=True, stream_options=options)) == {"query"}
-    # vLLM has no events for these options to change in a JSON answer.
+    # In a JSON response, these stream options have no effect in vLLM.
     assert changed_parts(chat(), chat(stream_options=options)) == set()
 
 
@@ -187,7 +187,7 @@ def test_a_stream_option_that_changes_the_events_changes_the_key(value: Any) -> 
 
 
 def spelt_otherwise(value: Any, draw: Any) -> str:
-    """The same JSON in another order, with other white space, escapes and numbers."""
+    """The same JSON with another order, other white space, escapes and number formats."""
     space = draw(st.sampled_from(["", " ", "\n", "\t \r\n"]))
     if isinstance(value, dict):
         items = draw(st.permutations(list(value.items())))
@@ -243,7 +243,7 @@ def test_equal_json_has_one_key_in_another_process() -> None:
         assert done.stdout.decode().split() == [expected.text, expected.digest]
 
 
-# Whose and which
+# Tenant, model and revision
 
 
 def test_two_tenants_models_and_revisions_have_two_keys() -> None:

@@ -1,4 +1,4 @@
-"""By what names an entry knows the documents that it was made with."""
+"""The names under which an entry records the documents that it was made with."""
 
 from typing import Any
 

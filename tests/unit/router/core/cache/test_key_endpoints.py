@@ -1,4 +1,4 @@
-"""The keys of embeddings, responses and messages: all that can change an answer is in them, each text in its part."""
+"""The keys of embeddings, responses and messages: every field that can change a response is in its part."""
 
 import json
 from typing import Any, Final
@@ -71,7 +71,7 @@ def test_a_new_field_of_a_request_cannot_be_forgotten(endpoint: Endpoint, name: 
     make = MAKE[endpoint]
     try:
         other = make(**{name: value})
-    except ApiError:  # a known field, of a wrong type
+    except ApiError:  # a known field with a wrong type
         return
     assert changed_parts(make(), other) == ({"query"} if name != "max_tokens" or value != 9 else set())
 
@@ -108,7 +108,7 @@ def test_the_same_words_at_another_endpoint_are_another_request() -> None:
     assert len({key.text for key in keys}) == len({key.digest for key in keys}) == len(keys)
 
 
-# Where the text of a system stands
+# Forms of a system prompt
 
 
 def system_of(endpoint: Endpoint, content: Any) -> InferenceRequest:
@@ -204,6 +204,6 @@ def test_an_item_that_nobody_said_is_part_of_the_query() -> None:
 @given(JSON_VALUES, JSON_VALUES)
 def test_two_inputs_are_two_keys(one: Any, other: Any) -> None:
     first, second = (responses(input=[{"type": "x", "value": value}]) for value in (one, other))
-    # A number is one number whether it is written with a point or not; true is no number.
+    # 1 and 1.0 are the same number; true is not a number.
     same = json.dumps(first.fields, sort_keys=True) == json.dumps(second.fields, sort_keys=True)
     assert changed_parts(first, second) == (set() if same else {"query"})

@@ -1,4 +1,4 @@
-"""Which text belongs to which part of the key, and that no part can flow into another."""
+"""The part of the key that a text belongs to; no text can move from one part to another."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_the_question_is_the_last_user_message_without_its_context() -> None:
     assert request_parts(completion(prompt=[1, 2])).question == ""
 
 
-# One part cannot flow into another
+# Parts are delimited
 
 
 def test_system_ab_and_query_c_is_not_system_a_and_query_bc() -> None:

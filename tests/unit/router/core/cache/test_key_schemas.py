@@ -1,4 +1,4 @@
-"""The order of properties within a JSON schema is part of the key, and no other order of names is."""
+"""The order of properties in a JSON schema is part of the key; no other order of names is."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ OTHER = {"type": "object", "properties": {"answer": {"type": "string"}, "thought
 
 
 def turned(value: Any) -> Any:
-    """The same JSON with the names of every object in the opposite order."""
+    """The same JSON with the names of every object in reverse order."""
     if isinstance(value, dict):
         return {name: turned(item) for name, item in reversed(value.items())}
     return [turned(item) for item in value] if isinstance(value, list) else value
@@ -35,7 +35,7 @@ def function(schema: Any) -> Any:
 
 
 def asked_with(schema: Any) -> dict[str, InferenceRequest]:
-    """Requests with a schema, by the place at which they have it."""
+    """Requests with a schema, by the field that contains it."""
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
     flat = {"type": "json_schema", "name": "a", "schema": schema}
     tag = {"begin": "<a>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</a>"}

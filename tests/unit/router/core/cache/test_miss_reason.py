@@ -1,4 +1,4 @@
-"""Why a request was not answered from the cache: the part in which it differs from what there is."""
+"""The miss reason: the key part in which a request differs from known ones."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ def of(asked: InferenceRequest, **target: Any) -> Fingerprint:
 
 
 def changed(**parts: str) -> InferenceRequest:
-    """The same request with another text in one of its places."""
+    """The same request with another text in one place."""
     said = {"system": "Be brief.", "rag": "one", "query": "Why?", **parts}
     return conversation(("system", said["system"]), ("user", f"<context>{said['rag']}</context> {said['query']}"))
 
@@ -76,7 +76,7 @@ def test_what_is_no_entrys_key_has_no_fingerprint(key: str) -> None:
     assert entry_fingerprint(key, "", "") is None
 
 
-# -- what a process remembers -----------------------------------------------------------------------------------------
+# -- the memory of a process ------------------------------------------------------------------------------------------
 
 
 def test_who_has_heard_of_nothing_says_that_it_is_new() -> None:

@@ -113,14 +113,14 @@ def test_embeddings_are_kept_where_only_the_deterministic_is() -> None:
     assert decide_caching(embeddings(), NO_DIRECTIVES, "deterministic") == CACHED
 
 
-# -- what a stored answer is good for ---------------------------------------------------------------------------------
+# -- freshness --------------------------------------------------------------------------------------------------------
 
 AGES = st.integers(0, 200)
 WISHES = st.builds(
     CacheControl, max_age=st.none() | AGES, max_stale=st.none() | AGES.map(float) | st.just(float("inf"))
 )  # fmt: skip
 WORSE = [Freshness.FRESH, Freshness.STALE, Freshness.STALE_IF_ERROR, Freshness.UNUSABLE]
-"""From the best use to none."""
+"""From the best freshness to none."""
 
 
 @given(AGES, AGES, AGES)
@@ -147,7 +147,7 @@ def test_nothing_is_given_that_is_older_than_the_client_takes(age: int, ttl: int
 def test_stale_is_only_given_by_as_much_as_the_client_takes(
     age: int, ttl: int, wishes: CacheControl, stale: int
 ) -> None:
-    """RFC 9111, section 5.2.1: max-age makes the time to live shorter, max-stale is counted from there."""
+    """RFC 9111, section 5.2.1: max-age shortens the freshness lifetime, and max-stale extends it."""
     if evaluate_freshness(age, ttl, wishes, stale) is Freshness.STALE:
         assert wishes.max_stale is not None
         lifetime = ttl if wishes.max_age is None else min(ttl, wishes.max_age)

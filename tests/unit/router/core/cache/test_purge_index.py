@@ -1,4 +1,4 @@
-"""An index of purges says the same as a walk over all of them."""
+"""An index of purges gives the same results as a scan of all of them."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ ENTRIES = st.tuples(st.sampled_from(KEYS), st.lists(st.sampled_from(NAMES), max_
 
 
 def index_of(scopes: list[EntryFilter], limit: int = 1000) -> PurgeIndex:
-    """Purges with the marks (1, 0), (2, 0) and so on."""
+    """Purges at the positions (1, 0), (2, 0) and so on."""
     index = PurgeIndex(limit)
     for number, scope in enumerate(scopes, 1):
         index.add((number, 0), scope)

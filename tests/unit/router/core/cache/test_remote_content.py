@@ -1,4 +1,4 @@
-"""What stands behind an address is not in the request, and so such a request is not cached; what is inline is."""
+"""A request that refers to remote content is not cached, since the content can change; inline content is."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An answer that is made of the shape of another stream is the answer that reading the stream gives."""
+"""A response built from the shape of another stream equals the one that parsing the stream gives."""
 
 import json
 from typing import Any, Final
@@ -32,7 +32,7 @@ CHAT: Final = chat(stream=True)
 def events(
     id_: str, created: int, texts: list[str], usage: dict[str, Any] | None, *, model: str = "m", finish: str = "stop"
 ) -> list[bytes]:
-    """The events of a chat as vLLM writes them."""
+    """The events of a chat in vLLM's encoding."""
     head = {"id": id_, "object": "chat.completion.chunk", "created": created, "model": model}
     said = [{**head, "choices": [choice_delta(role="assistant", content="")]}]
     said += [{**head, "choices": [choice_delta(content=text)]} for text in texts]
@@ -50,7 +50,7 @@ def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRe
 
 
 def as_read(made: RecordedResponse) -> Any:
-    """What clients get, the JSON by what it says: how a text is escaped may differ."""
+    """What clients receive, with parsed JSON, since the escapes in texts may differ."""
     body, *rest = client_view(made)
     return json.loads(body), list(json.loads(body)), rest
 
@@ -151,7 +151,7 @@ HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "cr
 
 
 def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
-    """A stream with other things in it: events before the text, a usage, fields of each event."""
+    """A stream with other contents: events before the text, a usage, extra fields in each event."""
     head = {**HEAD, **beside}
     texts = [{**head, "choices": [choice_delta(content=text)]} for text in ("a", "b", "c")]
     sent = [*extra, *map(encode_event, texts), encode_event({**head, "choices": [choice_delta(finish="stop")]})]

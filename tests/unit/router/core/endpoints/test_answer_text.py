@@ -1,4 +1,4 @@
-"""A person reads what an answer says, whatever the endpoint; what is no answer says nothing, and never raises."""
+"""The text of a response for people, at any endpoint; other bodies give no text, and nothing raises."""
 
 import json
 from typing import Any
@@ -115,7 +115,7 @@ ODD = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
-"""JSON that looks like answers and is none."""
+"""JSON that resembles a response but is not one."""
 
 
 @given(answer=st.dictionaries(st.sampled_from(("choices", "output", "content", "data", "text")), ODD))

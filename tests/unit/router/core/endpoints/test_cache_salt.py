@@ -1,4 +1,4 @@
-"""Which salt a request has at its engine: that of its tenant or group, whatever the client sends."""
+"""The cache salt that an engine receives: that of the tenant or its group, whatever the client sends."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Events that differ only in their text are one event; everything else stays what it is."""
+"""Events that differ only in their text are merged; everything else stays unchanged."""
 
 import json
 from functools import partial
@@ -24,7 +24,7 @@ def body(endpoint: Endpoint, payloads: list[bytes]) -> bytes | None:
 
 
 def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
-    """The payloads of a stream with each run that may be merged as one."""
+    """The payloads of a stream, in which each mergeable run is merged."""
     parts = StreamParts()
     for said in payloads:
         frame = b"data: %b\n\n" % said
@@ -34,7 +34,7 @@ def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
 
 
 def event(choice: dict[str, Any], **beside: Any) -> bytes:
-    """An event as vLLM writes it: compact, and with the choices before what is beside them."""
+    """An event in vLLM's encoding: compact, and with the choices before other fields."""
     shaped = {"id": "c", "object": "x", "created": 1, "model": "m", "choices": [choice], **beside}
     return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode()
 

@@ -1,4 +1,4 @@
-"""An event that is another one with another text is known for that, and nothing else is."""
+"""An event that differs from another only in its text is recognized, and no other event is."""
 
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ END: Final = encode_event(chat_event(choice_delta(finish="stop")))
 
 
 def event(text: bytes, *, before: bytes = b"", after: bytes = b"", name: bytes = b"content") -> bytes:
-    """An event as vLLM writes it, whatever its text is."""
+    """An event in vLLM's encoding, with any text."""
     choice = b'{"index":0,"delta":{"%b":"%b"},"logprobs":null%b,"finish_reason":null}' % (name, text, after)
     return b'data: {"id":"x",%b"choices":[%b]}\n\n' % (before, choice)
 
@@ -98,7 +98,7 @@ def test_events_of_several_choices_have_a_template_each() -> None:
 
 
 def numbered(text: bytes, number: int | bytes, *, first: bool = False) -> bytes:
-    """An event as vLLM writes those of /v1/responses, or as OpenAI does, with the number before the text."""
+    """An event of /v1/responses in vLLM's encoding, or in OpenAI's, with the number before the text."""
     written = number if isinstance(number, bytes) else b"%d" % number
     fields = [b'"delta":"%b"' % text, b'"logprobs":[]', b'"sequence_number":%b' % written]
     return b"event: d\ndata: {%b}\n\n" % b",".join(reversed(fields) if first else fields)
@@ -174,7 +174,7 @@ def test_what_is_no_inside_of_a_string_is_found_out_at_the_end(text: bytes) -> N
     assert alike.try_append(event(b"fine"))
     assert alike.has_valid_texts()
     assert alike.try_append(event(text))
-    assert alike.try_append(event(b",n"))  # which would make an escape, or an end, of the backslash before it
+    assert alike.try_append(event(b",n"))  # which would turn the backslash before it into an escape or an end
     assert not alike.has_valid_texts()
     alike.discard()
     assert alike.has_valid_texts()
@@ -193,7 +193,7 @@ def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str])
     passed = together.feed(b"".join(events))
     also_passed = b"".join(map(apart.feed, events))
     request = chat(stream=True)
-    if together.failure is not None:  # where texts are no JSON, that is found out at the end or before
+    if together.failure is not None:  # invalid JSON texts are detected at the end or before
         assert apart.recorded_response(request) is NotStoredReason.ERROR
         return
     assert (also_passed, apart.ended, apart.failure) == (passed, together.ended, None)

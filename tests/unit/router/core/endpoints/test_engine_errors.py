@@ -1,4 +1,4 @@
-"""An engine's refusal, whatever its shape, becomes an error of OpenAI's shape with the engine's message."""
+"""An engine's error in any format becomes an OpenAI error with the engine's message."""
 
 import json
 from typing import Any

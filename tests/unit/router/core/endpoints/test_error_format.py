@@ -1,4 +1,4 @@
-"""A stream that fails says so in the shape of its endpoint."""
+"""A failing stream ends with an error in the format of its endpoint."""
 
 import json
 

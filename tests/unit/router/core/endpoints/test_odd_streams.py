@@ -1,4 +1,4 @@
-"""Streams that other engines than vLLM send: their usage, their choices, and pieces of fields that are unknown here."""
+"""Streams of engines other than vLLM: their usage, their choices, and deltas of unknown fields."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ from tests.support.replay_helpers import STREAM, record_and_replay_json, replay_
 STOP = chat_event(choice_delta(finish="stop"))
 
 
-# -- a piece that is said twice ---------------------------------------------------------------------------------------
+# -- repeated deltas --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["ha", ["ha"]])

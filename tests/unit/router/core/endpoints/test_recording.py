@@ -1,4 +1,4 @@
-"""What passes goes on unchanged and at once, and only a whole, well-ended answer is kept."""
+"""Recorded chunks pass unchanged and at once, and only a complete, successful response is stored."""
 
 import json
 from itertools import pairwise
@@ -40,14 +40,14 @@ CHAT: Final = chat(stream=True)
 
 
 def cut(sent: bytes, cuts: list[int]) -> tuple[StreamRecorder, bytes]:
-    """A recorder that was fed in pieces, and all that it let go on."""
+    """A recorder that was fed in pieces, and everything that it passed on."""
     recorder = StreamRecorder(LIMIT)
     passed = b"".join(recorder.feed(sent[a:b]) for a, b in pairwise([0, *cuts, len(sent)]))
     return recorder, passed
 
 
 def seen(recorder: StreamRecorder, asked: InferenceRequest = CHAT) -> tuple[Any, ...]:
-    """All that a recorder can tell at the end."""
+    """Everything that a recorder reports at the end."""
     return (
         recorder.started,
         recorder.ended,
@@ -259,7 +259,7 @@ def test_an_event_without_end_is_a_failure() -> None:
     assert recorder.failure is not None
 
 
-# What is kept
+# What is stored
 
 
 def test_a_whole_stream_is_kept_as_it_came_and_as_json() -> None:
@@ -369,7 +369,7 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
     )
 
 
-# Anything at all
+# Arbitrary input
 
 
 @settings(max_examples=300)

@@ -1,4 +1,4 @@
-"""Of JSON answers, too, only a whole, well-ended one is kept, and it is kept as it came."""
+"""JSON responses too are stored only if complete and successful, and unchanged."""
 
 import json
 from typing import Any, Final

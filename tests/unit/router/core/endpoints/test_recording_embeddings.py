@@ -1,4 +1,4 @@
-"""Embeddings are kept if there is a vector for each input, and are never anything but JSON."""
+"""Embeddings are stored if there is a vector for each input, and only as JSON."""
 
 import json
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The streams and bodies of /v1/messages: what is kept of them, and that both forms say the same."""
+"""Streams and bodies of /v1/messages: what is stored, and that both forms are equivalent."""
 
 import json
 from typing import Any, Final
@@ -75,7 +75,7 @@ def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
 
 
 def joined(*events: dict[str, Any]) -> Any:
-    """The JSON form of a stream; None where it has none."""
+    """The JSON form of a stream; None if it has none."""
     body = replay(
         entry_from(recorded_response(recorded(typed_stream(START, *events, ended(), STOP)), STREAM_FORM)), JSON_FORM
     )
@@ -165,7 +165,7 @@ def test_thinking_calls_and_texts_stay_in_their_order() -> None:
 def test_what_cannot_be_joined_without_loss_is_kept_as_a_stream_alone(events: Any) -> None:
     sent = typed_stream(START, *events, ended(), STOP)
     recording = recorded_response(recorded(sent), STREAM_FORM)
-    assert json.loads(recording.body).keys() == {"text"}  # for people
+    assert json.loads(recording.body).keys() == {"text"}  # the text for people
     assert replay(entry_from(recording), JSON_FORM) is None
     assert replay(entry_from(recording), STREAM_FORM) == sent
 
@@ -336,7 +336,7 @@ def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
     assert isinstance(recording, NotStoredReason | RecordedResponse)
 
 
-# What a real vLLM server sent
+# Captures of a real vLLM server
 
 
 @pytest.mark.parametrize("name", ["messages-stream", "messages-tool-stream"])
@@ -365,7 +365,7 @@ def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
     assert recording.body == body
     frames = replay(entry_from(recording), STREAM_FORM)
     assert frames is not None
-    # vLLM leaves a null out of its JSON that it has in its events.
+    # vLLM omits a null from its JSON that its events contain.
     again = json.loads(recorded_response(recorded(frames), STREAM_FORM).body or b"")
     assert again == {**json.loads(body), "stop_sequence": None}
 

@@ -1,4 +1,4 @@
-"""The streams and bodies of /v1/responses: what is kept of them, and that both forms say the same."""
+"""Streams and bodies of /v1/responses: what is stored, and that both forms are equivalent."""
 
 import json
 from typing import Any, Final
@@ -229,7 +229,7 @@ def test_only_a_whole_answer_is_kept_in_either_form(
     answer: dict[str, Any], kind: str, verdict: NotStoredReason | None
 ) -> None:
     recorder = recorded(typed_stream(*HELLO, completed(answer, kind)))
-    assert recorder.is_complete  # for the client it ended as the engine meant it
+    assert recorder.is_complete  # for the client it has ended as the engine intended
     body = json.dumps(answer).encode()
     for recording in (recorder.recorded_response(STREAM_FORM), record_body(JSON_FORM, body, LIMIT)):
         assert (recording if verdict is not None else isinstance(recording, RecordedResponse)) == (verdict or True)
@@ -267,7 +267,7 @@ def test_no_body_makes_a_recorder_or_a_replay_fail(body: Any) -> None:
 
 
 def streamed(answer: dict[str, Any]) -> list[Any] | None:
-    """The events of a JSON answer's stream."""
+    """The events of a JSON response's stream."""
     recording = record_body(JSON_FORM, body_of(answer), LIMIT)
     assert isinstance(recording, RecordedResponse)
     frames = replay(entry_from(recording), STREAM_FORM)
@@ -309,7 +309,7 @@ def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: 
     assert streamed(response(item, message("x"))) is None
 
 
-# What a real vLLM server sent
+# Captures of a real vLLM server
 
 
 @pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
@@ -337,7 +337,7 @@ def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
 
 
 def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
-    """Compared by kind: what is streamed here in one piece came in several there."""
+    """Compared by type: one converted event stands for several of vLLM's."""
     own: dict[str, Any] = {}
     for name in ("responses-stream", "responses-tool-stream"):
         own |= {one["type"]: one for one in event_payloads(load_capture(name)[1])}

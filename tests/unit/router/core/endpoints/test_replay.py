@@ -1,4 +1,4 @@
-"""An answer in one form gives the other without loss, or not at all."""
+"""A response in one form gives the other form without loss, or not at all."""
 
 import json
 from itertools import pairwise
@@ -49,7 +49,7 @@ from tests.support.replay_helpers import (
     without_nulls,
 )
 
-# What a real vLLM server sent
+# Captures of a real vLLM server
 
 STREAMED: Final = [
     "chat-stream", "chat-stream-usage", "chat-stream-continuous-usage", "chat-n2-stream", "chat-logprobs-stream",
@@ -118,7 +118,7 @@ def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: st
         found.pop("usage", None)
         for made in found["choices"][0]["message"].get("tool_calls", ()):
             del made["id"]
-        # vLLM says "" in one form and null in the other where there are only calls.
+        # For responses with only tool calls, vLLM sends "" in one form and null in the other.
         if not found["choices"][0]["message"].get("content"):
             found["choices"][0]["message"].pop("content", None)
     assert actual == expected
@@ -193,7 +193,7 @@ def test_usage_that_was_never_told_is_not_made_up() -> None:
     assert len(stream_events(replay(entry_of_body(chat_response(response_choice(content="x"))), STREAM_USAGE))) == 2
 
 
-# What has no other form
+# Responses without another form
 
 
 @pytest.mark.parametrize(

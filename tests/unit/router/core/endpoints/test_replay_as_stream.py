@@ -1,4 +1,4 @@
-"""A JSON answer that is told as a stream: every field comes out in its place, and what is deeper as it was written."""
+"""A JSON response replayed as a stream: every field is in its place, nested values unchanged."""
 
 import json
 from typing import Any, Final
@@ -28,7 +28,7 @@ def events(body: Any, asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
 
 
 def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
-    """What the events of an answer have to say, in the plainest words."""
+    """The events that a response must give, computed in the simplest way."""
     is_chat = asked.endpoint is Endpoint.CHAT
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
     head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}

@@ -1,4 +1,4 @@
-"""Every field of an answer survives in the other form: reasoning, refusals, calls, log probabilities, vendors' own."""
+"""Every field of a response survives in the other form: reasoning, refusals, tool calls, logprobs, vendor fields."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a client sent becomes a request, or a refusal that names the field; and an engine gets what the client sent."""
+"""A body is parsed, or refused with the name of the field; and an engine receives the client's fields."""
 
 import json
 import sys

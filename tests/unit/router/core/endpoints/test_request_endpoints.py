@@ -1,4 +1,4 @@
-"""What embeddings, responses and messages need, and what of them an engine gets."""
+"""Validation of embeddings, responses and messages requests, and the bodies that engines receive."""
 
 import json
 from typing import Any

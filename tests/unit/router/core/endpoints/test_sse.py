@@ -1,4 +1,4 @@
-"""Events come out whole and unchanged, wherever the network cuts them and however their lines end."""
+"""Events come out complete and unchanged, wherever the network cuts them, with any line ending."""
 
 from itertools import pairwise
 from typing import Final
@@ -19,14 +19,14 @@ EVENT: Final = st.builds(
 
 
 def fed(pieces: list[bytes]) -> tuple[list[bytes], int]:
-    """What a reader gives back for each piece, and how much it then still holds."""
+    """What a buffer returns for each piece, and the number of bytes that it still holds."""
     reader = EventBuffer()
     return [reader.feed(piece) for piece in pieces], reader.pending
 
 
 @given(st.lists(EVENT, max_size=5), st.binary(max_size=3), st.data())
 def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: bytes, data: st.DataObject) -> None:
-    rest = b"data: " + rest.replace(b"\n", b"")  # the begin of another one
+    rest = b"data: " + rest.replace(b"\n", b"")  # the start of another event
     sent = b"".join(events) + rest
     cuts = sorted(data.draw(st.sets(st.integers(0, len(sent)), max_size=8)))
     given_back, pending = fed([sent[a:b] for a, b in pairwise([0, *cuts, len(sent)])])

@@ -1,4 +1,4 @@
-"""An encoded stream gives back the very bytes that came, whatever they are, and takes few."""
+"""An encoded stream decodes to the original bytes, whatever they are, and is small."""
 
 import zlib
 from binascii import b2a_base64

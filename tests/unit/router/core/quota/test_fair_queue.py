@@ -1,4 +1,4 @@
-"""Whose turn it is: fair between tenants, in order within one, bounded, and nobody is passed over for ever."""
+"""The order of waiting requests: fair between tenants, FIFO within one, bounded, and without starvation."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ def anything(_: object) -> bool:
 
 
 def queue(*items: str, limit: int = 100) -> FairQueue[str]:
-    """Items that wait, each named for its tenant and told apart by the rest: a1, a2, b1."""
+    """Waiting items, named after their tenant with a number: a1, a2, b1."""
     made: FairQueue[str] = FairQueue(limit)
     for item in items:
         assert made.push(item[0], item) is None
@@ -25,7 +25,7 @@ def queue(*items: str, limit: int = 100) -> FairQueue[str]:
 
 
 def order(waiting: FairQueue[str], *, keep: bool = True) -> list[str]:
-    """Who has a turn, one after the other; each keeps its place, or gives it back at once."""
+    """The items in the order in which they are admitted; each keeps its slot, or releases it at once."""
     had = []
     while (item := waiting.pop(anything)) is not None:
         had.append(item)
@@ -55,7 +55,7 @@ def test_a_tenant_with_long_answers_has_its_share_of_the_places_and_not_all_of_t
     waiting = queue(*[f"a{n}" for n in range(100)], *[f"b{n}" for n in range(100)], limit=1000)
     held = [waiting.pop(anything) for _ in range(8)]
     served = Counter[str]()
-    for _ in range(90):  # a's answers never end
+    for _ in range(90):  # a's responses never end
         short = next(item for item in held if item is not None and item[0] == "b")
         held.remove(short)
         waiting.on_released("b")
@@ -157,7 +157,7 @@ def test_however_they_come_and_go_all_wait_in_order_within_the_bound_and_have_th
 def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_tenant_a_turn(
     there: list[str], later: list[str]
 ) -> None:
-    """Whatever comes later: places that are given back as fast as they are given go round."""
+    """Later arrivals do not matter: slots that are released at once go round robin."""
     waiting: FairQueue[str] = FairQueue(1000)
     for number, tenant in enumerate(there):
         waiting.push(tenant, f"{tenant}{number}")

@@ -1,4 +1,4 @@
-"""What a tenant may use: never more than the limits say, and never nothing."""
+"""A tenant's limits: never more than they allow, and never a permanent refusal."""
 
 from collections.abc import Iterable
 
@@ -120,7 +120,7 @@ def test_over_time_no_more_tokens_are_used_than_the_limit_says_but_for_the_last_
     assert used - last <= limit + limit * now / 60_000 + 1
 
 
-# Requests at the same time
+# Concurrent requests
 
 
 def test_no_more_are_at_work_than_may_be_and_the_next_comes_in_when_one_is_over() -> None:
@@ -176,7 +176,7 @@ def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
             working[process] -= 1
 
 
-# What the client is told
+# Headers
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The breaker of one engine: when it opens, when it lets one request through, and when it closes."""
+"""The breaker of one engine: when it opens, when it is half-open, and when it closes."""
 
 import pytest
 from hypothesis import given
@@ -102,7 +102,7 @@ def test_the_two_reasons_stand_beside_each_other() -> None:
     assert both.on_kv_usage(0.1, NOW, LIMITS).on_success(probe=True) == NEW
 
 
-# -- what others say --------------------------------------------------------------------------------------------------
+# -- merged states ----------------------------------------------------------------------------------------------------
 
 
 def test_what_another_router_says_counts_but_for_its_count_of_failures() -> None:

@@ -1,4 +1,4 @@
-"""What is given up under pressure, and that it does not flutter."""
+"""What is disabled under pressure, with hysteresis."""
 
 import pytest
 from hypothesis import given

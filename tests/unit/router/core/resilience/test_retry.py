@@ -1,4 +1,4 @@
-"""Which attempt follows one that failed, when, and how many there may be in all."""
+"""Which attempt follows a failed one, when, and how many attempts there are."""
 
 import pytest
 from hypothesis import given
@@ -16,13 +16,13 @@ from router.core.resilience.retry import (
     parse_retry_after,
 )
 
-# -- whose turn it is -------------------------------------------------------------------------------------------------
+# -- the next engine --------------------------------------------------------------------------------------------------
 
 
 def turns_taken(
     engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None
 ) -> list[tuple[str, float]]:
-    """Who is asked, and after what wait, where each attempt fails with the next of the reasons, the last for ever."""
+    """The engines tried and their delays if each attempt fails with the next reason; the last reason repeats."""
     turns, taken, now, left = RetrySchedule(engines), [], 0.0, list(reasons)
     while (turn := turns.next_attempt(now, random)) is not None:
         engine = turn.engines[0]
@@ -48,7 +48,7 @@ def waits(engines: list[str], reason: str, *, random: float, retry_after: float 
         ("ab", ["status-500"], "aba"),
         ("abc", ["reset"], "abc"),
         ("abcdef", ["error-frame"], "abc"),
-        ("abcdef", ["connect"], "abcdef"),  # nobody was asked in vain
+        ("abcdef", ["connect"], "abcdef"),  # no engine has received the request, so all are tried
         ("a", ["connect"], "a"),
         ("abcdef", ["timeout"], "ab"),
         ("a", ["timeout"], "a"),
@@ -82,7 +82,7 @@ def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
     turns.mark_tried("b")
     turns.on_failure("b", "reset", None, 0)
     assert turns.next_attempt(0, 0) == Attempt(("a", "c"), 0)
-    turns.mark_tried("a")  # left out, as its breaker is open
+    turns.mark_tried("a")  # skipped, as its breaker is open
     assert turns.next_attempt(0, 0) == Attempt(("c",), 0)
 
 

@@ -1,4 +1,4 @@
-"""How long an engine may take for a whole answer."""
+"""The timeout of an engine for a complete response."""
 
 import pytest
 
@@ -12,10 +12,10 @@ PATIENCE = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_seco
     [
         (100, None, 30 + 10),
         (100, 4096, 30 + 10),
-        (8192, 4096, 30 + 409.6),  # an engine cannot say more than fits into its context
+        (8192, 4096, 30 + 409.6),  # an engine cannot generate more than its context
         (None, 4096, 30 + 409.6),
         (None, None, 30 + DEFAULT_ANSWER_TOKENS / 10),
-        (0, 4096, 30 + 409.6),  # what 0 means is for the engine to say
+        (0, 4096, 30 + 409.6),  # the engine decides what 0 means
         (1, 1, 30.1),
         (-1000, 4096, 30 + 409.6),  # so that the engine has the time to refuse it
         (-1000, None, 30 + DEFAULT_ANSWER_TOKENS / 10),

@@ -1,4 +1,4 @@
-"""Which replica is preferred: always the same for the same beginning, and none more than its part of the work."""
+"""Which replica is preferred: the same one for equal prefixes, with a bounded share of the load for each."""
 
 from collections import Counter
 from math import ceil

@@ -1,4 +1,4 @@
-"""Prompts are told apart well enough, at a bounded cost, and nothing that a client can send raises."""
+"""Prompts are classified accurately, at a bounded cost, and no input raises."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 
 HERE = Path(__file__).parent
 TOOLS = ROOT / "tools"
-# Hypothesis takes no fixtures of function scope, and a classifier does not change.
+# Hypothesis refuses function-scoped fixtures, and a classifier is immutable.
 SHARED: Final = Classifier.load()
 
 
@@ -38,17 +38,17 @@ class Labelled(msgspec.Struct, frozen=True):
 
 
 def weights(bias: int, **words: int) -> Weights:
-    """The same for short and for long prompts."""
+    """The same weights for short and for long prompts."""
     return Weights(short=Table(bias, words), long=Table(bias, words))
 
 
 def environment(seed: str) -> dict[str, str]:
-    """That of another process, in which sets have another order."""
+    """The environment of another process, in which sets have another order."""
     return {"PYTHONHASHSEED": seed, "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
 
 
 def figures(classifier: Classifier, path: Path) -> tuple[int, float, float]:
-    """How many prompts, how many of them judged rightly, and the F1 of code."""
+    """The number of prompts, the number classified correctly, and the F1 score of code."""
     verdicts = [(one.task, classifier.classify(one.prompt).task) for one in labelled(path)]
     both = verdicts.count(("code", "code"))
     f1 = 2 * both / (2 * both + verdicts.count(("code", "chat")) + verdicts.count(("chat", "code")))
@@ -143,7 +143,7 @@ def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str,
 
 @given(st.text(st.characters() | st.sampled_from("a;字é ф"), min_size=1), st.integers(1, 1000))
 def test_the_features_of_the_longest_prompt_are_no_more_than_its_window_has_characters(text: str, times: int) -> None:
-    # A letter is part of one word or symbol, and of two pairs at most; a few marks of layout come on top.
+    # A letter is part of one word or symbol, and of two pairs at most; a few layout features come on top.
     assert len(features(text * times)) <= 2 * (HEAD_LENGTH + TAIL_LENGTH) + 20
 
 

@@ -1,4 +1,4 @@
-"""Whether a request fits into an engine's context, as far as that can be known without counting tokens."""
+"""Whether a request fits into an engine's context, as far as that is known without counting tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is learned of drafts from generations and counters; time is a number here."""
+"""What is learned about drafts from generations and counters; time is a number here."""
 
 import pytest
 
@@ -107,7 +107,7 @@ def test_what_is_least_known_is_tried_once_another_is_known() -> None:
 
 
 def count(seen: DraftStats, engine: str, *pairs: tuple[float, float], task: Task | None = None) -> None:
-    """Counters read one after the other; between two, as many tokens ended as there were."""
+    """Readings of an engine's counters in sequence; the same number of tokens ends between any two."""
     before = 0.0
     for steps, accepted in pairs:
         if task is not None and steps + accepted > before:

@@ -1,4 +1,4 @@
-"""In which order the engines of a model are tried."""
+"""The order in which the engines of a model are tried."""
 
 from itertools import permutations
 from typing import Any
@@ -34,7 +34,7 @@ def view(
 
 
 def order(task: Task, *engines: EngineSnapshot, length: TokenBounds | None = None) -> list[str]:
-    """The names in the order of the plan, which must not depend on the order they are given in."""
+    """The names in the order of the ranking, which must not depend on the order of the arguments."""
     plans = {
         tuple(engine.name for engine in rank_engines(task, given, bounds=length)) for given in permutations(engines)
     }

@@ -1,4 +1,4 @@
-"""The promises of the transport about failure: which error, what it was caused by, that nothing stays in use."""
+"""The transport's promises about failures: the error, its cause, and that nothing stays in use."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ from tests.support.transport_harness import (
 
 @on_both_loops
 async def test_a_refused_connection_is_told_as_such() -> None:
-    with socket.socket() as bound:  # bound, and not listening: nobody else gets the port
+    with socket.socket() as bound:  # bound but not listening, so that no other process gets the port
         bound.bind(("127.0.0.1", 0))
         async with HTTPTransport() as transport:
             with raises_engine_error("connect", cause="Errno"):
@@ -50,10 +50,10 @@ def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: 
     @on_both_loops
     async def story() -> None:
         async with transport_and_server(ssl_context=ssl.create_default_context()) as (transport, server):
-            # The server does not speak TLS, so that the handshake never ends.
+            # The server does not use TLS, so the handshake never ends.
             with raises_engine_error(reason):
                 await send_request(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
-            assert await (await server.peer()).reader.read() != b""  # and then our end was closed
+            assert await (await server.peer()).reader.read() != b""  # and then the client's end was closed
 
     for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
         story(loop_factory=loop)
@@ -91,7 +91,7 @@ async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine()
     def sink(piece: bytes) -> bool:
         raise KeyError(piece)
 
-    for first in (b"1\r\na\r\n", b""):  # it is there already, or comes later
+    for first in (b"1\r\na\r\n", b""):  # it has arrived already, or arrives later
         async with transport_and_server() as (transport, server):
             request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
@@ -118,7 +118,7 @@ async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
 
 
 class Clock:
-    """An event loop of which only the time and the timers are used, so that a test can move them."""
+    """An event loop of which only the time and the timers are used, so that a test can control them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -135,7 +135,7 @@ class Clock:
         return asyncio.TimerHandle(when, callback, (), asyncio.get_running_loop())  # type: ignore[arg-type]
 
     def fire(self) -> None:
-        """Let the time of the last timer come."""
+        """Advances the clock to the last timer."""
         self.now, callback = self.timers[-1]
         callback()  # type: ignore[operator]
 
@@ -143,7 +143,7 @@ class Clock:
 def asking(
     clock: Clock, patience: float, total: float = 1000.0
 ) -> tuple[HTTPConnection, asyncio.Future[Exception | None]]:
-    """A connection on which an exchange has begun, and the wait for its head, on a socket that is not there."""
+    """A connection with a started exchange that waits for its head, on a fake socket."""
     connection = HTTPConnection(
         ("http", "h", 80),
         clock,  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def asking(
 
 
 class Nowhere(asyncio.Transport):
-    """A socket that is not there."""
+    """A fake socket."""
 
     def write(self, data: object) -> None:
         pass
@@ -190,7 +190,7 @@ async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None
         connection.data_received(b"1\r\na\r\n")
     assert [when for when, _ in clock.timers] == [10.0]
     clock.fire()
-    assert waits(poured)  # one second since the last piece is not ten
+    assert waits(poured)  # one second since the last chunk is not ten
     assert [when for when, _ in clock.timers] == [10.0, 19.0]
     clock.fire()
     assert is_too_late(poured)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 without sockets: what a response says, and that it does not matter where it is cut."""
+"""HTTP/1.1 without sockets: the meaning of a response, which does not depend on how it is cut."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MAX_HEAD = 512
 
 @dataclass(frozen=True)
 class Read:
-    """All that a reader says of a response."""
+    """Everything that a parser reports of a response."""
 
     status: int
     headers: Mapping[bytes, bytes]
@@ -210,7 +210,7 @@ def test_a_body_without_a_length_is_whole_only_when_the_connection_ends() -> Non
     assert read([RESPONSES["until the end"]], end=True).done
     assert not read([RESPONSES["cut short"]], end=True).done
     assert not read([b"HTTP/1.1 200 OK\r\n"], end=True).done
-    # A trailer says nothing of the length.
+    # A trailer does not define the length.
     trailer = RESPONSES["trailers"].removesuffix(b"\r\n").replace(b"X-T: 1", b"transfer-encoding: x")
     assert not read([trailer], end=True).done
 

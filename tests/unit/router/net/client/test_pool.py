@@ -1,4 +1,4 @@
-"""The promises of the transport about using connections again, and of the pool that decides it."""
+"""The transport's promises about reusing connections, and the pool that decides it."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ async def test_a_connection_that_the_server_closed_while_idle_is_never_used() ->
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         peer.close()
-        assert await peer.closed_by_client()  # our end has closed too, so it has noticed
+        assert await peer.closed_by_client()  # the client's end is closed too, so it has detected the close
         again = await complete_exchange(transport, server)
         assert again is not peer
         assert transport.idle == 1

@@ -19,7 +19,7 @@ from tests.support.transport_harness import (
     transport_and_server,
 )
 
-LARGE = bytes(64 * 1024 * 1024)  # more than sockets hold
+LARGE = bytes(64 * 1024 * 1024)  # more than the socket buffers hold
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system counts no segments")

@@ -1,4 +1,4 @@
-"""The promises of the transport about one exchange; each test is named for one."""
+"""The transport's promises about one exchange; each test is named for one."""
 
 import asyncio
 import gzip
@@ -20,7 +20,7 @@ from tests.support.transport_harness import (
     transport_and_server,
 )
 
-PIECE = 256 * 1024  # what either event loop reads at once
+PIECE = 256 * 1024  # what either event loop reads at once, at most
 
 
 @on_both_loops
@@ -173,7 +173,7 @@ async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_wi
         stream = BodyChunks(await request)
         assert await anext(stream) == b"a"
         waits = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)  # one turn, so that it has begun to wait
+        await asyncio.sleep(0)  # one iteration, so that it has started to wait
         waits.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits
@@ -184,7 +184,7 @@ async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_wi
 @on_both_loops
 async def test_cancelling_while_connecting_leaks_nothing() -> None:
     async with transport_and_server() as (transport, server):
-        # The server does not speak TLS, so that the handshake never ends.
+        # The server does not use TLS, so the handshake never ends.
         request = asyncio.create_task(send_request(transport, server.url.replace("http:", "https:")))
         peer = await server.peer()
         await peer.reader.readexactly(1)
@@ -197,7 +197,7 @@ async def test_cancelling_while_connecting_leaks_nothing() -> None:
 
 
 class Spy:
-    """Stands before a socket's transport and tells when reading pauses and goes on."""
+    """Wraps a socket's transport and reports when reading pauses and resumes."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

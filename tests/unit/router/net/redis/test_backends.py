@@ -1,4 +1,4 @@
-"""The promises of a Link, against every way in which people run Redis."""
+"""The promises of RedisBackend, with every Redis deployment."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ async def link(deployment: Deployment) -> AsyncIterator[RedisBackend]:
 
 
 async def ask(link: RedisBackend, *commands: Command | EncodedCommand, timeout: float = PATIENCE) -> list[Any]:
-    """The replies, where there is one to each command. Raises LinkError."""
+    """The replies, if there is one per command. Raises RedisBackendError."""
     replies = await link.execute(commands, timeout)
     for reply in replies:
         if isinstance(reply, RedisBackendError):
@@ -48,7 +48,7 @@ async def answers(link: RedisBackend, *commands: Command) -> list[Any] | None:
     return None
 
 
-# -- what is asked is answered ----------------------------------------------------------------------------------------
+# -- commands and replies ---------------------------------------------------------------------------------------------
 
 
 async def test_each_command_gets_its_own_reply(link: RedisBackend) -> None:
@@ -96,7 +96,7 @@ async def test_what_redis_refuses_is_an_exception_in_its_place(link: RedisBacken
     assert isinstance(refused, ResponseError)
 
 
-# -- what fails leaves nothing behind ---------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: Deployment, link: RedisBackend) -> None:
@@ -187,7 +187,7 @@ async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: RedisBa
     assert link.topology == before
 
 
-# -- a failover -------------------------------------------------------------------------------------------------------
+# -- failover ---------------------------------------------------------------------------------------------------------
 
 
 async def test_after_a_failover_of_sentinel_the_new_master_is_found_by_itself(start_own: StartDeployment) -> None:
@@ -210,7 +210,7 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
     return await group.primary_of_key("") is not old
 
 
-# -- a cluster --------------------------------------------------------------------------------------------------------
+# -- cluster ----------------------------------------------------------------------------------------------------------
 
 
 async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(start_own: StartDeployment) -> None:

@@ -1,4 +1,4 @@
-"""The promises of RedisClock: what Redis' clock shows, whatever the clocks of this machine do."""
+"""The promises of RedisClock: Redis' time, whatever the clocks of this machine do."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ AN_HOUR = 3600.0
 
 
 class Machine:
-    """A router's machine: its monotonic clock shows `now`, its wall clock that and `wall`."""
+    """A router's machine: its monotonic clock shows `now`, its wall clock `now` + `wall`."""
 
     def __init__(self, wall: float = 0.0) -> None:
         self.now = 50.0
@@ -32,7 +32,7 @@ class Machine:
         self.clock = RedisClock(wall=lambda: self.now + self.wall, monotonic=lambda: self.now)
 
     def ask(self, redis: float, *, there: float = 0.0, back: float = 0.0, server: int | None = None) -> None:
-        """Asks a Redis whose clock is so far ahead of the monotonic one; the ways take so many seconds."""
+        """Reads a Redis whose clock is `redis` seconds ahead of the monotonic one; `there` and `back` are delays."""
         sent = self.now
         self.now += there
         server_time = self.now + redis
@@ -44,7 +44,7 @@ class Machine:
 
 
 def reply(seconds: float) -> list[bytes]:
-    """As Redis replies to TIME."""
+    """A reply to TIME."""
     microseconds = round(seconds * 1e6)
     return [b"%d" % (microseconds // 1_000_000), b"%d" % (microseconds % 1_000_000)]
 
@@ -129,11 +129,11 @@ def test_an_instant_is_the_same_by_both_clocks() -> None:
     assert machine.clock.to_monotonic(machine.clock.to_redis_time(17.0)) == about(17.0)
 
 
-# -- with a real Redis, whose clock is that of this machine -----------------------------------------------------------
+# -- with a real Redis, which has this machine's clock ----------------------------------------------------------------
 
 
 class NoopCallbacks:
-    """Takes no notice of what it is told."""
+    """Ignores all events."""
 
     def on_connected(self) -> None:
         pass

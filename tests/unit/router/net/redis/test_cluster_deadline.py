@@ -1,4 +1,4 @@
-"""How long a cluster may take for a batch: its servers are asked in rounds, and it is their silence that is bounded."""
+"""The deadline of a batch to a cluster: its servers are asked in rounds, and only silence is bounded."""
 
 import asyncio
 from typing import Any
@@ -18,7 +18,7 @@ TIMEOUT = 0.05
 
 
 class Server:
-    """Takes longer than the timeout for what is large, as a server may whose replies keep coming."""
+    """Takes longer than the timeout for large replies, like a server whose replies keep arriving."""
 
     def __init__(self, given: list[tuple[float, float]]) -> None:
         self._given = given

@@ -1,4 +1,4 @@
-"""Commands as they go over the wire."""
+"""The encoding of commands."""
 
 from router.net.redis.commands import after_previous, command_template, encode_command
 from router.net.redis.slots import command_slot

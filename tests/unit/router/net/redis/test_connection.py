@@ -1,4 +1,4 @@
-"""The promises of a Connection, against a server on a real socket that says what it is told to."""
+"""The promises of RedisConnection, with a scripted server on a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ GET = ("GET", "k")
 
 
 class Server:
-    """Answers the greeting; what comes after that is said by the test."""
+    """Answers the handshake; the test sends the rest."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -44,7 +44,7 @@ class Server:
         writer.close()
 
     async def say(self, *pieces: bytes) -> None:
-        """Each of them in a packet of its own."""
+        """Sends each of them in its own packet."""
         for piece in pieces:
             self._writer.write(piece)
             await self._writer.drain()
@@ -55,7 +55,7 @@ class Server:
 
 
 class Pair:
-    """A server and a connection to it, which tells what it was `refused`, what was `pushed`, and that it is `lost`."""
+    """A server and a connection to it, which records what was `refused` and `pushed`, and whether it is `lost`."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -200,7 +200,7 @@ async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pai
     await eventually(lambda: pair.server.left)
 
 
-# -- replies that take their time -------------------------------------------------------------------------------------
+# -- slow replies -----------------------------------------------------------------------------------------------------
 
 
 async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: Pair) -> None:

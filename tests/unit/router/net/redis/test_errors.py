@@ -1,4 +1,4 @@
-"""What Redis says instead of a reply."""
+"""Error replies of Redis."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The promises of Listener: whoever relies on being told is told, or learns that he was not."""
+"""The promises of Listener: a callback receives every change, or learns that changes were missed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -28,7 +28,7 @@ CHANNEL = "rh:1:process:me"
 
 
 class RecordingCallbacks:
-    """What was heard, in order: the words `listening`, `deaf` and `all`, and the names of keys and messages."""
+    """The events in order: the words `listening`, `deaf` and `all`, and the names of keys and messages."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -49,7 +49,7 @@ class RecordingCallbacks:
         self.heard.append(f"message {payload.decode()}")
 
     async def hears(self, what: str) -> list[str]:
-        """Waits until that has been heard; all that was heard up to there, and is then forgotten."""
+        """Waits for an event; returns all events up to it, and removes them."""
         await eventually(lambda: what in self.heard)
         at = self.heard.index(what)
         so_far, self.heard = self.heard[:at], self.heard[at + 1 :]
@@ -61,7 +61,7 @@ Listen = Callable[..., "asyncio.Task[None]"]
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def listen() -> AsyncIterator[Listen]:
-    """Has somebody told of what happens at a Redis."""
+    """Listens to the events of a Redis."""
     async with AsyncExitStack() as stack:
 
         def begin(
@@ -79,7 +79,7 @@ async def listen() -> AsyncIterator[Listen]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def told(redis_server: RedisServer, redis: Any, listen: Listen) -> RecordingCallbacks:
-    """Who is told of what happens at the common Redis."""
+    """The callbacks of a listener on the shared Redis."""
     told = RecordingCallbacks()
     listen(redis_server, told)
     assert await told.hears("listening") == []
@@ -90,7 +90,7 @@ async def listeners_at(client: Any) -> list[dict[str, str]]:
     return [each for each in await client.client_list() if "B" in each["flags"]]
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: R
     assert told.heard == []
 
 
-# -- when it is not told ----------------------------------------------------------------------------------------------
+# -- lost connections -------------------------------------------------------------------------------------------------
 
 
 async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, listen: Listen) -> None:

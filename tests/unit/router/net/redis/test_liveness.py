@@ -1,10 +1,10 @@
-"""Until when a process may rely on being told of changes."""
+"""The time until which a process may rely on receiving changes."""
 
 from router.net.redis.liveness import PING_TIMEOUT, Liveness
 
 
 def liveness_at(*instants: float) -> Liveness:
-    """One whose clock shows these instants, each time that it is asked."""
+    """A Liveness whose clock returns these times, one per reading."""
     readings = iter(instants)
     return Liveness(lambda: next(readings))
 

@@ -1,4 +1,4 @@
-"""The promises of Line, against a real Redis."""
+"""The promises of RedisPipeline, with a real Redis."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenLine = Callable[..., Awaitable[RedisPipeline]]
 BATCH = 1 << 20
-"""Bytes that are sent at once."""
+"""Bytes that are sent in one batch."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -1,4 +1,4 @@
-"""Addresses of Redis are read as redis-py's users know them, and a wrong one is told without a word of it."""
+"""Redis URLs are parsed as redis-py does, and errors do not repeat an invalid URL."""
 
 import pytest
 

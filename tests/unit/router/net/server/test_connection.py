@@ -1,4 +1,4 @@
-"""What an application may expect of its server, and what a client gets of it."""
+"""What an application can expect of the server, and what a client receives from it."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Served(asyncio.Protocol):
-    """A connection, of which is noted what its transport was given to write, and when it is gone."""
+    """A connection that records the writes to its transport, and when it is closed."""
 
     def __init__(self, connection: BoundedHttpProtocol, pieces: list[bytes], lost: asyncio.Event) -> None:
         self.connection, self.pieces, self.lost = connection, pieces, lost
@@ -47,7 +47,7 @@ class Served(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
-    """The port and the pieces that were written; `lost` is set when a connection is gone."""
+    """The port and the recorded writes; `lost` is set when a connection is closed."""
     config = uvicorn.Config(app, interface="asgi3", proxy_headers=False, ws="none", log_config=None)
     config.load()
     state = ServerState()
@@ -216,7 +216,7 @@ async def test_an_application_that_gives_up_is_answered_for_and_the_connection_c
     assert not ended.endswith(b"0\r\n\r\n")
 
 
-# -- who speaks with whom ----------------------------------------------------------------------------------------------
+# -- addresses ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_scope_has_the_addresses_of_both_ends() -> None:
@@ -251,7 +251,7 @@ def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
     assert asgi_address(name) == address
 
 
-# -- who leaves -------------------------------------------------------------------------------------------------------
+# -- disconnects ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["before it is watched", "while it is watched"])
@@ -351,7 +351,7 @@ async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
     assert lefts == [False]
 
 
-# -- what goes past `send` --------------------------------------------------------------------------------------------
+# -- the client connection, beside `send` -----------------------------------------------------------------------------
 
 
 async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full() -> None:

@@ -1,4 +1,4 @@
-"""An application's work is begun at once, and gets a task only where it has to wait."""
+"""A request starts at once, and gets a task only when it has to wait."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 class Ends:
-    """Notes how a coroutine came to its end."""
+    """Records how a coroutine ended."""
 
     def __init__(self) -> None:
         self.seen: list[BaseException | None] = []
@@ -111,7 +111,7 @@ async def test_in_a_task_a_reply_is_as_a_future_is() -> None:
 
 
 async def called(function: Callable[[], Value]) -> Value:
-    """As the loop calls what has no task."""
+    """Calls it as the event loop calls a callback, outside of a task."""
     value: asyncio.Future[Value] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(lambda: value.set_result(function()))
     return await value
@@ -145,7 +145,7 @@ async def test_who_is_cancelled_takes_what_he_waits_for_with_him(at_once: bool) 
         await asyncio.sleep(0)
     task.cancel()
     await task
-    assert future.cancelled()  # so that whoever would have given something keeps it
+    assert future.cancelled()  # so that a producer keeps its item
     assert [type(error) for error in ends.seen] == [asyncio.CancelledError]
 
 

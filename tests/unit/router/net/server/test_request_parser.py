@@ -1,4 +1,4 @@
-"""However a client's bytes are cut, the same requests come of them."""
+"""The same requests are parsed however a client's bytes are cut."""
 
 import asyncio
 import tracemalloc
@@ -28,7 +28,7 @@ SENT = b"".join([
 
 
 class Nobody:
-    """A connection that has nothing to do, and is never written to."""
+    """A connection that does nothing, and is never written to."""
 
     writer = BufferedWriter(cast("asyncio.Transport", None), WriteBatcher(), cast("asyncio.AbstractEventLoop", None))
 
@@ -142,7 +142,7 @@ async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[in
     assert all([name for name, _ in headers] == names for _, _, _, headers, _ in arrived)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @given(cut=st.integers(0, 60))

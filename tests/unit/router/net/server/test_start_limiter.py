@@ -1,4 +1,4 @@
-"""A burst of requests is begun a few at a time, in its order; who comes alone is begun at once."""
+"""A burst of requests starts a few at a time, in order; a single request starts at once."""
 
 import asyncio
 

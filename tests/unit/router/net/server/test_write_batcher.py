@@ -1,4 +1,4 @@
-"""What is written in a turn of the loop goes out at its end."""
+"""Writes of one event loop iteration are sent together at its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Transport:
-    """Notes what is written to it, after it has done something."""
+    """Records what is written to it, and first runs a given function."""
 
     def __init__(self, written: list[bytes], does: Callable[[], object] = lambda: None) -> None:
         self._written = written

@@ -1,4 +1,4 @@
-"""Entries go to a file and come back as they were, and live no longer than they would have."""
+"""Entries survive export and import unchanged, with their remaining lifetime."""
 
 import json
 import time
@@ -32,7 +32,7 @@ async def exported(client: Any, scope: EntryFilter = ALL) -> list[bytes]:
 
 
 async def contents(client: Any) -> dict[bytes, Any]:
-    """The entries, but for the purges that were known where they were written."""
+    """The entries, without the purge positions of their writers."""
     entries = {name: await client.hgetall(name) for name in await client.keys("rh:1:[^p]*")}
     return {name: {**fields, b"purges": b""} for name, fields in entries.items()}
 
@@ -88,7 +88,7 @@ async def test_an_imported_entry_expires_when_it_would_have(client: Any) -> None
     (line,) = await exported(client)
     decoded = json.loads(line)
     assert decoded["expires"] == pytest.approx(time.time() + 1000, abs=2)
-    decoded["expires"] -= 600  # as if the file had been lying about for so long
+    decoded["expires"] -= 600  # as if the file were that old
     await client.flushall()
     await import_entries(client, [json.dumps(decoded).encode()])
     assert await client.pttl(entry_key()) == pytest.approx(400_000, abs=2000)

@@ -1,4 +1,4 @@
-"""The nearest entry of a tenant is the one with the fewest parts that differ."""
+"""The nearest entry of a tenant is the one with the fewest differing key parts."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A purge forgets what it names and nothing else, and tells everybody before it does."""
+"""A purge deletes what its filter names and nothing else, and publishes its record first."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ OTHERS = entry_key(3, tenant="other", model="mistral")
 
 
 async def there(client: Any) -> set[str]:
-    """What Redis holds beside the record of purges."""
+    """The keys in Redis except the purge log."""
     return {name.decode() for name in await client.keys("*")} - {PURGE_LOG_KEY}
 
 

@@ -1,4 +1,4 @@
-"""A purge says how many replicas have its record."""
+"""A purge reports how many replicas have its record."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ ACME = EntryFilter(tenant="acme")
 
 
 class Replicated:
-    """A Redis and its replica, which has caught up."""
+    """A Redis and its synchronized replica."""
 
     def __init__(self) -> None:
         port = free_port()

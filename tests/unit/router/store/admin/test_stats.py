@@ -1,4 +1,4 @@
-"""Looking into the cache: what is there is told, what is broken is shown, and nothing is changed."""
+"""Reading the cache: entries are counted and listed, broken ones too, and nothing is changed."""
 
 import json
 import time
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ALL = EntryFilter(all=True)
 
 
-# -- how much there is ------------------------------------------------------------------------------------------------
+# -- statistics -------------------------------------------------------------------------------------------------------
 
 
 async def test_entries_are_counted_by_tenant_and_model(client: Any) -> None:
@@ -65,7 +65,7 @@ async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_meas
     amounts = (stats.tenants["acme"]["llama"], stats.tenants["other"]["llama"], stats.total)
     assert [amount.tokens for amount in amounts] == [70, 30, 100]
     assert amounts[0].bytes_per_token == pytest.approx(size / 7, abs=0.01)
-    # Each tenant counts by its tokens, though only two of the ten entries of one were measured.
+    # Each tenant is weighted by its tokens, although only two of ten entries of one were measured.
     assert amounts[2].bytes_per_token == pytest.approx((10 * size + others) / 100, abs=0.01)
 
 
@@ -124,7 +124,7 @@ async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
     assert len(seen) > 1
 
 
-# -- the listing ------------------------------------------------------------------------------------------------------
+# -- listing ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
@@ -154,7 +154,7 @@ async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_o
         found += [listed.key for listed in one.entries]
         cursor = one.cursor
         pages += 1
-        await store_entry(client, entry_key(1000 + pages, tenant="aaa"))  # what comes meanwhile, and stands before
+        await store_entry(client, entry_key(1000 + pages, tenant="aaa"))  # a new entry that sorts before the cursor
     assert found == expected
     assert pages == 6
 
@@ -264,7 +264,7 @@ async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
     assert details.fields["body"] == "base64:/wA="
 
 
-# -- the most popular -------------------------------------------------------------------------------------------------
+# -- popularity -------------------------------------------------------------------------------------------------------
 
 
 async def test_the_most_hit_come_first_with_the_tokens_that_they_saved(client: Any) -> None:
@@ -289,7 +289,7 @@ async def test_what_is_counted_and_is_no_key_of_an_entry_is_passed_over(client: 
     assert [hit.key for hit in await top_entries(client, 10)] == [entry_key()]
 
 
-# -- Redis away -------------------------------------------------------------------------------------------------------
+# -- Redis is down ----------------------------------------------------------------------------------------------------
 
 
 async def test_without_redis_every_question_says_so(own_redis: RedisServer) -> None:

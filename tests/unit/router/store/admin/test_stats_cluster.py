@@ -1,4 +1,4 @@
-"""What looks into the cache and changes it does the same with a Redis Cluster."""
+"""The admin functions of the store on a Redis Cluster."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,8 +29,8 @@ ALL = EntryFilter(all=True)
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster() -> AsyncIterator[Any]:
-    """A client of a cluster of two servers that have half the slots each."""
-    # The servers talk to each other at their ports and 10,000.
+    """A client of a cluster of two servers with half of the slots each."""
+    # The servers use their ports + 10,000 for the cluster bus.
     ports = list({port for port in (free_port() for _ in range(200)) if port < 55_000})[:2]
     servers = [RedisServer("--port", str(port), "--cluster-enabled", "yes") for port in ports]
     try:
