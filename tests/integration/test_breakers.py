@@ -46,9 +46,9 @@ async def state(router: RouterServer, engine: str = "first") -> str:
 
 async def shown(router: RouterServer) -> dict[str, str]:
     page = (await router.http.get("/healthz")).json()
-    found = {name: str(about["breaker"]) for name, about in page["engines"].items()}
-    assert page["circuit_breaker_open"] is ("open" in found.values())
-    return found
+    states = {name: str(facts["breaker"]) for name, facts in page["engines"].items()}
+    assert page["circuit_breaker_open"] is ("open" in states.values())
+    return states
 
 
 async def becomes(wanted: str, *routers: RouterServer) -> None:

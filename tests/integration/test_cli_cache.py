@@ -36,12 +36,12 @@ async def cache(file: Path, *arguments: object, stdin: bytes = b"") -> CommandRe
     return result
 
 
-def fails_with_one_line(said: CommandResult, code: int, *words: str) -> None:
-    assert (said.code, said.stdout) == (code, "")
-    assert len(said.stderr.splitlines()) == 1
-    assert said.stderr.startswith("roundhouse: ")
+def fails_with_one_line(result: CommandResult, code: int, *words: str) -> None:
+    assert (result.code, result.stdout) == (code, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("roundhouse: ")
     for word in words:
-        assert word in said.stderr
+        assert word in result.stderr
 
 
 # -- read -------------------------------------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file
 
 async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
-    for said in (await cache(file, "show", entry_key()), await cache(file, "ls")):
-        assert "\x1b" not in said.stdout
-        assert "\\x1b[31mred" in said.stdout
+    for result in (await cache(file, "show", entry_key()), await cache(file, "ls")):
+        assert "\x1b" not in result.stdout
+        assert "\\x1b[31mred" in result.stdout
 
 
 async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:

@@ -21,9 +21,9 @@ async def test_a_new_key_comes_with_its_line_for_the_configuration() -> None:
 
 
 async def test_no_two_keys_are_the_same() -> None:
-    made = [(await run_cli("keys", "new", "--json")).json() for _ in range(2)]
-    assert made[0]["key"] != made[1]["key"]
-    assert made[0]["hash"] == "sha256:" + hashlib.sha256(made[0]["key"].encode()).hexdigest()
+    results = [(await run_cli("keys", "new", "--json")).json() for _ in range(2)]
+    assert results[0]["key"] != results[1]["key"]
+    assert results[0]["hash"] == "sha256:" + hashlib.sha256(results[0]["key"].encode()).hexdigest()
 
 
 @pytest.mark.parametrize("stdin", [b"a-key", b"a-key\n", b"  a-key\r\n"])

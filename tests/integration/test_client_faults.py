@@ -57,7 +57,7 @@ async def received(engines: EngineSet) -> int:
 async def shown(router: RouterServer) -> dict[str, str]:
     """The states of the engines' breakers in /healthz."""
     page = (await router.http.get("/healthz")).json()
-    return {name: str(about["breaker"]) for name, about in page["engines"].items()}
+    return {name: str(facts["breaker"]) for name, facts in page["engines"].items()}
 
 
 async def is_unharmed(router: RouterServer, engines: EngineSet) -> None:

@@ -73,7 +73,7 @@ async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRo
 async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_within_seconds(setting: Setting) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
-        streams, whole = setting.follow(stream=True), setting.follow(stream=False)
+        streams, json_answer = setting.follow(stream=True), setting.follow(stream=False)
         await setting.somebody_follows()
         assert len(setting.engine.bodies) == 1
         setting.engine.pieces = (FRESH,)
@@ -82,7 +82,7 @@ async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_with
             broken = await streams
             assert parse_events(broken.content)[-1]["error"]["code"] == "engine_failed"
             assert not broken.content.endswith(DONE_FRAME)
-            answer = await whole
+            answer = await json_answer
             assert (answer.status_code, chat_text(answer)) == (200, "fresh")
         with pytest.raises(httpx.TransportError):
             await leading

@@ -66,8 +66,8 @@ def few(tmp_path: Path, redis: Any, config: str) -> Any:
 async def test_the_soft_limit_is_raised_to_the_hard_one(few: RouterProcess) -> None:
     await few.wait_until_ready()
     limits = Path(f"/proc/{few.process.pid}/limits").read_text()
-    (found,) = re.findall(r"Max open files +(\d+) +(\d+)", limits)
-    assert found == (str(HARD), str(HARD))
+    (limit,) = re.findall(r"Max open files +(\d+) +(\d+)", limits)
+    assert limit == (str(HARD), str(HARD))
     assert f"{max_connections(HARD)} clients may be connected" in few.log.read_text()
 
 

@@ -30,12 +30,12 @@ def text(redis_url: str, engine: SimulatedEngine) -> str:
 
 
 async def ask(router: RouterServer, path: str, tenant: str, prompt: str = SECRET, **fields: Any) -> httpx.Response:
-    said = {
+    chat = {
         "/v1/completions": {"prompt": prompt},
         "/v1/responses": {"input": prompt},
     }.get(path, {"messages": [{"role": "user", "content": prompt}]})
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    body = {"model": "llama", limit: 8, **said, **fields}
+    body = {"model": "llama", limit: 8, **chat, **fields}
     answer = await router.post(path, body, authorization=f"Bearer {KEYS[tenant]}", cache_control="no-store")
     assert answer.status_code == 200, answer.text
     return answer
@@ -43,12 +43,12 @@ async def ask(router: RouterServer, path: str, tenant: str, prompt: str = SECRET
 
 async def cached(engine: SimulatedEngine, *asks: Any) -> list[float]:
     """How many tokens of each prompt the engine has found in its prefix cache."""
-    found = []
-    for one in asks:
+    cached_tokens = []
+    for request in asks:
         before = await engine.metric("prefix_cache_hits_total")
-        await one
-        found.append(await engine.metric("prefix_cache_hits_total") - before)
-    return found
+        await request
+        cached_tokens.append(await engine.metric("prefix_cache_hits_total") - before)
+    return cached_tokens
 
 
 @pytest.mark.parametrize("path", PATHS)

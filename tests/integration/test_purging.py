@@ -124,8 +124,8 @@ async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setti
     for router in (setting.one, setting.other):
         hit = await router.chat("x", stream=True)
         assert hit.headers["cache-status"].endswith("detail=local")
-    told = await setting.purge(tenant="default")
-    assert told["entries"] == 1
+    result = await setting.purge(tenant="default")
+    assert result["entries"] == 1
 
     async def missed() -> bool:
         wish = {"cache-control": "only-if-cached"}

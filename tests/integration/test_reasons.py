@@ -194,8 +194,8 @@ async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFi
         await asked(known)
         await asked(known, headers={"cache-control": "no-store"})
         await eventually(lambda: len(caplog.messages) == 3)
-    said = [dict(word.partition("=")[::2] for word in line.split()) for line in caplog.messages]
-    assert [(line["cache"], line.get("reason")) for line in said] == [
+    records = [dict(word.partition("=")[::2] for word in line.split()) for line in caplog.messages]
+    assert [(line["cache"], line.get("reason")) for line in records] == [
         ("MISS", "system"), ("HIT", None), ("BYPASS", "no-store"),
     ]  # fmt: skip
 

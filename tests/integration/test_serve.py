@@ -211,15 +211,15 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
     assert result.returncode == 1
     report = json.loads(result.stdout)
     assert report["ok"] is False
-    found = {finding["what"].split(" at ")[0]: finding for finding in report["findings"]}
-    assert {name: finding["ok"] for name, finding in found.items()} == {
+    findings = {finding["what"].split(" at ")[0]: finding for finding in report["findings"]}
+    assert {name: finding["ok"] for name, finding in findings.items()} == {
         "redis": False,
         "engine gone": False,
         "engine other": False,
         "engine well": True,
     }
-    assert "ConnectError" in found["engine gone"]["note"]
-    assert "and not 'meta-llama/Llama-Simulated'" in found["engine other"]["note"]
+    assert "ConnectError" in findings["engine gone"]["note"]
+    assert "and not 'meta-llama/Llama-Simulated'" in findings["engine other"]["note"]
 
 
 async def test_check_says_that_an_option_of_the_address_is_unknown(

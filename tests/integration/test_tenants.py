@@ -72,7 +72,7 @@ async def test_without_a_known_key_nothing_is_looked_up(
 ) -> None:
     router = await make_router(by_key)
     await router.chat("The sea?", headers=bearer(ACME))
-    asked, received = await _lookups(redis), (await engines.chat.stats())["received"]
+    lookups, received = await _lookups(redis), (await engines.chat.stats())["received"]
     for answer in (
         await router.chat("The sea?", headers=headers),
         await router.http.get("/v1/models", headers=headers),
@@ -84,7 +84,7 @@ async def test_without_a_known_key_nothing_is_looked_up(
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
     assert (await engines.chat.stats())["received"] == received
-    assert await _lookups(redis) == asked
+    assert await _lookups(redis) == lookups
 
 
 async def _lookups(redis: Any) -> int:
@@ -184,9 +184,9 @@ async def test_a_client_shortens_its_tenants_time_to_live_and_not_everybodys(
     make_router: MakeRouter, of_its_own: str, redis: Any
 ) -> None:
     router = await make_router(of_its_own)
-    for asked, kept in (("50", 50.0), ("5000", 100.0)):
-        headers = {**bearer(ACME), "x-cache-ttl": asked}
-        entry = (await router.chat(asked, headers=headers, temperature=0)).headers["x-cache-key"]
+    for requested, kept in (("50", 50.0), ("5000", 100.0)):
+        headers = {**bearer(ACME), "x-cache-ttl": requested}
+        entry = (await router.chat(requested, headers=headers, temperature=0)).headers["x-cache-key"]
         assert float(await eventually(partial(redis.hget, entry, "ttl"))) == kept
 
 

@@ -112,7 +112,7 @@ async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
 ) -> None:
     async with router.http.stream("POST", path, json=typed_body(path, "The sea?", stream=True)) as answer:
         stream = answer.aiter_raw()
-        await read_until(stream, lambda got: LAST[path].encode() in got)
+        await read_until(stream, lambda data: LAST[path].encode() in data)
     assert (await post_typed(router, path, "The sea?")).headers["x-cache"] == "HIT"
 
 

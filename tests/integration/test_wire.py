@@ -241,8 +241,8 @@ async def test_the_first_token_is_not_held_back(router: RouterServer, engines: E
     body = chat_body(f"{CHAT} [[sim:stall after=1]]", stream=True)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         stream = answer.aiter_bytes()
-        got = await read_until(stream, lambda got: b'"content":"' in got.replace(b'"content":""', b""))
-        assert chat_delta_text(parse_events(got))
+        data = await read_until(stream, lambda data: b'"content":"' in data.replace(b'"content":""', b""))
+        assert chat_delta_text(parse_events(data))
         assert (await engines.chat.stats())["aborted"] == before, "we have a token while the engine stalls"
     await engines.chat.stats(aborted=before + 1, in_flight=0)
 
@@ -257,17 +257,17 @@ async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any
     router, engine = await scripted(*pieces, hold=True)
     async with router.http.stream("POST", "/v1/chat/completions", json=chat_body(CHAT, stream=True)) as answer:
         stream = answer.aiter_bytes()
-        assert await read_until(stream, lambda got: len(got) >= len(b"".join(pieces))) == b"".join(pieces)
+        assert await read_until(stream, lambda data: len(data) >= len(b"".join(pieces))) == b"".join(pieces)
         assert not engine.client_disconnected.is_set()
     await asyncio.wait_for(engine.client_disconnected.wait(), 10)
 
 
 async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> None:
-    whole, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
-    router, _ = await scripted(ROLE_FRAME, whole, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
+    complete, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
+    router, _ = await scripted(ROLE_FRAME, complete, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
     answer = await router.chat(CHAT, stream=True)
     received = answer.content
-    assert received.startswith(ROLE_FRAME + whole + b'data: {"error"')
+    assert received.startswith(ROLE_FRAME + complete + b'data: {"error"')
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

@@ -192,16 +192,16 @@ async def test_killed_by_force_it_takes_all_of_it_along(up: Callable[..., Up]) -
 
 
 async def test_a_taken_port_is_one_clear_line(up: Callable[..., Up]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         tree = up(port=port)
         assert await eventually(tree.process.poll) == 1
         assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
 async def test_a_plan_of_any_length_is_handed_over(up: Callable[..., Up]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
         assert await eventually(tree.process.poll) == 1
         assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"

@@ -124,9 +124,9 @@ async def test_a_line_has_what_is_known_and_nothing_else(
         flush()
     text, in_json = capsys.readouterr().err.splitlines()
     assert text.split(f" {ACCESS_LOGGER} ")[1] == line
-    said = json.loads(in_json)
-    assert said.pop("time").endswith("Z")
-    assert {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in said.items()} == dict(
+    fields = json.loads(in_json)
+    assert fields.pop("time").endswith("Z")
+    assert {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in fields.items()} == dict(
         word.split("=", 1) for word in line.split(" ")
     )
 

@@ -26,13 +26,13 @@ def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: 
         for value in values:
             single.observe(value)
         batched.observe_many(values)
-    found, expected = [
+    grouped, expected = [
         {(s.name, s.labels.get("le")): s.value for family in one.collect() for s in family.samples}
         for one in (batched, single)
     ]
-    assert found.pop(("b_sum", None)) == pytest.approx(expected.pop(("b_sum", None)))
-    found.pop(("b_created", None), None), expected.pop(("b_created", None), None)
-    assert found == expected
+    assert grouped.pop(("b_sum", None)) == pytest.approx(expected.pop(("b_sum", None)))
+    grouped.pop(("b_created", None), None), expected.pop(("b_created", None), None)
+    assert grouped == expected
 
 
 def hit(number: int) -> Exchange:

@@ -136,9 +136,9 @@ def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
-    found = parse_config(f"[cache]\nstale_if_error = {text}\n{MINIMAL}").cache.stale_if_error
-    assert found == pytest.approx(seconds)
-    assert isinstance(found, Seconds)
+    parsed = parse_config(f"[cache]\nstale_if_error = {text}\n{MINIMAL}").cache.stale_if_error
+    assert parsed == pytest.approx(seconds)
+    assert isinstance(parsed, Seconds)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
     ],
 )
 def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
-    found = parse_config(f"[cache]\nlocal = {text}\n{MINIMAL}").cache.local
-    assert found == size
-    assert isinstance(found, Bytes)
+    parsed = parse_config(f"[cache]\nlocal = {text}\n{MINIMAL}").cache.local
+    assert parsed == size
+    assert isinstance(parsed, Bytes)
 
 
 @pytest.mark.parametrize(

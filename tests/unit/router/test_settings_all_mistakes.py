@@ -69,7 +69,7 @@ def test_each_line_names_the_file(tmp_path: Path) -> None:
 
 def test_each_variable_that_is_missing_is_told() -> None:
     text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
-    assert [said.split(";")[0] for said in mistakes(text)] == [
+    assert [mistake.split(";")[0] for mistake in mistakes(text)] == [
         f"engine[0].url: the environment has no {name}" for name in ("HOST", "PORT")
     ]
 
@@ -235,7 +235,7 @@ def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
 @given(nearly_good())
 def test_what_is_read_is_what_msgspec_reads(raw: dict[str, Any]) -> None:
     walk = Walk({"A": "x", "B": "x"})
-    found = walk.read(Settings, raw)
+    parsed = walk.read(Settings, raw)
     filled = json.loads(json.dumps(raw, default=str).replace("${A}", "x").replace("${B}", "x"))
     try:
         expected = msgspec.convert(filled, Settings, dec_hook=parse_quantity)
@@ -243,4 +243,4 @@ def test_what_is_read_is_what_msgspec_reads(raw: dict[str, Any]) -> None:
         assert walk.mistakes
         return
     assert walk.mistakes == []
-    assert found == expected
+    assert parsed == expected

@@ -51,8 +51,8 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
 
 
 def test_the_same_seed_says_the_same_and_another_seed_something_else() -> None:
-    said = ["".join(token.text for token in generate_tokens(OutputSpec(seed, "What is steam?"))) for seed in (1, 1, 2)]
-    assert said[0] == said[1] != said[2]
+    texts = ["".join(token.text for token in generate_tokens(OutputSpec(seed, "What is steam?"))) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -72,15 +72,15 @@ def shape(value: object, key: str = "") -> object:
         hidden = "content" if key == "delta" and isinstance(value.get("content"), str) and "role" not in value else None
         return [(name, shape(inner, name)) for name, inner in value.items() if name != hidden]
     if isinstance(value, list):
-        return [found for found, _ in groupby(shape(item, key) for item in value)]
+        return [item_shape for item_shape, _ in groupby(shape(item, key) for item in value)]
     return type(value).__name__
 
 
 def events(body: bytes) -> Iterator[object]:
     assert body.endswith(b"\n\n")
     for event in body[:-2].split(b"\n\n"):
-        kind, found, data = event.rpartition(b"data: ")
-        assert found
+        kind, separator, data = event.rpartition(b"data: ")
+        assert separator
         yield "[DONE]" if data == b"[DONE]" else json.loads(data)
         if kind:
             assert kind == b"event: " + json.loads(data)["type"].encode() + b"\n"
@@ -113,8 +113,8 @@ async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engin
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
     actual = [list(events(chunk)) for chunk in chunks]
-    assert all(len(found) == 1 for found in actual)
-    assert shape([found for (found,) in actual]) == shape(list(events(body)))
+    assert all(len(chunk_events) == 1 for chunk_events in actual)
+    assert shape([chunk_events for (chunk_events,) in actual]) == shape(list(events(body)))
 
 
 async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engines: BothEngines) -> None:

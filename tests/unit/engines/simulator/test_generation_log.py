@@ -29,12 +29,12 @@ async def test_each_generation_says_its_name_and_is_noted_with_when_it_began_eve
 ) -> None:
     path, began = tmp_path / "generations", time.monotonic()
     async with SimulatedEngine(generations=path) as engine:
-        said = [(await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"]]
+        texts = [(await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"]]
         await engine.kill()
         await engine.start()
-        said.append((await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"])
+        texts.append((await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"])
     noted = lines(path)
-    assert said == [f"a {line['generation']} b {line['generation']}" for line in noted]
+    assert texts == [f"a {line['generation']} b {line['generation']}" for line in noted]
     assert noted[0]["generation"] != noted[1]["generation"]
     assert {line["asked_by"] for line in noted} == {"me"}
     assert began <= noted[0]["at"] <= noted[1]["at"] <= time.monotonic()

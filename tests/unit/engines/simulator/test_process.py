@@ -69,8 +69,8 @@ async def test_a_wrong_option_is_told() -> None:
 async def test_tokens_are_counted_as_usage_says() -> None:
     async with SimulatedEngine() as engine:
         usage = [(await complete(engine, prompt, max_tokens=50))["usage"] for prompt in ("one two", "three", "four")]
-        assert await engine.metric("prompt_tokens_total") == sum(found["prompt_tokens"] for found in usage)
-        assert await engine.metric("generation_tokens_total") == sum(found["completion_tokens"] for found in usage)
+        assert await engine.metric("prompt_tokens_total") == sum(counts["prompt_tokens"] for counts in usage)
+        assert await engine.metric("generation_tokens_total") == sum(counts["completion_tokens"] for counts in usage)
         ends = [await engine.metric("request_success_total", finished_reason=reason) for reason in ("stop", "length")]
         assert sum(ends) == 3
         assert await engine.metric("time_to_first_token_seconds_count") == 3

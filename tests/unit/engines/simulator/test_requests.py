@@ -43,8 +43,8 @@ def outcome(read: Callable[[], object]) -> object:
         return rejection
 
 
-def refused_well(found: object) -> bool:
-    return isinstance(found, Rejection) and found.status in (400, 404) and bool(json.dumps(found.body))
+def refused_well(result: object) -> bool:
+    return isinstance(result, Rejection) and result.status in (400, 404) and bool(json.dumps(result.body))
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=4), st.booleans())

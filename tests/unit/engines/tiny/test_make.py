@@ -167,7 +167,7 @@ def test_the_worker_extension_of_the_configuration_is_there() -> None:
     for spec in engines_of_the_configuration("/models"):
         argv = vllm_argv(spec, "python")
         module, _, name = argv[argv.index("--worker-extension-cls") + 1].rpartition(".")
-        found = importlib.util.find_spec(module)
-        assert found is not None
-        assert found.origin is not None
-        assert f"class {name}:" in Path(found.origin).read_text()
+        spec_ = importlib.util.find_spec(module)
+        assert spec_ is not None
+        assert spec_.origin is not None
+        assert f"class {name}:" in Path(spec_.origin).read_text()

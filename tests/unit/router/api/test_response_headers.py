@@ -57,9 +57,9 @@ def test_kinds_are_not_taken_for_one_another() -> None:
 def test_what_was_bypassed_shows_no_key() -> None:
     facts = exchange()
     facts.cache_status, facts.bypass_reason = CacheStatus.BYPASS, BypassReason.NO_STORE
-    said = lines(ResponseHeaders(), facts)
-    assert {b"x-cache-reason: no-store", b"cache-status: roundhouse; fwd=bypass; detail=no-store"} < {*said}
-    assert not [line for line in said if line.startswith(b"x-cache-key:")]
+    rendered = lines(ResponseHeaders(), facts)
+    assert {b"x-cache-reason: no-store", b"cache-status: roundhouse; fwd=bypass; detail=no-store"} < {*rendered}
+    assert not [line for line in rendered if line.startswith(b"x-cache-key:")]
 
 
 def test_a_value_says_what_it_says_whatever_characters_it_has() -> None:

@@ -59,9 +59,9 @@ def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
     facts = {"task": "any", "model": "llama", **more}
-    made = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
-    made.up, made.has_draft = up, speculates
-    return made
+    engine_ = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
+    engine_.up, engine_.has_draft = up, speculates
+    return engine_
 
 
 def test_what_is_in_flight_counts_at_the_moment_at_which_the_engines_are_asked_for() -> None:

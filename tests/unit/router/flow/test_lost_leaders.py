@@ -197,11 +197,11 @@ async def test_a_claim_that_was_free_at_the_second_asking_is_given_up_as_any_oth
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
     key = "rh:1:default:llama:0:0:0"
     await redis.set(claim_key(key), "0123456789ab:1:d:0-0")
-    asked = shared.begin_claim(key, "d", "1", BEGINNING)
-    await asked.replies  # it is another's
+    pending = shared.begin_claim(key, "d", "1", BEGINNING)
+    await pending.replies  # it is another's
     shared.release("1")
     await redis.delete(claim_key(key))
-    assert await shared.finish_claim(asked) is None
+    assert await shared.finish_claim(pending) is None
     assert await redis.get(claim_key(key)) == f"{shared.process_id}:1:d:0-0"
     shared.release("1")
     await store.pipeline.execute(("PING",))

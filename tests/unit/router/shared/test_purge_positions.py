@@ -105,7 +105,7 @@ async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_
 ) -> None:
     writer = await open_store()
     purges: list[Purges] = []
-    local = LocalCache(100_000, is_purged=lambda *asked: purges[0].covers(*asked))
+    local = LocalCache(100_000, is_purged=lambda *arguments: purges[0].covers(*arguments))
     reader = await open_store(local=local, on_purged=lambda _: local.on_purge())
     purges.append(reader.purges)
     local.enable()

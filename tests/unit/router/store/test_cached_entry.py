@@ -80,11 +80,11 @@ def test_what_is_given_again_is_what_was_given_first(asked: InferenceRequest, en
 def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
     copy, stored = held(100_000)
     before = copy.size
-    made = stored.replay(FORMS[1])
-    assert made is not None
+    replayed = stored.replay(FORMS[1])
+    assert replayed is not None
     stored.matches(KEY)
     stored.matches(KEY)
-    assert copy.size == before + len(made) + KEY.size
+    assert copy.size == before + len(replayed) + KEY.size
     copy.invalidate([KEY.text])
     assert (copy.size, len(copy)) == (0, 0)
     stored.replay(FORMS[2])
@@ -128,9 +128,9 @@ def test_a_form_that_drives_its_own_entry_out_takes_no_room() -> None:
     again = copy.get(KEY.text)
     assert again is not None
     before = copy.size
-    made = again.replay(FORMS[1])
-    assert made is not None
-    assert copy.size == before + len(made)
+    replayed = again.replay(FORMS[1])
+    assert replayed is not None
+    assert copy.size == before + len(replayed)
 
 
 def test_replayed_forms_take_a_quarter_of_the_room_and_drive_out_no_entry() -> None:

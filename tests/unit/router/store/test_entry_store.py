@@ -81,8 +81,8 @@ async def test_many_lookups_at_once_each_get_their_own_answer(store: StoreFixtur
     entries = {f"k{n}": msgspec.structs.replace(ENTRY, prompt_tokens=n) for n in range(300)}
     for key, entry in entries.items():
         store.put(key, entry)
-    found = await asyncio.gather(*(store.get(key) for key in entries))
-    assert found == list(entries.values())
+    results = await asyncio.gather(*(store.get(key) for key in entries))
+    assert results == list(entries.values())
 
 
 async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: StoreFixture) -> None:

@@ -32,8 +32,8 @@ def listening(limit: int = LIMIT, now: float = 1000.0) -> LocalCache:
     return copy
 
 
-def fetch(copy: LocalCache, key: str, found: Entry | None) -> None:
-    copy.begin_fetch(key)(found)
+def fetch(copy: LocalCache, key: str, entry_: Entry | None) -> None:
+    copy.begin_fetch(key)(entry_)
 
 
 def given_by(copy: LocalCache, key: str) -> Entry | None:
@@ -150,8 +150,8 @@ def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tu
         if what == "asks":
             under_way[who] = copy.begin_fetch("k"), entry("new" if changed else "old")
         elif what == "has":
-            fetched, found = under_way[who]
-            fetched(found)
+            fetched, entry_ = under_way[who]
+            fetched(entry_)
         else:
             copy.invalidate(["k"])
             changed = True
@@ -243,8 +243,8 @@ class AnyStory(RuleBasedStateMachine):
     @precondition(lambda self: self.under_way)
     @rule(data=st.data())
     def a_fetch_ends(self, data: st.DataObject) -> None:
-        _, fetched, found = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
-        fetched(found)
+        _, fetched, entry_ = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
+        fetched(entry_)
 
     @precondition(lambda self: self.told)
     @rule()
@@ -265,10 +265,10 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def it_is_asked(self, key: str) -> None:
-        found = given_by(self.copy, key)
-        if found is not None:
+        entry_ = given_by(self.copy, key)
+        if entry_ is not None:
             assert self.told
-            assert found == self.redis.get(key) or key in self.news
+            assert entry_ == self.redis.get(key) or key in self.news
 
     @invariant()
     def it_keeps_to_its_room(self) -> None:

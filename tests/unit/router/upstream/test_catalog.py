@@ -38,8 +38,8 @@ def test_auto_is_not_found_where_no_model_takes_part() -> None:
     assert caught.value.status == 404
 
 
-def auto(task: Task, found: Catalog) -> str:
-    return found.resolve("auto", task).name
+def auto(task: Task, catalog_: Catalog) -> str:
+    return catalog_.resolve("auto", task).name
 
 
 def test_auto_picks_a_model_that_takes_part_for_the_task() -> None:

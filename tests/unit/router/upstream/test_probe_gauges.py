@@ -64,8 +64,12 @@ def test_the_older_name_of_the_kv_cache_is_known_too() -> None:
 
 def test_a_rate_of_nothing_is_unknown() -> None:
     page = "".join(f"{name[:-1]} 0.0\n" for name in VALUES)
-    found = parse_gauges(page)
-    assert (found.prefix_cache_hit_rate, found.spec_acceptance_rate, found.spec_tokens_per_step) == (None, None, None)
+    gauges = parse_gauges(page)
+    assert (gauges.prefix_cache_hit_rate, gauges.spec_acceptance_rate, gauges.spec_tokens_per_step) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_rate_needs_both_of_its_counters() -> None:
@@ -117,7 +121,7 @@ NAME: Final = st.sampled_from([name[:-1] for name in VALUES])
 @given(st.lists(st.builds("{}{}".format, NAME, st.text('{}=", \\\n1.xNa#+e', max_size=12)) | st.text(max_size=20)))
 def test_no_page_raises_anything_but_that_it_is_none(lines: list[str]) -> None:
     try:
-        found = parse_gauges("\n".join(lines))
+        gauges = parse_gauges("\n".join(lines))
     except ValueError:
         return
-    assert isinstance(found, EngineGauges)
+    assert isinstance(gauges, EngineGauges)

@@ -88,10 +88,10 @@ def test_thousands_of_documents_are_all_named() -> None:
     st.lists(st.dictionaries(st.sampled_from(["doc_id", "id", "text", "title"]), JSON_VALUES, max_size=4), max_size=5)
 )
 def test_no_document_is_too_odd_to_be_named(documents: list[Any]) -> None:
-    found = names(*documents)
-    assert len(found) <= len(documents)
-    assert bool(found) is bool(documents)
-    for name in found:
+    document_names = names(*documents)
+    assert len(document_names) <= len(documents)
+    assert bool(document_names) is bool(documents)
+    for name in document_names:
         assert 0 < len(name) <= MAX_DOCUMENT_NAME
         assert name.isprintable()
 

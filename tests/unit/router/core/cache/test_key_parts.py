@@ -159,9 +159,9 @@ def arrangements(pieces: list[str]) -> list[InferenceRequest]:
 
 @given(st.lists(st.text('ab<>/,[]{}":0 \n', min_size=1, max_size=8), min_size=3, max_size=3))
 def test_the_same_text_in_other_places_has_another_key(pieces: list[str]) -> None:
-    asked = arrangements(pieces)
-    assert len({derive_key(one).text for one in asked}) == len(asked)
-    assert len({derive_key(one).digest for one in asked}) == len(asked)
+    requests = arrangements(pieces)
+    assert len({derive_key(one).text for one in requests}) == len(requests)
+    assert len({derive_key(one).digest for one in requests}) == len(requests)
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=2, max_size=4), st.data())
@@ -170,7 +170,7 @@ def test_text_cut_into_messages_elsewhere_has_another_key(pieces: list[str], dat
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=3)))
     others = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     for role in ("system", "user", "assistant"):
-        one, other = (conversation(*((role, piece) for piece in found)) for found in (pieces, others))
+        one, other = (conversation(*((role, piece) for piece in cut)) for cut in (pieces, others))
         assert (changed_parts(one, other) == set()) == (pieces == others)
 
 

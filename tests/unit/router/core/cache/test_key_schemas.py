@@ -62,8 +62,11 @@ def test_another_order_of_properties_is_another_key(place: str) -> None:
 
 @pytest.mark.parametrize("place", asked_with({}))
 def test_the_order_around_a_schema_does_not_matter(place: str) -> None:
-    asked = asked_with({"type": "string"})[place]
-    assert derive_key(request(asked.endpoint, turned(asked.fields))).text == derive_key(asked).text
+    parsed_request = asked_with({"type": "string"})[place]
+    assert (
+        derive_key(request(parsed_request.endpoint, turned(parsed_request.fields))).text
+        == derive_key(parsed_request).text
+    )
 
 
 def test_the_spelling_of_a_schema_does_not_matter() -> None:

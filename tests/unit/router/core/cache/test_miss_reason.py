@@ -14,14 +14,14 @@ from tests.support.factories import chat, completion, conversation, derive_key, 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]
 
 
-def of(asked: InferenceRequest, **target: Any) -> Fingerprint:
-    return fingerprint_request(derive_key(asked, **target).text, request_parts(asked))
+def of(request: InferenceRequest, **target: Any) -> Fingerprint:
+    return fingerprint_request(derive_key(request, **target).text, request_parts(request))
 
 
 def changed(**parts: str) -> InferenceRequest:
     """The same request with another text in one place."""
-    said = {"system": "Be brief.", "rag": "one", "query": "Why?", **parts}
-    return conversation(("system", said["system"]), ("user", f"<context>{said['rag']}</context> {said['query']}"))
+    texts = {"system": "Be brief.", "rag": "one", "query": "Why?", **parts}
+    return conversation(("system", texts["system"]), ("user", f"<context>{texts['rag']}</context> {texts['query']}"))
 
 
 KNOWN: Final = of(changed())

@@ -162,9 +162,9 @@ def test_what_grows_older_is_never_of_more_use(age: int, by: int, ttl: int, wish
 
 @given(AGES, AGES, WISHES, AGES)
 def test_a_max_age_takes_away_and_a_max_stale_adds(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
-    found = WORSE.index(evaluate_freshness(age, ttl, wishes, stale))
-    assert found >= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_stale=wishes.max_stale), stale))
-    assert found <= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_age=wishes.max_age), stale))
+    rank = WORSE.index(evaluate_freshness(age, ttl, wishes, stale))
+    assert rank >= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_stale=wishes.max_stale), stale))
+    assert rank <= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_age=wishes.max_age), stale))
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def events(
 ) -> list[bytes]:
     """The events of a chat in vLLM's encoding."""
     head = {"id": id_, "object": "chat.completion.chunk", "created": created, "model": model}
-    said = [{**head, "choices": [choice_delta(role="assistant", content="")]}]
-    said += [{**head, "choices": [choice_delta(content=text)]} for text in texts]
-    said.append({**head, "choices": [choice_delta(finish=finish)]})
+    payloads = [{**head, "choices": [choice_delta(role="assistant", content="")]}]
+    payloads += [{**head, "choices": [choice_delta(content=text)]} for text in texts]
+    payloads.append({**head, "choices": [choice_delta(finish=finish)]})
     if usage is not None:
-        said.append({**head, "choices": [], "usage": usage})
-    return [*map(encode_event, said), DONE]
+        payloads.append({**head, "choices": [], "usage": usage})
+    return [*map(encode_event, payloads), DONE]
 
 
 def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRequest = CHAT) -> RecordedResponse:
@@ -49,9 +49,9 @@ def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRe
     return recorded_response(recorder, asked)
 
 
-def as_read(made: RecordedResponse) -> Any:
+def as_read(response: RecordedResponse) -> Any:
     """What clients receive, with parsed JSON, since the escapes in texts may differ."""
-    body, *rest = client_view(made)
+    body, *rest = client_view(response)
     return json.loads(body), list(json.loads(body)), rest
 
 

@@ -56,11 +56,11 @@ def test_of_a_completion_it_is_the_text() -> None:
 
 
 def test_of_a_response_it_is_the_texts_of_its_items() -> None:
-    said: dict[str, Any] = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
-    assert text({"object": "response", "output": [said]}) == "Hi"
+    message: dict[str, Any] = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
+    assert text({"object": "response", "output": [message]}) == "Hi"
     output = [
         {"type": "reasoning", "summary": [{"text": "In short"}], "content": [{"text": "At length"}]},
-        {**said, "content": [*said["content"], {"type": "refusal", "refusal": "No"}]},
+        {**message, "content": [*message["content"], {"type": "refusal", "refusal": "No"}]},
         {"type": "function_call", "name": "f", "arguments": '{"a": 1}'},
         {"type": "web_search_call", "status": "completed"},
     ]

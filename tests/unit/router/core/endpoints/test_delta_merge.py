@@ -26,8 +26,8 @@ def body(endpoint: Endpoint, payloads: list[bytes]) -> bytes | None:
 def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
     """The payloads of a stream, in which each mergeable run is merged."""
     parts = StreamParts()
-    for said in payloads:
-        frame = b"data: %b\n\n" % said
+    for payload_ in payloads:
+        frame = b"data: %b\n\n" % payload_
         if not parts.try_append(frame) and not parts.learn_template(frame):
             parts.append(frame)
     return [payload(frame) or b"" for frame in parts.merged_events(partial(may_merge, endpoint))]

@@ -130,8 +130,8 @@ def test_an_earlier_response_that_is_not_there_is_told_as_it_stands() -> None:
     ],
 )
 def test_an_error_in_a_stream_is_the_clients_if_its_code_says_so(payload: bytes, status: int | None) -> None:
-    found = parse_refusal_event(payload)
-    assert (found.status if found is not None else None) == status
+    refusal = parse_refusal_event(payload)
+    assert (refusal.status if refusal is not None else None) == status
 
 
 JSON = st.recursive(

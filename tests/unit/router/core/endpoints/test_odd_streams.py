@@ -72,7 +72,7 @@ def test_a_piece_of_an_unknown_field_of_a_choice_or_a_call_has_no_json_form_eith
 
 
 def test_what_is_no_piece_may_be_repeated() -> None:
-    said: dict[str, Any] = {
+    repeated: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
         "score": 1,
@@ -85,7 +85,7 @@ def test_what_is_no_piece_may_be_repeated() -> None:
         tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "}"}),
     ]
     replayed = record_and_replay_json(
-        *[chat_event(choice_delta(**said), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP
+        *[chat_event(choice_delta(**repeated), system_fingerprint="f", citations=["u"])] * 2, *calls, STOP
     )
     assert (replayed["system_fingerprint"], replayed["citations"]) == ("f", ["u"])
     message = replayed["choices"][0]["message"]

@@ -195,11 +195,11 @@ def test_without_usage_from_the_engine_there_is_none() -> None:
 
 
 def test_usage_beside_choices_is_part_of_the_stream() -> None:
-    told = {"prompt_tokens": 3, "completion_tokens": 1}
+    usage_so_far = {"prompt_tokens": 3, "completion_tokens": 1}
     events = [
         ROLE_EVENT,
-        chat_event(choice_delta(content="x"), usage=told),
-        chat_event(choice_delta(finish="stop"), usage=told),
+        chat_event(choice_delta(content="x"), usage=usage_so_far),
+        chat_event(choice_delta(finish="stop"), usage=usage_so_far),
     ]
     assert StreamRecorder(LIMIT).feed(sse_stream(*events, USAGE_EVENT)) == b"".join(map(encode_event, events))
 

@@ -291,7 +291,7 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(content: l
     assert isinstance(recording, RecordedResponse)
     frames = replay(entry_from(recording), STREAM_FORM)
     assert frames is not None
-    kinds = [one["type"] for one in event_payloads(frames)]
+    kinds = [event["type"] for event in event_payloads(frames)]
     assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
     again = recorded(frames)
     assert again.started
@@ -348,13 +348,13 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
     assert replayed_frames(recording) == sent
     body = json.loads(recording.body or b"")
     assert body["usage"] == {"input_tokens": recording.prompt_tokens, "output_tokens": recording.completion_tokens}
-    said = [one.get("delta", {}) for one in event_payloads(sent)]
+    deltas = [event.get("delta", {}) for event in event_payloads(sent)]
     (block,) = body["content"]
     if block["type"] == "text":
-        assert block["text"] == "".join(piece.get("text", "") for piece in said)
+        assert block["text"] == "".join(piece.get("text", "") for piece in deltas)
     else:
-        assert block["input"] == json.loads("".join(piece.get("partial_json", "") for piece in said))
-    assert body["stop_reason"] == said[-2]["stop_reason"]
+        assert block["input"] == json.loads("".join(piece.get("partial_json", "") for piece in deltas))
+    assert body["stop_reason"] == deltas[-2]["stop_reason"]
 
 
 @pytest.mark.parametrize("name", ["messages", "messages-tool"])

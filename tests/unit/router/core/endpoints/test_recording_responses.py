@@ -341,7 +341,9 @@ def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
     own: dict[str, Any] = {}
     for name in ("responses-stream", "responses-tool-stream"):
         own |= {one["type"]: one for one in event_payloads(load_capture(name)[1])}
-    made: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     for name in ("responses", "responses-tool"):
-        made |= {one["type"]: one for one in streamed(json.loads(load_capture(name)[1])) or ()}
-    assert {kind: event.keys() for kind, event in made.items()} == {kind: event.keys() for kind, event in own.items()}
+        converted |= {one["type"]: one for one in streamed(json.loads(load_capture(name)[1])) or ()}
+    assert {kind: event.keys() for kind, event in converted.items()} == {
+        kind: event.keys() for kind, event in own.items()
+    }

@@ -113,14 +113,14 @@ def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: st
         without_nulls(json.loads(body)),
         without_nulls(replay_json(recorded_response(record_stream(sent), request), request)),
     )
-    for found in (expected, actual):
-        del found["id"], found["created"]
-        found.pop("usage", None)
-        for made in found["choices"][0]["message"].get("tool_calls", ()):
-            del made["id"]
+    for response in (expected, actual):
+        del response["id"], response["created"]
+        response.pop("usage", None)
+        for call in response["choices"][0]["message"].get("tool_calls", ()):
+            del call["id"]
         # For responses with only tool calls, vLLM sends "" in one form and null in the other.
-        if not found["choices"][0]["message"].get("content"):
-            found["choices"][0]["message"].pop("content", None)
+        if not response["choices"][0]["message"].get("content"):
+            response["choices"][0]["message"].pop("content", None)
     assert actual == expected
 
 
@@ -272,4 +272,4 @@ def test_any_mixture_of_choices_comes_back_as_it_was_sent(order: list[int], data
     recording = recorded_response(record_stream(sse_stream(*events)), request)
     assert replay(entry_from(recording), request) == b"".join(map(encode_event, events)) + DONE
     replayed = replay_json(recording)["choices"]
-    assert [one["message"]["content"] for one in replayed] == [f"-{text}" for text in texts]
+    assert [choice["message"]["content"] for choice in replayed] == [f"-{text}" for text in texts]

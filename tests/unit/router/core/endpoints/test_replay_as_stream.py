@@ -33,8 +33,8 @@ def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> li
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
     head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}
     openings, deltas = [], []
-    for one in body["choices"]:
-        deltas.append({**one})
+    for choice in body["choices"]:
+        deltas.append({**choice})
         if is_chat:
             message = deltas[-1].pop("message")
             delta = {name: value for name, value in message.items() if name != "role" and value is not None}
@@ -42,14 +42,14 @@ def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> li
                 delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(delta["tool_calls"])]
             deltas[-1]["delta"] = delta
             role = {"role": message.get("role") or "assistant", "content": ""}
-            openings.append({"index": one["index"], "delta": role, "logprobs": None, "finish_reason": None})
-    made: list[Any] = [{**head, "choices": [piece]} for piece in openings + deltas]
+            openings.append({"index": choice["index"], "delta": role, "logprobs": None, "finish_reason": None})
+    events: list[Any] = [{**head, "choices": [piece]} for piece in openings + deltas]
     known = {*head, "choices", "usage"}
     if deltas:
-        made[-1] |= {name: value for name, value in body.items() if name not in known and value is not None}
+        events[-1] |= {name: value for name, value in body.items() if name not in known and value is not None}
     if body.get("usage") is not None:
-        made.append({**head, "choices": [], "usage": body["usage"]})
-    return made
+        events.append({**head, "choices": [], "usage": body["usage"]})
+    return events
 
 
 CALL: Final = st.fixed_dictionaries(

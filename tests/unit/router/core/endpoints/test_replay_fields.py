@@ -133,7 +133,7 @@ def test_choices_that_come_mixed_are_told_apart() -> None:
     ]
     asked = chat(stream=True, n=2)
     replayed = record_and_replay_json(*events, asked=asked)["choices"]
-    assert [(one["index"], one["message"]["content"], one["finish_reason"]) for one in replayed] == [
+    assert [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in replayed] == [
         (0, "Aa", "stop"),
         (1, "Bb", "length"),
     ]

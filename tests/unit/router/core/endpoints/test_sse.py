@@ -74,7 +74,7 @@ def test_nothing_is_lost_when_events_are_told_apart(frames: bytes) -> None:
 
 def test_empty_lines_between_events_say_nothing() -> None:
     frames = split_events(b"data: a\n\n\n\ndata: b\n\n\n")
-    assert [found for found in map(payload, frames) if found is not None] == [b"a", b"b"]
+    assert [data for data in map(payload, frames) if data is not None] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ def anything(_: object) -> bool:
 
 def queue(*items: str, limit: int = 100) -> FairQueue[str]:
     """Waiting items, named after their tenant with a number: a1, a2, b1."""
-    made: FairQueue[str] = FairQueue(limit)
+    fair_queue: FairQueue[str] = FairQueue(limit)
     for item in items:
-        assert made.push(item[0], item) is None
-    return made
+        assert fair_queue.push(item[0], item) is None
+    return fair_queue
 
 
 def order(waiting: FairQueue[str], *, keep: bool = True) -> list[str]:

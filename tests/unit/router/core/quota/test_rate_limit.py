@@ -41,13 +41,13 @@ def test_without_a_limit_everything_comes_in() -> None:
 
 @given(st.lists(st.integers(0, 40_000), max_size=80), st.integers(1, 8))
 def test_no_more_requests_come_in_than_the_limit_says_in_any_minute(gaps: list[int], limit: int) -> None:
-    ledger, limits, now, came = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
+    ledger, limits, now, admitted = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
     for gap in gaps:
         now += gap
         if ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
-            came.append(now)
-    for first in came:
-        assert sum(first <= instant < first + 60_000 for instant in came) <= limit
+            admitted.append(now)
+    for first in admitted:
+        assert sum(first <= instant < first + 60_000 for instant in admitted) <= limit
 
 
 @given(st.lists(st.integers(0, 20_000), max_size=60), st.integers(1, 5))
@@ -168,9 +168,9 @@ def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
     ledger, limits, working = TenantUsage(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
     for process, wants in steps:
         if wants:
-            came = comes_in(ledger, limits, 0, process)
-            assert came is (sum(working.values()) < limit), "and all that may are"
-            working[process] += came
+            admitted = comes_in(ledger, limits, 0, process)
+            assert admitted is (sum(working.values()) < limit), "and all that may are"
+            working[process] += admitted
         elif working[process]:
             ledger.apply(limits, UsageUpdate(process=process, released=1), 0, LEASE)
             working[process] -= 1

@@ -23,14 +23,14 @@ def turns_taken(
     engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None
 ) -> list[tuple[str, float]]:
     """The engines tried and their delays if each attempt fails with the next reason; the last reason repeats."""
-    turns, taken, now, left = RetrySchedule(engines), [], 0.0, list(reasons)
-    while (turn := turns.next_attempt(now, random)) is not None:
+    schedule, attempts, now, remaining = RetrySchedule(engines), [], 0.0, list(reasons)
+    while (turn := schedule.next_attempt(now, random)) is not None:
         engine = turn.engines[0]
-        taken.append((engine, turn.wait))
+        attempts.append((engine, turn.wait))
         now += turn.wait
-        turns.mark_tried(engine)
-        turns.on_failure(engine, left.pop(0) if len(left) > 1 else left[0], retry_after, now)
-    return taken
+        schedule.mark_tried(engine)
+        schedule.on_failure(engine, remaining.pop(0) if len(remaining) > 1 else remaining[0], retry_after, now)
+    return attempts
 
 
 def engines_asked(engines: list[str], *reasons: str, retry_after: float | None = None) -> str:
@@ -77,13 +77,13 @@ def test_an_engine_is_not_asked_again_before_the_time_that_it_named(reason: str)
 
 
 def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
-    turns = RetrySchedule(["a", "b", "c"])
-    assert turns.next_attempt(0, 0) == Attempt(("a", "b", "c"), 0)
-    turns.mark_tried("b")
-    turns.on_failure("b", "reset", None, 0)
-    assert turns.next_attempt(0, 0) == Attempt(("a", "c"), 0)
-    turns.mark_tried("a")  # skipped, as its breaker is open
-    assert turns.next_attempt(0, 0) == Attempt(("c",), 0)
+    schedule = RetrySchedule(["a", "b", "c"])
+    assert schedule.next_attempt(0, 0) == Attempt(("a", "b", "c"), 0)
+    schedule.mark_tried("b")
+    schedule.on_failure("b", "reset", None, 0)
+    assert schedule.next_attempt(0, 0) == Attempt(("a", "c"), 0)
+    schedule.mark_tried("a")  # skipped, as its breaker is open
+    assert schedule.next_attempt(0, 0) == Attempt(("c",), 0)
 
 
 @given(st.integers(0, 2000), st.floats(0, 1))
@@ -100,9 +100,9 @@ def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float
     st.floats(0, 1),
 )
 def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], random: float) -> None:
-    taken = turns_taken(engines, *reasons, random=random)
-    assert len(taken) <= len(engines) + MAX_ATTEMPTS
-    assert all(0 <= wait <= MAX_WAIT for _, wait in taken)
+    attempts = turns_taken(engines, *reasons, random=random)
+    assert len(attempts) <= len(engines) + MAX_ATTEMPTS
+    assert all(0 <= wait <= MAX_WAIT for _, wait in attempts)
 
 
 # -- what a failure means ---------------------------------------------------------------------------------------------
@@ -180,16 +180,16 @@ def test_a_calm_hour_does_not_pay_for_a_storm() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans())))
 def test_there_are_never_more_retries_than_the_share_and_the_floor(steps: list[tuple[float, bool]]) -> None:
-    budget, now, asked, retried = RetryBudget(0), 0.0, 0, 0
+    budget, now, requests, retried = RetryBudget(0), 0.0, 0, 0
     for passed, is_request in steps:
         now += passed
         if is_request:
-            asked += 1
+            requests += 1
             budget.on_request(now)
         else:
             retried += budget.try_acquire(now)
         floor = RetryBudget.MIN_RETRIES_PER_SECOND * (now + RetryBudget.WINDOW)
-        assert retried <= RetryBudget.RETRY_RATIO * asked + floor + 1e-6
+        assert retried <= RetryBudget.RETRY_RATIO * requests + floor + 1e-6
 
 
 # -- Retry-After ------------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ def test_the_order_of_the_configuration_does_not_matter(names: list[str], random
 
 def test_affinities_spread_evenly() -> None:
     names = [f"llama.{number}" for number in range(1, 5)]
-    found = Counter(preferred(f"prefix:{number}", names) for number in range(4000))
-    assert all(900 < count < 1100 for count in found.values())
+    shares = Counter(preferred(f"prefix:{number}", names) for number in range(4000))
+    assert all(900 < count < 1100 for count in shares.values())
 
 
 def test_weights_are_the_same_in_every_process() -> None:
@@ -83,8 +83,8 @@ def test_somebody_always_has_room(loads: list[float]) -> None:
 
 def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_does_not() -> None:
     def affinity(system: str, question: str, document: str) -> str | None:
-        said = conversation(("system", system), ("user", question), documents=[{"text": document}])
-        return affinity_key(derive_key(said).text, "acme", None)
+        request = conversation(("system", system), ("user", question), documents=[{"text": document}])
+        return affinity_key(derive_key(request).text, "acme", None)
 
     one = affinity("Be brief.", "Why?", "The sea.")
     assert one is not None

@@ -52,7 +52,7 @@ def figures(classifier: Classifier, path: Path) -> tuple[int, float, float]:
     verdicts = [(one.task, classifier.classify(one.prompt).task) for one in labelled(path)]
     both = verdicts.count(("code", "code"))
     f1 = 2 * both / (2 * both + verdicts.count(("code", "chat")) + verdicts.count(("chat", "code")))
-    return len(verdicts), sum(truth == said for truth, said in verdicts) / len(verdicts), f1
+    return len(verdicts), sum(truth == verdict for truth, verdict in verdicts) / len(verdicts), f1
 
 
 def labelled(path: Path) -> list[Labelled]:
@@ -159,15 +159,15 @@ def test_typographic_quotes_do_not_change_how_english_is_read() -> None:
 
 
 def test_words_symbols_and_layout_are_features() -> None:
-    found = set(features("#include <map>\nint main() {\n    f_1 = c++;\n}"))
+    names = set(features("#include <map>\nint main() {\n    f_1 = c++;\n}"))
 
-    assert {"#include", "int", "main", "f_1", "c++", "()", "~\n    ", "~_"} <= found
+    assert {"#include", "int", "main", "f_1", "c++", "()", "~\n    ", "~_"} <= names
 
 
 def test_scripts_without_spaces_are_cut_into_pairs_and_inflected_words_are_cut_short() -> None:
-    found = [name_of(one) for one in features("编写函数 コード 프로그램을 คำสั่ง")]
+    names = [name_of(one) for one in features("编写函数 コード 프로그램을 คำสั่ง")]
 
-    assert {"编写", "写函", "函数", "コー", "ード", "프로", "คำ"} <= set(found)
+    assert {"编写", "写函", "函数", "コー", "ード", "프로", "คำ"} <= set(names)
     assert {"функц", "lambda", "été"} <= set(features("функциями lambda été"))
 
 

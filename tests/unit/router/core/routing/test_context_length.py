@@ -18,8 +18,12 @@ from tests.support.factories import chat, completion, conversation, embeddings, 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
     request = conversation(("user", "naïve " * 100), max_tokens=50)
-    found = token_bounds(request)
-    assert (found.min_prompt, found.completion, found.max_total) == (0, 50, len(request.body) + TEMPLATE_OVERHEAD + 50)
+    bounds = token_bounds(request)
+    assert (bounds.min_prompt, bounds.completion, bounds.max_total) == (
+        0,
+        50,
+        len(request.body) + TEMPLATE_OVERHEAD + 50,
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,9 +60,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     ],
 )
 def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: InferenceRequest) -> None:
-    found = token_bounds(asked)
-    assert found.max_total is None
-    assert check_fit(found, 1 << 20) is Fit.MAY_FIT
+    bounds = token_bounds(asked)
+    assert bounds.max_total is None
+    assert check_fit(bounds, 1 << 20) is Fit.MAY_FIT
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_context_that_is_not_known_alone_decides_nothing() -> None:
 
 @given(TASKS, st.lists(ENGINE, max_size=6))
 def test_every_engine_is_tried_once_and_those_that_are_down_last(task: Task, engines: list[EngineSnapshot]) -> None:
-    found = rank_engines(task, engines)
-    assert sorted(found, key=repr) == sorted(engines, key=repr)
-    downs = [engine.up is False for engine in found]
+    ranked = rank_engines(task, engines)
+    assert sorted(ranked, key=repr) == sorted(engines, key=repr)
+    downs = [engine.up is False for engine in ranked]
     assert downs == sorted(downs)

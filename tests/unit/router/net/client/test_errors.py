@@ -212,11 +212,11 @@ async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
 
 async def test_bytes_that_do_not_end_the_head_do_not_put_its_time_off() -> None:
     clock = Clock()
-    connection, asked = asking(clock, 10.0)
+    connection, head = asking(clock, 10.0)
     clock.now = 9.0
     connection.data_received(b"HTTP/1.1 2")
     clock.fire()
-    assert is_too_late(asked)
+    assert is_too_late(head)
 
 
 async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_of_their_own() -> None:
@@ -259,11 +259,11 @@ async def test_one_timer_does_for_one_exchange_after_the_other() -> None:
         assert connection.stream_to(lambda _: False) is None
         assert connection.finish_exchange()
         clock.now = float(second)
-        asked = connection.send_request(b"", clock.now + 60.0, 1000.0)
+        head = connection.send_request(b"", clock.now + 60.0, 1000.0)
     clock.now = 60.0
     clock.fire()
     assert [when for when, _ in clock.timers] == [60.0, 119.0]
-    assert waits(asked)
+    assert waits(head)
 
 
 async def test_a_lost_connection_leaves_no_timer_behind() -> None:

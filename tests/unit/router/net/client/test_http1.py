@@ -105,8 +105,8 @@ def test_a_size_can_be_spelt_in_other_ways(size: bytes) -> None:
 
 @pytest.mark.parametrize("size", [b"+1", b"-1", b"1 1", b"1_1", b"0x1", b"g", b"", b"10000000000000001"])
 def test_a_size_that_is_none_is_malformed(size: bytes) -> None:
-    told = read([CHUNKED, chunk(b"a"), size + b"\r\nb\r\n"])
-    assert (told.body, told.malformed) == (b"a", True)
+    result = read([CHUNKED, chunk(b"a"), size + b"\r\nb\r\n"])
+    assert (result.body, result.malformed) == (b"a", True)
 
 
 @pytest.mark.parametrize("end", [b"xx", b"\nx", b"x\n", b"\r\r"])
@@ -118,30 +118,30 @@ def test_what_looks_like_a_chunk_is_none_within_another() -> None:
     within = [chunk(b"hello"), b"1\r\n", chunk(b"world"), LAST]
     outer = chunk(b"".join(within))
     begin, end = outer[:4], outer[-2:]
-    told = read([CHUNKED, chunk(b"a"), begin, *within, end, chunk(b"z"), LAST])
-    assert told.body == b"".join([b"a", *within, b"z"])
-    assert told.done
+    result = read([CHUNKED, chunk(b"a"), begin, *within, end, chunk(b"z"), LAST])
+    assert result.body == b"".join([b"a", *within, b"z"])
+    assert result.done
 
 
 @pytest.mark.parametrize("begun", [b"5", b"5\r", b"5\r\n", b"5\r\nhello", b"5\r\nhello\r"])
 def test_a_chunk_that_was_begun_is_read_to_its_end(begun: bytes) -> None:
     rest = chunk(b"hello")[len(begun) :]
-    told = read([CHUNKED, chunk(b"a"), begun, rest, chunk(b"z"), LAST])
-    assert told == read([CHUNKED + chunk(b"a") + chunk(b"hello") + chunk(b"z") + LAST])
+    result = read([CHUNKED, chunk(b"a"), begun, rest, chunk(b"z"), LAST])
+    assert result == read([CHUNKED + chunk(b"a") + chunk(b"hello") + chunk(b"z") + LAST])
 
 
 def test_the_end_of_a_size_is_no_size() -> None:
     body = b"hello\r\n" + b"x" * 14
     outer = chunk(body)
     assert outer.startswith(b"15\r\nhello\r\n")
-    told = read([CHUNKED, chunk(b"a"), outer[:1], outer[1:11], outer[11:], LAST])
-    assert (told.body, told.done) == (b"a" + body, True)
+    result = read([CHUNKED, chunk(b"a"), outer[:1], outer[1:11], outer[11:], LAST])
+    assert (result.body, result.done) == (b"a" + body, True)
 
 
 def test_nothing_is_taken_for_a_chunk_after_the_end_and_after_what_is_malformed() -> None:
     assert not read([CHUNKED, chunk(b"a"), LAST, chunk(b"b")]).reusable
-    told = read([CHUNKED, chunk(b"a"), b"x\r\n", chunk(b"b")])
-    assert (told.body, told.malformed) == (b"a", True)
+    result = read([CHUNKED, chunk(b"a"), b"x\r\n", chunk(b"b")])
+    assert (result.body, result.malformed) == (b"a", True)
 
 
 @pytest.mark.parametrize("data", RESPONSES.values(), ids=RESPONSES.keys())

@@ -140,19 +140,19 @@ async def test_nobody_there_is_an_error_within_the_time_given() -> None:
     for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
         async with aclosing(open_link(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
             began = time.perf_counter()
-            with pytest.raises(RedisBackendError) as told:
+            with pytest.raises(RedisBackendError) as raised:
                 await opened.execute([("PING",)], 0.3)
             assert time.perf_counter() - began < 1
-            assert "secret" not in str(told.value)
+            assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("deployment", ["least-rights", "sentinel", "cluster"], indirect=True)
 async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: Deployment) -> None:
     url = deployment.url.replace("sec%2Fret", "wrong%2Fone")
     async with aclosing(open_link(url, timeout=1)) as opened:
-        with pytest.raises(RedisBackendError) as told:
+        with pytest.raises(RedisBackendError) as raised:
             await opened.execute([("PING",)], 1)
-    assert "wrong" not in str(told.value)
+    assert "wrong" not in str(raised.value)
 
 
 # -- listening --------------------------------------------------------------------------------------------------------

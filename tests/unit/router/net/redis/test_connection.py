@@ -96,10 +96,10 @@ async def test_a_login_says_who_comes_and_shows_it_in_no_traceback() -> None:
 
 
 async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
-    said = b"$3\r\none\r\n*2\r\n:2\r\n$-1\r\n-ERR no\r\n%1\r\n$1\r\na\r\n$1\r\nb\r\n"
-    for at in range(1, len(said)):
+    replies = b"$3\r\none\r\n*2\r\n:2\r\n$-1\r\n-ERR no\r\n%1\r\n$1\r\na\r\n$1\r\nb\r\n"
+    for at in range(1, len(replies)):
         batch = pair.connection.execute([GET, GET, GET, GET], TEST_TIMEOUT)
-        await pair.server.say(said[:at], said[at:])
+        await pair.server.say(replies[:at], replies[at:])
         one, two, refused, four = await batch
         assert (one, two, four) == (b"one", [2, None], {b"a": b"b"})
         assert str(refused) == "ERR no"

@@ -20,7 +20,7 @@ HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: Any) -> None:
     """The server runs in its own thread, and replies while the client's event loop is blocked."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        asked = threading.Event()
+        request_arrived = threading.Event()
 
         def serve() -> None:
             connected, _ = listening.accept()
@@ -29,7 +29,7 @@ def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: A
                 connected.sendall(HELLO)
                 connected.recv(65536)
                 connected.sendall(b":1\r\n")
-                asked.set()
+                request_arrived.set()
                 connected.recv(65536)
 
         async def work() -> Any:
@@ -37,7 +37,7 @@ def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: A
             await connection.connect(listening.getsockname(), Handshake(None, None, 0, None), TEST_TIMEOUT)
             batch = connection.execute([("GET", "k")], 0.05)
             await asyncio.sleep(0)
-            assert asked.wait(TEST_TIMEOUT)
+            assert request_arrived.wait(TEST_TIMEOUT)
             time.sleep(0.1)  # noqa: ASYNC251 - it is the loop that is to be held up
             try:
                 return await batch

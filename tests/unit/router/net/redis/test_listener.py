@@ -167,51 +167,51 @@ async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: R
 
 async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = RecordingCallbacks()
-    listen(own_redis, told)
-    await told.hears("listening")
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.hears("listening")
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
     async with client:
         (listening,) = await listeners_at(client)
         await client.client_kill_filter(_id=listening["id"])
-        assert await told.hears("deaf") == []
-        assert await told.hears("listening") == []
+        assert await received.hears("deaf") == []
+        assert await received.hears("listening") == []
         await client.set("rh:1:acme:k", "x")
-        assert await told.hears("rh:1:acme:k") == []
+        assert await received.hears("rh:1:acme:k") == []
         assert len(await listeners_at(client)) == 1
 
 
 async def test_a_frozen_redis_is_missed_when_it_was_silent_for_too_long(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = RecordingCallbacks()
-    listen(own_redis, told)
-    await told.hears("listening")
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.hears("listening")
     own_redis.freeze()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await told.hears("deaf")
+    await received.hears("deaf")
     assert loop.time() - began < PING_TIMEOUT + 0.5, "the silence, and some room for a busy machine"
     own_redis.thaw()
-    await told.hears("listening")
+    await received.hears("listening")
 
 
 async def test_a_killed_redis_is_missed_and_listened_to_once_it_is_back(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
-    told = RecordingCallbacks()
-    listen(own_redis, told)
-    await told.hears("listening")
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.hears("listening")
     own_redis.kill()
-    await told.hears("deaf")
+    await received.hears("deaf")
     await own_redis.start()
-    await told.hears("listening")
+    await received.hears("listening")
 
 
 async def test_a_redis_that_comes_later_is_listened_to(own_redis: RedisServer, listen: Listen) -> None:
-    told = RecordingCallbacks()
-    listen(own_redis, told)
-    await told.hears("deaf")
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.hears("deaf")
     await own_redis.start()
-    await told.hears("listening")
+    await received.hears("listening")
 
 
 async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: RedisServer, listen: Listen) -> None:
@@ -224,12 +224,12 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
 
     await own_redis.start()
     client: Any = open_client(own_redis.url, timeout=0.5)
-    told, link = RecordingCallbacks(), Moving(client.connection_pool)
-    listen(own_redis, told, link)
-    await told.hears("listening")
+    received, link = RecordingCallbacks(), Moving(client.connection_pool)
+    listen(own_redis, received, link)
+    await received.hears("listening")
     link.now = "those"
-    assert await told.hears("deaf") == []
-    await told.hears("listening")
+    assert await received.hears("deaf") == []
+    await received.hears("listening")
 
 
 async def test_a_defect_of_whoever_is_told_does_not_end_the_listening(
@@ -246,11 +246,11 @@ async def test_who_stops_listening_is_told_nothing_and_leaves_no_connection(
     own_redis: RedisServer, listen: Listen
 ) -> None:
     await own_redis.start()
-    told = RecordingCallbacks()
-    task = listen(own_redis, told)
-    await told.hears("listening")
+    received = RecordingCallbacks()
+    task = listen(own_redis, received)
+    await received.hears("listening")
     await cancel_and_wait(task)
-    assert told.heard == ["deaf"]
+    assert received.heard == ["deaf"]
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
     async with client:
 

@@ -83,9 +83,9 @@ async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothin
 
 async def test_a_look_up_has_its_place_among_what_is_asked(line: RedisPipeline) -> None:
     line.execute(("SET", "k", "before"))
-    found = line.execute_eager(("GET", "k"))
+    reply = line.execute_eager(("GET", "k"))
     line.execute(("SET", "k", "after"))
-    assert await found == [b"before"]
+    assert await reply == [b"before"]
     assert await line.execute_eager(("GET", "k")) == [b"after"]
 
 
@@ -170,10 +170,10 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     line = await open_line(own_redis)
     own_redis.kill()
     events: list[Replies | None] = []
-    asked, looked_up = line.execute(("GET", "k")), line.execute_eager(("GET", "k"))
+    pending, looked_up = line.execute(("GET", "k")), line.execute_eager(("GET", "k"))
     line.send(("GET", "k"), on_reply=events.append)
     with pytest.raises(RedisDownError):
-        await asked
+        await pending
     with pytest.raises(RedisDownError):
         await looked_up
     assert events == [None]

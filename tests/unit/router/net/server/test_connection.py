@@ -256,7 +256,7 @@ def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
 
 @pytest.mark.parametrize("late", [True, False], ids=["before it is watched", "while it is watched"])
 async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bool) -> None:
-    begun, left, told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    begun, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
@@ -270,18 +270,18 @@ async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bo
             await left.wait()
         except asyncio.CancelledError:
             assert client.cancelled_by_disconnect
-            told.set()
+            cancelled.set()
 
     async with serving(app) as (port, _):
         async with connect(port) as connection:
             connection.write(http_request("a"))
             await begun.wait()
         async with asyncio.timeout(TEST_TIMEOUT):
-            await told.wait()
+            await cancelled.wait()
 
 
 async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_all_the_same() -> None:
-    lost, told = asyncio.Event(), asyncio.Event()
+    lost, cancelled = asyncio.Event(), asyncio.Event()
     replies: asyncio.Queue[PendingReplies] = asyncio.Queue()
 
     async def app(scope: Any, _: Any, __: Any) -> None:
@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             assert client.cancelled_by_disconnect
-            told.set()
+            cancelled.set()
 
     async with serving(app, lost) as (port, _):
         async with connect(port) as connection:
@@ -304,12 +304,12 @@ async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_
         await lost.wait()
         asyncio.get_running_loop().call_soon(reply.set_result, [])
         async with asyncio.timeout(TEST_TIMEOUT):
-            await told.wait()
+            await cancelled.wait()
 
 
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stopped: bool) -> None:
-    begun, told = asyncio.Event(), asyncio.Event()
+    begun, disconnected = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
@@ -322,14 +322,14 @@ async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stop
         await send(start())
         await send(body(b"nobody gets it"))
         assert not client.cancelled_by_disconnect
-        told.set()
+        disconnected.set()
 
     async with serving(app) as (port, pieces):
         async with connect(port) as connection:
             connection.write(http_request("a"))
             await begun.wait()
         async with asyncio.timeout(TEST_TIMEOUT):
-            await told.wait()
+            await disconnected.wait()
         assert pieces == []
 
 
@@ -362,10 +362,10 @@ async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full
         assert not client.try_send(b"too early")
         await send(body(b"a", more=True))
         assert client.try_send(b"b")
-        taken = 0
+        accepted = 0
         while client.try_send(b"x" * 65536):
-            taken += 1
-        await send(body(b"c%d" % taken))
+            accepted += 1
+        await send(body(b"c%d" % accepted))
         assert not client.try_send(b"too late")
 
     async with serving(app) as (port, _), connect(port) as connection:

@@ -26,8 +26,8 @@ ALL = EntryFilter(all=True)
 
 async def exported(client: Any, scope: EntryFilter = ALL) -> list[bytes]:
     lines: list[bytes] = []
-    told = await export_entries(client, scope, lines.append)
-    assert told.entries == len(lines)
+    counts = await export_entries(client, scope, lines.append)
+    assert counts.entries == len(lines)
     return lines
 
 

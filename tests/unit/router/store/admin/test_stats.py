@@ -131,31 +131,31 @@ async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
     entry = make_entry(documents=("handbook", "faq"), completion_tokens=7)
     at = await store_entry(client, entry_key(rag="b" * 16), entry, expires=7200)
     (listed,) = (await list_entries(client, ALL, 10)).entries
-    told = msgspec.to_builtins(listed)
-    assert told == {
+    listed_ = msgspec.to_builtins(listed)
+    assert listed_ == {
         "key": at,
         "parts": {"tenant": "acme", "model": "llama", "system": "0" * 16, "rag": "b" * 16, "query": "0" * 32},
-        "engine": "llama-chat", "task": "chat", "created": entry.created, "age": 0, "ttl": told["ttl"],
-        "gone_in": told["gone_in"], "stale": False, "prompt_tokens": 3, "completion_tokens": 7, "generation_ms": 12,
-        "bytes": told["bytes"], "documents": ["handbook", "faq"],
+        "engine": "llama-chat", "task": "chat", "created": entry.created, "age": 0, "ttl": listed_["ttl"],
+        "gone_in": listed_["gone_in"], "stale": False, "prompt_tokens": 3, "completion_tokens": 7, "generation_ms": 12,
+        "bytes": listed_["bytes"], "documents": ["handbook", "faq"],
     }  # fmt: skip
-    assert 3590 < told["ttl"] <= 3600
-    assert 7190 < told["gone_in"] <= 7200
-    assert told["bytes"] > 100
+    assert 3590 < listed_["ttl"] <= 3600
+    assert 7190 < listed_["gone_in"] <= 7200
+    assert listed_["bytes"] > 100
 
 
 async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_or_a_repeat(client: Any) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(57)]
-    found: list[str] = []
+    keys: list[str] = []
     cursor = None
     pages = 0
     while pages == 0 or cursor is not None:
         one = await list_entries(client, ALL, 10, cursor)
-        found += [listed.key for listed in one.entries]
+        keys += [listed.key for listed in one.entries]
         cursor = one.cursor
         pages += 1
         await store_entry(client, entry_key(1000 + pages, tenant="aaa"))  # a new entry that sorts before the cursor
-    assert found == expected
+    assert keys == expected
     assert pages == 6
 
 
