@@ -78,5 +78,4 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
 
 
 def _has_gpu() -> bool:
-    """Whether the kernel has an NVIDIA or an AMD GPU device."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))

@@ -46,9 +46,11 @@ class ManagedProcess:
         """Raises StartError."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
+            # The child has its own descriptor; the parent's is closed after the start.
             with self.log.open("wb") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv,
+                    # So that no child reads from the terminal.
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -71,6 +73,7 @@ class ManagedProcess:
 
         Raises StartError if the process exits first or is not ready within `timeout` seconds.
         """
+        # One future for all rounds, so that an exit ends the wait at once.
         exited = asyncio.ensure_future(self.wait())
         try:
             async with asyncio.timeout(timeout):
@@ -112,7 +115,6 @@ class ManagedProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Describes an exit code for a person."""
     if code >= 0:
         return f"ended with code {code}"
     try:

@@ -33,6 +33,7 @@ def redis_argv(program: str, *, socket: Path, folder: Path) -> list[str]:
     """The command for a Redis that only this user can reach, and that keeps its entries across restarts."""
     return [
         program,
+        # Only the Unix socket, with permissions for this user alone.
         *("--port", "0"),
         *("--unixsocket", str(socket)),
         *("--unixsocketperm", "700"),

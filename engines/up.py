@@ -43,6 +43,7 @@ async def up(plan: UpPlan, console: Console) -> int:
         loop.add_signal_handler(number, stop_requested.set)
     try:
         with _state_lock(Path(plan.state)):
+            # Both are awaited, so that a signal also interrupts the start.
             stopped = asyncio.ensure_future(stop_requested.wait())
             running = asyncio.ensure_future(tree.run())
             try:
@@ -65,7 +66,6 @@ async def up(plan: UpPlan, console: Console) -> int:
 
 
 async def _stop(tree: "ProcessTree", *, force: asyncio.Event) -> None:
-    """Stops the tree in order; kills it when `force` is set."""
     stopping = asyncio.ensure_future(tree.stop())
     forced = asyncio.ensure_future(force.wait())
     await asyncio.wait([stopping, forced], return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +135,7 @@ class ProcessTree:
         """Stops the router first, so that no new requests arrive, then the engines, then Redis."""
         if self._router is not None:
             await self._router.stop(grace_period=_ROUTER_GRACE_PERIOD)
+        # Together: each may take its whole grace period.
         await asyncio.gather(*(engine.stop() for engine in self._engines))
         if self._redis is not None:
             await self._redis.stop()
@@ -250,7 +251,6 @@ class ProcessTree:
 
 
 def _relative_path(path: Path) -> str:
-    """The path relative to the working directory if it is below it, else the path itself."""
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
@@ -259,6 +259,7 @@ def _relative_path(path: Path) -> str:
 async def _is_redis_ready(path: Path) -> bool:
     """Whether a Redis at this socket has loaded its data and replies."""
     try:
+        # PING and not only a connection: while Redis loads its data, it replies -LOADING.
         reader, writer = await asyncio.open_unix_connection(str(path))
     except OSError:
         return False
@@ -279,5 +280,4 @@ async def _is_http_ready(client: httpx.AsyncClient, url: str) -> bool:
 
 
 def main(plan: UpPlan) -> int:
-    """Runs a plan; returns the exit code."""
     return asyncio.run(up(plan, Console(file=sys.stdout)))

@@ -60,7 +60,6 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
 
 
 def speculative_config(launch: LaunchSpec, draft: str) -> dict[str, Any]:
-    """vLLM's `--speculative-config` for a target with this draft."""
     config: dict[str, Any] = {
         "method": "draft_model",
         "model": draft,

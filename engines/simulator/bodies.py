@@ -36,7 +36,6 @@ class ChoiceAccumulator:
 
     @property
     def calls(self) -> int:
-        """The number of tool calls."""
         return sum(kind is TokenKind.TOOL_NAME for kind, _, _ in self.parts)
 
 
@@ -153,7 +152,6 @@ def _token_ids(choice: ChoiceAccumulator) -> list[int]:
 
 
 def models_body(settings: SimulatorSettings, created: int) -> Json:
-    """The response of /v1/models: one model card per name."""
     return {
         "object": "list",
         "data": [

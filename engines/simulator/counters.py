@@ -89,6 +89,7 @@ class EngineCounters:
     def record_step(self, times: SequenceTimes, now: float, generated: int, prompt: int, cached: int) -> None:
         """Records that one step of one sequence yielded `generated` tokens; the first step also computes its prompt."""
         self.generation_tokens += generated
+        # Cached prompt tokens are not computed.
         self.histograms["iteration_tokens_total"].observe(generated + prompt - cached)
         if times.first_token:
             self.histograms["inter_token_latency_seconds"].observe(now - times.last_token)
@@ -109,6 +110,7 @@ class EngineCounters:
         observations = {
             "request_prompt_tokens": sizes.prompt,
             "request_generation_tokens": sizes.generated,
+            # Without the first token, which belongs to the prefill.
             "request_time_per_output_token_seconds": (last - first) / max(1, sizes.generated - 1),
             "e2e_request_latency_seconds": now - times.arrived,
             "request_queue_time_seconds": admitted - times.arrived,

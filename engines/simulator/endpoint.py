@@ -44,6 +44,7 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # Before validation, so that refused requests are logged too.
         self._request_log.record_request(scope["path"], headers, raw.decode("utf-8", "replace"))
         try:
             if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
@@ -57,6 +58,7 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
                 rejection, self._error_body(rejection) if body_override is None else body_override
             )
             return
+        # The log must have its line before the first byte of the answer is sent.
         if self._generation_log is not None:
             plan = self._generation_log.start_generation(body, plan)
         writer = ResponseWriter(scope, send, plan.chunk_bytes)
@@ -95,7 +97,6 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
 
 
 def drop_before_headers(plan: FaultPlan) -> None:
-    """Raises ConnectionDroppedError if the plan drops the connection before the response starts."""
     if plan.drop_before_headers:
         raise ConnectionDroppedError
 
@@ -111,11 +112,13 @@ async def apply_fault(plan: FaultPlan, token_count: int, writer: ResponseWriter)
     if plan.drop_after is not None and token_count >= plan.drop_after:
         raise ConnectionDroppedError
     if plan.stall_after is not None and token_count >= plan.stall_after:
+        # Stalls until the client disconnects, which cancels this task.
         await asyncio.Event().wait()
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Coroutine[None, None, None]) -> None:
     """Runs the work and cancels it when the client disconnects."""
+    # The work runs in this task; the watcher cancels it.
     task = asyncio.current_task()
     assert task is not None, "an ASGI app runs in a task"
     disconnected = False
@@ -133,6 +136,7 @@ async def _cancel_on_disconnect(receive: Receive, work: Coroutine[None, None, No
         # A server that shuts down also cancels the task; only a disconnect of the client is handled here.
         if not disconnected:
             raise
+        # The cancellation is handled here; without uncancel() an enclosing timeout would misread it.
         task.uncancel()
     finally:
         watcher.cancel()

@@ -107,6 +107,7 @@ class EngineCore:
 
         Closing the generator aborts the choices that still run; throwing EngineFailedError into it fails them.
         """
+        # Set at each admission of one of the request's sequences.
         changed = asyncio.Event()
         live = [self._start(request, plan, index, changed) for index in range(len(request.prompts) * request.n)]
         pacer = _Pacer(
@@ -137,6 +138,7 @@ class EngineCore:
                         longest = max(longest, running.generated)
                         self._finish(running, delta.finish_reason)
                     yield delta
+            # Only for requests that run to their end.
             self.counters.record_request(request.n, longest)
         except EngineFailedError:
             unfinished_reason = "error"
@@ -149,7 +151,8 @@ class EngineCore:
     def _start(
         self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
     ) -> _RunningSequence:
-        prompt = request.prompts[index // request.n]
+        prompt = request.prompts[index // request.n]  # the n choices of a prompt are adjacent
+        # `index % n`: choices of one prompt differ, while equal prompts in one request give equal answers.
         seed_input = f"{request.sampling_hash}:{index % request.n}:".encode() + prompt.text.encode(
             "utf-8", "surrogatepass"
         )
@@ -197,6 +200,7 @@ class EngineCore:
         parts: list[Token] = []
         reason = stop = None
         while len(tokens) < steps and reason is None:
+            # The default is for the end of the text: the source has no end-of-sequence token.
             token = next(running.source, _EOS_TOKEN)
             tokens.append(token)
             running.generated += 1
@@ -219,6 +223,7 @@ class EngineCore:
     def _record_step(self, running: _RunningSequence, tokens: list[Token]) -> None:
         sequence = running.sequence
         first = not running.times.first_token
+        # The prompt counts once, with the first token, although a preemption computes it again.
         prompt, cached = (len(sequence.prompt), sequence.cached_tokens) if first else (0, 0)
         self.counters.record_step(running.times, self.clock(), len(tokens), prompt, cached)
         for token in tokens:
@@ -242,7 +247,6 @@ _EOS_TOKEN = Token("")
 
 
 def _append_part(parts: list[Token], token: Token) -> None:
-    """Appends text to `parts`; text of the same field and tool call joins the last part."""
     if not token.text:
         return
     if parts and (parts[-1].kind, parts[-1].call_index) == (token.kind, token.call_index):

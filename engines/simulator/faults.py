@@ -143,6 +143,7 @@ def plan_faults(faults: Iterable[Fault]) -> FaultPlan:
     """
     plan: dict[str, Any] = {}
     for fault in faults:
+        # Later faults override earlier ones.
         plan.update(_plan_fields(fault))
     return FaultPlan(**plan)
 
@@ -240,6 +241,7 @@ class FaultRegistry:
     def take_matching(self, prompt: str) -> list[Fault]:
         """The faults for one generation with this prompt. Counts down `times` and removes exhausted faults."""
         matching = []
+        # A copy, since exhausted entries are removed during the iteration.
         for entry in list(self._entries):
             if entry.fault.kind in ENGINE_FAULTS or entry.match not in prompt:
                 continue
@@ -252,10 +254,10 @@ class FaultRegistry:
 
     def engine_fault(self, kind: str) -> Fault | None:
         """The engine fault of this kind that was set last, if any."""
+        # The last one wins.
         return next((entry.fault for entry in reversed(self._entries) if entry.fault.kind == kind), None)
 
     def add_engine_fault(self, fault: Fault) -> None:
-        """Adds an engine fault that came in a marker."""
         self._entries.append(_RegisteredFault(fault, None, ""))
 
     def list_faults(self) -> list[dict[str, object]]:

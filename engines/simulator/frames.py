@@ -42,7 +42,6 @@ def typed_frame(event: dict[str, object]) -> bytes:
 
 
 def tool_call_id() -> str:
-    """A unique id in vLLM's format."""
     return f"chatcmpl-tool-{secrets.token_hex(8)}"
 
 
@@ -106,7 +105,6 @@ class ChatFrames:
         ]
 
     def opening_frames(self) -> list[bytes]:
-        """One event with the role for each choice."""
         ids = encode(self._request.prompts[0].tokens if self._request.return_token_ids else None)
         return [
             self._prefix
@@ -144,10 +142,10 @@ class ChatFrames:
         return [*frames, self._frame(delta.index, message, logprobs, (delta, reason) if reason else None, ids)]
 
     def closing_frames(self) -> list[bytes]:
-        """The usage, if it was requested."""
         if not self._request.include_usage:
             return []
         details: dict[str, object] = {}
+        # Without reasoning, vLLM omits the details here; continuous usage has them as null.
         if self._request.thinking:
             details["completion_tokens_details"] = {"reasoning_tokens": sum(self._usage.reasoning)}
         total = usage_object(self._usage.prompt, sum(self._usage.by_choice), **details)
@@ -165,6 +163,7 @@ class ChatFrames:
         shown = finish_reason(self._request, reason)
         frame += b',"finish_reason":' + encode(shown) + b',"stop_reason":' + encode(delta.stop_reason)
         frame += b',"token_ids":' + ids + b"}]" + self._continuous_usage(index)
+        # vLLM sends the fingerprint once: in the usage event if there is one, else in the last event.
         return frame + (b"" if self._request.include_usage else self._end_fingerprint) + b"}\n\n"
 
     def _message(self, part: Token) -> bytes:
@@ -205,15 +204,16 @@ class CompletionFrames:
         self._offsets = [0] * choices
 
     def opening_frames(self) -> list[bytes]:
-        """Nothing: a completion begins with its first token."""
+        """None: a completion starts with its first token."""
         return []
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """One event, even where no text may be shown yet; the first of an answer carries an echoed prompt."""
+        """One event, even if no text may be sent yet; the first of a choice carries the echoed prompt."""
         self._usage.add(delta)
         request, index = self._request, delta.index
         reason = delta.finish_reason if self._finish else None
         prompt = request.prompts[index // request.n]
+        # An echoed prompt and its token ids belong to the first event of each choice only.
         opens = not self._started[index]
         self._started[index] = True
         text = "" if request.echo_only else "".join(part.text for part in delta.parts)
@@ -232,12 +232,12 @@ class CompletionFrames:
         frame += b',"token_ids":' + encode(ids) + b"}]"
         if request.continuous_usage:
             frame += b',"usage":' + encode(usage_object(len(prompt.tokens), self._usage.by_choice[index]))
+        # vLLM sends the fingerprint once: in the usage event if there is one, else in the last event.
         if reason is not None and not request.include_usage:
             frame += self._end_fingerprint
         return [frame + b"}\n\n"]
 
     def closing_frames(self) -> list[bytes]:
-        """The usage, where it was asked for."""
         if not self._request.include_usage:
             return []
         total = usage_object(self._usage.prompt, sum(self._usage.by_choice))

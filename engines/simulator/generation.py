@@ -58,6 +58,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     async def _send_failure(
         self, request: GenerationRequest, rejection: Rejection, plan: FaultPlan, writer: ResponseWriter
     ) -> None:
+        # A JSON response can still report the error by its status; a stream has sent its status already.
         if not request.stream:
             await writer.send_error(rejection, self._error_body(rejection))
             return
@@ -76,6 +77,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     ) -> None:
         frames = self._api.make_frames(request, envelope, finish=plan.finish)
         drop_before_headers(plan)
+        # The head is sent before the first token, as vLLM does.
         await writer.start_stream()
         is_open, malform, padded_size, count = frames.opens_immediately, plan.malformed, plan.event_bytes, 0
         if is_open:
@@ -141,6 +143,5 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
 
 
 def _padded(frame: bytes, size: int) -> bytes:
-    """The event with one more field, so that it has `size` bytes."""
     # 13 bytes: the field's own syntax, `"padding":"",`.
     return frame.replace(b"{", b'{"padding":"%b",' % (b"." * (size - len(frame) - 13)), 1)

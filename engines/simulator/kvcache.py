@@ -21,7 +21,6 @@ def block_hash(parent_hash: int, tokens: Items[int]) -> int:
 
 
 def block_hashes(salt: int, tokens: Items[int]) -> list[int]:
-    """Hashes of the full blocks of a prompt, first to last."""
     hashes, parent = [], salt
     for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
         parent = block_hash(parent, tokens[start : start + BLOCK_SIZE])
@@ -57,7 +56,6 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that sequences hold."""
         return len(self._references) + self._private
 
     @property
@@ -115,7 +113,6 @@ class BlockPool:
         blocks.hashed.append(value)
 
     def free(self, blocks: SequenceBlocks) -> None:
-        """Releases the blocks of a sequence."""
         # The last blocks become idle first, since they are the least likely to be shared.
         for value in reversed(blocks.hashed):
             self._references[value] -= 1

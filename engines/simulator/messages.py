@@ -56,14 +56,12 @@ class MessagesFrames:
         self._ended: tuple[str | None, str | None] = (None, None)
 
     def opening_frames(self) -> list[bytes]:
-        """The message without content."""
         head = {"id": self._envelope.id, "type": "message", "role": "assistant", "content": []}
         rest = {"model": self._envelope.model, "stop_reason": None, "stop_sequence": None}
         used = {"input_tokens": self._usage.prompt, "output_tokens": 0}
         return [typed_frame({"type": "message_start", "message": {**head, **rest, "usage": used}})]
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """Appends a delta to the open block, or opens a new one."""
         self._usage.add(delta)
         frames = []
         for part in delta.parts:
@@ -86,7 +84,6 @@ class MessagesFrames:
         return frames
 
     def closing_frames(self) -> list[bytes]:
-        """The end of the last block, the stop reason and the usage."""
         reason, matched = self._ended
         used = {"input_tokens": self._usage.prompt, "output_tokens": self._usage.by_choice[0]}
         last = {"stop_reason": reason, "stop_sequence": matched}
@@ -118,6 +115,7 @@ class MessagesFrames:
         frames = [self._frame("content_block_stop")]
         if self._open.kind is TokenKind.REASONING:
             signed = {"type": "signature_delta", "signature": secrets.token_hex(16)}
+            # A thinking block ends with its signature.
             frames.insert(0, self._frame("content_block_delta", delta=signed))
         self._open = None
         self._index += 1

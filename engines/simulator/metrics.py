@@ -33,6 +33,7 @@ _HISTOGRAMS = {
         "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
     ),
 }
+# The HELP and TYPE lines, and the sample.
 _KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re.MULTILINE)
 
 
@@ -60,7 +61,6 @@ class EngineCollector(Collector):
         self._labels = {"model_name": settings.model_names[0], "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics in vLLM's order."""
         if self._speculation.enabled:
             yield from self._speculation_metrics()
         yield from self._scheduler_metrics()
@@ -199,6 +199,7 @@ class EngineCollector(Collector):
         histogram = self._engine_counters.histograms[name]
         family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), histogram.cumulative(), histogram.sum)
+        # HistogramMetricFamily has no `created` argument.
         family.add_sample(f"vllm:{name}_created", self._labels, self._started)
         return family
 

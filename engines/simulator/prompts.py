@@ -34,6 +34,7 @@ def chat_prompt(
         if message["role"] == "user":
             user_text = content
     text = "".join(parts)
+    # The generation prompt counts as tokens; markers and the seed only see the conversation.
     return Prompt(text, tuple(encode_text(text + "<|assistant|>\n")), user_text)
 
 

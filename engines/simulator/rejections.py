@@ -24,7 +24,6 @@ class Rejection(Exception):  # noqa: N818 - vLLM's response to a client, not a f
 
     @property
     def body(self) -> dict[str, object]:
-        """The error object in the order of vLLM's keys."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
     @property

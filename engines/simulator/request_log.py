@@ -71,6 +71,5 @@ class RequestLog:
         )
 
     def notify(self) -> None:
-        """Wakes the waiters, which check their goals themselves."""
         if not self._changed.is_set():
             self._changed.set()

@@ -148,6 +148,7 @@ def completion_request(body: fields.Body, settings: SimulatorSettings) -> Genera
     prompts = completion_prompts(body["prompt"])
     if not prompts:
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    # OpenAI's default for completions.
     limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
     return _build_request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
 
@@ -180,7 +181,6 @@ def _tools_to_call(body: fields.Body, settings: SimulatorSettings) -> tuple[tupl
 
 
 def _function(at: int, tool: dict[str, Any]) -> tuple[str, object]:
-    """Name and argument schema of a tool."""
     where = f"body.tools.{at}.function"
     function = tool.get("function")
     if not isinstance(function, dict):
@@ -214,6 +214,7 @@ def _build_request(
             raise prompt_too_long(settings.context_length)
         if remaining == 0 and not echo_only:
             raise bad_request("max_tokens must be at least 1, got 0.", "max_tokens", 0)
+        # With `echo_only` the engine generates one token, which is not sent.
         limits.append(1 if echo_only else remaining if limit is None else min(limit, remaining))
     options = fields.coerce(
         body.get("stream_options") or {}, {"include_usage": "boolean", "continuous_usage_stats": "boolean"}

@@ -51,7 +51,6 @@ class ResponsesFrames:
         self._status = "in_progress"
 
     def opening_frames(self) -> list[bytes]:
-        """The response without output."""
         created = _response(self._request, self._envelope, [], "in_progress", None)
         return [
             self._frame("response.created", response=created),
@@ -59,7 +58,6 @@ class ResponsesFrames:
         ]
 
     def delta_frames(self, delta: Delta) -> list[bytes]:
-        """Appends a delta to the open item, or opens a new one."""
         self._usage.add(delta)
         frames = []
         for part in delta.parts:
@@ -76,7 +74,6 @@ class ResponsesFrames:
         return self._close_item()
 
     def final_frame(self) -> bytes:
-        """The complete response."""
         usage = _usage(self._usage.prompt, self._usage.by_choice[0], self._usage.reasoning[0])
         completed = _response(self._request, self._envelope, self._output, self._status, usage)
         return self._frame("response.completed", response=completed)
@@ -90,6 +87,7 @@ class ResponsesFrames:
         return frames
 
     def _frame(self, kind: str, **event: object) -> bytes:
+        # Events of one stream are numbered from 0.
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
         # OpenAI's classes declare their fields in alphabetical order, optional fields last.
         optional = {"name": event.pop("name")} if "name" in event else {}

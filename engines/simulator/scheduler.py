@@ -73,6 +73,7 @@ class Scheduler:
         if length % BLOCK_SIZE == 0:
             sequence.last_hash = block_hash(sequence.last_hash, sequence.tokens[-BLOCK_SIZE:])
             self.pool.cache_full_block(sequence.blocks, sequence.last_hash)
+        # The token is the first of a new block.
         elif length % BLOCK_SIZE == 1:
             # A new block is needed. Preempt the newest sequence until a block is free; this one may be the newest.
             while sequence.admitted and not self.pool.append_block(sequence.blocks):
@@ -98,6 +99,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             sequence.blocks, cached = allocation
+            # The salt starts the hash chain, so different salts never share blocks.
             sequence.last_hash = hashes[-1] if hashes else sequence.salt
             if not sequence.queried:
                 # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.
@@ -114,4 +116,5 @@ class Scheduler:
         victim.preemptions += 1
         self.counts.preemptions += 1
         self.pool.free(victim.blocks)
+        # The head of the queue: a preempted sequence has already waited once.
         self._waiting.appendleft(victim)

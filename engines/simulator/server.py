@@ -38,6 +38,7 @@ class _SimulatorServer(Server):
         """Handles the signals without raising them again at the end, as uvicorn would; vLLM exits with code 0."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
+            # Handlers of the event loop run between callbacks, so _stop may use transports.
             loop.add_signal_handler(number, self._stop)
         yield
 
@@ -49,6 +50,7 @@ class _SimulatorServer(Server):
     def _stop(self) -> None:
         # As vLLM without --shutdown-timeout, generation is aborted. Requests end as if the client had disconnected.
         for connection in list(self.server_state.connections):
+            # Copied to a list: aborting removes the connection from the set.
             connection.transport.abort()
         self.should_exit = self.force_exit = True
 
@@ -58,6 +60,7 @@ def run(settings: SimulatorSettings, host: str, port: int, log_level: str) -> No
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Bound here rather than by uvicorn, so that the port is known for the line on stdout.
         listener.bind((host, port))
         name = f"[{host}]" if ":" in host else host
         config = Config(

@@ -31,7 +31,6 @@ class SpeculativeDecoder:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is a draft model."""
         return self._depth > 0
 
     def step(self, rng: Random, *, code: bool) -> int:
@@ -43,6 +42,7 @@ class SpeculativeDecoder:
             return 1
         acceptance = self._acceptance[code]
         accepted = 0
+        # The first rejected token ends the run: the tokens after it depend on it.
         while accepted < self._depth and rng.random() < acceptance:
             self.counts.accepted_per_position[accepted] += 1
             accepted += 1

@@ -18,11 +18,13 @@ class StopStringMatcher:
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that may be sent now, and the stop string that ended the choice, if one did."""
+        # `_seen` can begin before `_held`: it keeps enough text for a match across tokens.
         before = len(self._seen)
         self._seen += text
         matches = [(at, stop) for stop in self._stops if (at := self._seen.find(stop)) >= 0]
         pending = self._held + text
         if matches:
+            # The match that starts first ends the text, even if another one was completed first.
             at, stop = min(matches, key=lambda item: item[0])
             end = at + len(stop) if self._include_stop else at
             start = before - len(self._held)

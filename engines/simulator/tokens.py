@@ -25,7 +25,6 @@ def token_id(piece: str) -> int:
 
 
 def encode_text(text: str) -> list[int]:
-    """Token ids of a text."""
     pieces = split_tokens(text)
     ids = {piece: token_id(piece) for piece in set(pieces)}
     return [ids[piece] for piece in pieces]

@@ -36,7 +36,6 @@ class ResponseWriter:
         self._buffered = b""
 
     async def send_json(self, status: int, body: object, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Sends a complete JSON response; bytes are sent unchanged."""
         content = body if isinstance(body, bytes) else encode(body)
         extra = [(name.lower().encode(), value.encode()) for name, value in headers]
         await self._start(
@@ -65,7 +64,6 @@ class ResponseWriter:
         await self._start(200, [(b"content-type", b"text/event-stream; charset=utf-8"), _VARY])
 
     async def write(self, data: bytes) -> None:
-        """Sends a part of the body."""
         size = self._chunk_bytes
         if size is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -79,7 +77,6 @@ class ResponseWriter:
         self._buffered = data[complete:]
 
     async def end(self) -> None:
-        """Ends the body."""
         await self._send({"type": "http.response.body", "body": self._buffered, "more_body": False})
 
     async def flush(self) -> None:
@@ -94,6 +91,7 @@ class ResponseWriter:
     async def drop(self, *, reset: bool) -> None:
         """Flushes what was written and breaks the connection."""
         await self.flush()
+        # The faults need a real close; ASGI has no message for it.
         transport: asyncio.Transport = self._scope["extensions"][TRANSPORT_EXTENSION]
         if reset:
             connection: socket.socket = transport.get_extra_info("socket")
@@ -113,6 +111,7 @@ async def read_body(receive: Receive) -> bytes:
     """The body of a request; incomplete if the client disconnects."""
     parts = []
     while True:
+        # A disconnect message has no body, so an incomplete body is returned.
         message = await receive()
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
@@ -120,6 +119,5 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -188,7 +188,6 @@ def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
 
 
 def documented_functions(source: str) -> Iterator[Passage]:
-    """The documented top-level functions of a module's source that have a suitable length."""
     lines = source.splitlines()
     for node in ast.parse(source).body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):

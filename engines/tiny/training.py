@@ -97,7 +97,6 @@ def train(
 
 
 def language_model_loss(model: Any) -> Callable[[Any], Any]:
-    """The loss of causal language modelling."""
     return lambda rows: model(input_ids=rows, labels=rows).loss
 
 

@@ -18,11 +18,9 @@ class CommandResult(NamedTuple):
     stderr: str
 
     def json(self) -> Any:
-        """Standard output parsed as one JSON document."""
         return json.loads(self.stdout)
 
     def json_lines(self) -> list[Any]:
-        """Standard output parsed as JSON, line by line."""
         return [json.loads(line) for line in self.stdout.splitlines()]
 
 

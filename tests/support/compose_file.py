@@ -134,6 +134,5 @@ def options(argv: list[str]) -> dict[str, str | None]:
 
 
 def host_of(url: str) -> tuple[str | None, int | None]:
-    """The host and port of a URL."""
     parts = urlsplit(url)
     return parts.hostname, parts.port

@@ -20,7 +20,6 @@ def parse_config(text: str, **environment: str) -> Settings:
 
 
 def mistakes(text: str, **environment: str) -> tuple[str, ...]:
-    """The mistakes that are reported for an invalid configuration."""
     with pytest.raises(ConfigurationError) as caught:
         parse(text, environment)
     reported = caught.value.mistakes
@@ -30,6 +29,5 @@ def mistakes(text: str, **environment: str) -> tuple[str, ...]:
 
 
 def config_error(text: str, **environment: str) -> str:
-    """The only mistake that is reported for an invalid configuration."""
     (mistake,) = mistakes(text, **environment)
     return mistake

@@ -22,7 +22,6 @@ LIMIT = 256
 
 
 def exhaust_descriptors() -> list[int]:
-    """Opens descriptors until none is left."""
     opened = []
     while True:
         try:

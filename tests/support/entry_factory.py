@@ -19,12 +19,10 @@ NO_HASH: Final = "0" * 16
 def entry_key(
     number: int = 0, *, tenant: str = "acme", model: str = "llama", system: str = NO_HASH, rag: str = NO_HASH
 ) -> str:
-    """The key of the entry with this number."""
     return f"rh:1:{tenant}:{model}:{system}:{rag}:{number:032x}"
 
 
 def make_entry(**fields: Any) -> Entry:
-    """An entry that was created just now."""
     values: dict[str, Any] = {
         "digest": "d" * 64, "body": b'{"a": 1}', "stream": None, "model": "llama",
         "engine": "llama-chat", "task": "chat", "created": round(time.time(), 3), "ttl": 3600.0, "prompt_tokens": 3,

@@ -46,13 +46,11 @@ def responses(**fields: Any) -> InferenceRequest:
 
 
 def messages(**fields: Any) -> InferenceRequest:
-    """A request of /v1/messages with one user message."""
     user_messages = [{"role": "user", "content": "Hi"}]
     return request(Endpoint.MESSAGES, {"model": "llama", "max_tokens": 9, "messages": user_messages, **fields})
 
 
 def conversation(*messages: tuple[str, Any], **fields: Any) -> InferenceRequest:
-    """A chat request with these messages, each a role and a content."""
     return chat(messages=[{"role": role, "content": content} for role, content in messages], **fields)
 
 
@@ -71,7 +69,6 @@ def derive_key(
 
 
 def key_pieces(key: CacheKey) -> dict[str, str]:
-    """The parts of a key by name."""
     _, _, tenant, model, system, rag, query = key.text.split(":")
     return {"tenant": tenant, "model": model, "system": system, "rag": rag, "query": query}
 
@@ -85,17 +82,14 @@ def changed_parts(one: InferenceRequest, other: InferenceRequest) -> set[str]:
 
 
 def encode_event(event: Any) -> bytes:
-    """An event in vLLM's encoding."""
     return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def chat_event(*choices: Any, **beside: Any) -> dict[str, Any]:
-    """One event of a chat stream."""
     return {"id": "c1", "object": "chat.completion.chunk", "created": 7, "model": "m", "choices": [*choices], **beside}
 
 
 def choice_delta(index: int = 0, finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    """One choice in an event of a chat stream."""
     return {"index": index, "delta": delta, "finish_reason": finish}
 
 
@@ -116,12 +110,10 @@ def sse_stream(*events: Any) -> bytes:
 
 
 def typed_stream(*events: dict[str, Any]) -> bytes:
-    """A stream of typed events in vLLM's encoding."""
     return b"".join(b"event: %b\n%b" % (event["type"].encode(), encode_event(event)) for event in events)
 
 
 def event_payloads(frames: bytes | None) -> list[Any]:
-    """The JSON payloads of a stream's events."""
     assert frames is not None
     return [json.loads(payload(event) or b"") for event in split_events(frames)]
 
@@ -162,7 +154,6 @@ def client_view(recording: RecordedResponse | NotStoredReason) -> Any:
 
 
 def entry_from(recording: RecordedResponse) -> Entry:
-    """A recording as an entry."""
     return Entry(
         digest="", body=recording.body, stream=recording.stream, model="m", engine="e", task="chat", created=0, ttl=60,
         prompt_tokens=0, completion_tokens=0, generation_ms=0,

@@ -52,13 +52,10 @@ class FaultProxy:
         await self._update(lambda: self._dropping.update(kinds))
 
     async def refuse(self, *kinds: ConnectionKind) -> None:
-        """Cuts the connections of these kinds, and new ones."""
         await self._update(lambda: self._refused.update(kinds))
         self.cut(*kinds)
 
     async def release(self) -> None:
-        """Ends all faults."""
-
         def clear_faults() -> None:
             self._held.clear()
             self._dropping.clear()

@@ -17,6 +17,5 @@ async def logged_scopes(client: Any) -> list[EntryFilter]:
 
 
 async def keys_except_log(client: Any) -> set[str]:
-    """The names of all keys except the log."""
     names = [name.decode() if isinstance(name, bytes) else name for name in await client.keys("*")]
     return {name for name in names if name != PURGE_LOG_KEY}

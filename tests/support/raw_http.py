@@ -57,7 +57,6 @@ class RawConnection:
         return body
 
     async def read_to_end(self) -> bytes:
-        """Everything up to the end of the connection."""
         async with asyncio.timeout(TEST_TIMEOUT):
             try:
                 return await self._reader.read()
@@ -87,7 +86,6 @@ def http_request(
 
 
 def chunked_body(*pieces: bytes, trailers: bytes = b"") -> bytes:
-    """A chunked body."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n" + trailers + CRLF
 
 

@@ -39,7 +39,6 @@ AnnouncedPort = Callable[[int], int]
 
 
 def same_port(port: int) -> int:
-    """For servers without a proxy."""
     return port
 
 
@@ -62,7 +61,6 @@ class Deployment:
             server.remove()
 
     async def primary_of_key(self, key: str) -> RedisServer:
-        """The server to which a key is written."""
         return self.servers[0]
 
     async def primaries(self) -> list[RedisServer]:
@@ -126,7 +124,6 @@ class SentinelGroup(Deployment):
 
     @property
     def data(self) -> Sequence[RedisServer]:
-        """The servers that hold keys or copies of them."""
         return self._data
 
     async def _is_replicated(self) -> bool:
@@ -316,7 +313,6 @@ class TLSCluster(Deployment):
 
 
 def tcp_server(*options: str, program: str = "redis-server", announced: AnnouncedPort = same_port) -> Deployment:
-    """One server on TCP, without a password."""
     server = RedisServer(*options, port=free_port(), program=program)
     return Deployment(f"redis://127.0.0.1:{announced(server.port)}", [server])
 
@@ -328,7 +324,6 @@ def acl_server() -> Deployment:
 
 
 def unix_server() -> Deployment:
-    """One server on a Unix socket."""
     server = RedisServer()
     return Deployment(server.url, [server])
 

@@ -71,7 +71,6 @@ class RedisServer:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -79,7 +78,6 @@ class RedisServer:
             self._process = None
 
     def remove(self) -> None:
-        """Ends it and removes its files."""
         self.kill()
         shutil.rmtree(self.folder)
 

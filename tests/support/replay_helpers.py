@@ -58,7 +58,6 @@ def stream_events(sent: bytes | None) -> list[Any]:
 
 
 def entry_of_body(answer: Any, asked: InferenceRequest = CHAT) -> Entry:
-    """The entry of a JSON response."""
     recording = record_body(asked, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse), recording
     return entry_from(recording)

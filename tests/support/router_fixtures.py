@@ -67,7 +67,6 @@ async def engines(running_engines: EngineSet) -> AsyncIterator[EngineSet]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def redis(redis_server: RedisServer) -> AsyncIterator["aioredis.Redis"]:
-    """A client of an empty Redis."""
     client: Any = aioredis.Redis.from_url(redis_server.url, decode_responses=True)
     await client.flushall()
     yield client
@@ -78,13 +77,11 @@ async def redis(redis_server: RedisServer) -> AsyncIterator["aioredis.Redis"]:
 
 @pytest.fixture
 def config(redis_server: RedisServer, engines: EngineSet) -> str:
-    """The default configuration."""
     return router_config(redis_server.url, engines.as_config())
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def make_router(redis: "aioredis.Redis") -> AsyncIterator[MakeRouter]:
-    """Starts routers from the text of their configuration."""
     async with AsyncExitStack() as stack:
 
         async def make(text: str) -> RouterServer:
@@ -95,7 +92,6 @@ async def make_router(redis: "aioredis.Redis") -> AsyncIterator[MakeRouter]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def router(config: str, make_router: MakeRouter) -> RouterServer:
-    """A router with the default configuration and an empty Redis."""
     return await make_router(config)
 
 
@@ -120,7 +116,6 @@ async def scripted(redis_server: RedisServer, make_router: MakeRouter) -> AsyncI
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(redis_server: RedisServer, redis: "aioredis.Redis") -> AsyncIterator[Any]:
-    """A client of an empty Redis, opened as the router and its commands open theirs."""
     redis_client = open_client(redis_server.url, timeout=5)
     yield redis_client
     await redis_client.aclose()

@@ -36,8 +36,8 @@ class RouterProcess:
         self.write_config(text)
 
     def write_config(self, text: str | None) -> None:
-        """Replaces its configuration file; None removes the file."""
         if text is None:
+            # None: the file is missing.
             self.config.unlink()
         else:
             self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
@@ -79,7 +79,6 @@ class RouterProcess:
         os.killpg(self.process.pid, number)
 
     def kill_worker(self, worker: int) -> None:
-        """Kills one of its workers, like a crash."""
         assert worker in self.worker_pids()
         os.kill(worker, signal.SIGKILL)
 

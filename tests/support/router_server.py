@@ -49,7 +49,6 @@ def router_config(
 
 
 def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") -> str:
-    """The same configuration, with a fallback for a model."""
     return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
 
 
@@ -146,7 +145,6 @@ class _ErrorLog(logging.Handler):
 
 
 def chat_body(prompt: str, **fields: Any) -> dict[str, Any]:
-    """A chat request with one user message for the model llama."""
     return {"model": "llama", "messages": [{"role": "user", "content": prompt}], **fields}
 
 
@@ -158,7 +156,6 @@ class EngineSet(NamedTuple):
     mistral: SimulatedEngine
 
     def as_config(self) -> dict[str, tuple[str, str, str]]:
-        """As `router_config` takes them."""
         return {
             "llama-chat": ("llama", "chat", self.chat.url),
             "llama-code": ("llama", "code", self.code.url),

@@ -88,11 +88,9 @@ class SimulatedEngine:
         os.kill(self.pid, signal.SIGCONT)
 
     async def wait_for_exit(self) -> int:
-        """Waits until it exits on its own; returns its exit code."""
         return await self._running_process().wait()
 
     async def set_faults(self, *faults: dict[str, object]) -> None:
-        """Sets faults; see docs/simulator.md."""
         (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
 
     async def clear_faults(self) -> None:

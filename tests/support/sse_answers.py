@@ -21,13 +21,11 @@ def chat_text(answer: httpx.Response) -> str:
 
 
 def chat_delta_text(chunks: list[dict[str, Any]]) -> str:
-    """The text of the first choice in a stream's events."""
     pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == 0]
     return "".join(piece["delta"].get("content") or "" if "delta" in piece else piece["text"] for piece in pieces)
 
 
 def chat_frame(*, content: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
-    """An event of a chat in vLLM's framing."""
     if content is not None:
         delta["content"] = content
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

@@ -59,6 +59,5 @@ class StoreFixture:
         return written
 
     async def command(self, *words: Any) -> Any:
-        """Redis' reply to a command on one key."""
         (reply,) = await self.pipeline.execute(words)
         return reply

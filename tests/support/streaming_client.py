@@ -27,7 +27,6 @@ class LiveStream:
         )
 
     async def read_until_text(self, text: str) -> None:
-        """Reads until the text of the response contains `text`."""
         self.received += await read_until(self._chunks, lambda new: text in self._text_with(new))
 
     def _text_with(self, new: bytes) -> str:

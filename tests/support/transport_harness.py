@@ -93,11 +93,9 @@ class PeerServer:
 
     @property
     def url(self) -> str:
-        """A URL on this server."""
         return self.base + "/v1/chat/completions"
 
     async def peer(self) -> Peer:
-        """The next connection."""
         return await self._peers.get()
 
     async def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +147,6 @@ async def send_request(
 
 
 async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes = b"{}") -> bytes:
-    """The complete body of a response."""
     return await (await send_request(transport, server.url, body)).read(1 << 30)
 
 

@@ -13,14 +13,12 @@ TYPED_PATHS: Final = (RESPONSES, MESSAGES)
 
 
 def typed_body(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
-    """A request with one user message for the model llama."""
     if path == RESPONSES:
         return {"model": "llama", "input": prompt, **fields}
     return {"model": "llama", "max_tokens": 100, "messages": [{"role": "user", "content": prompt}], **fields}
 
 
 async def post_typed(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
-    """Sends a request and reads the complete response."""
     return await router.post(path, typed_body(path, prompt, **fields))
 
 
@@ -44,7 +42,6 @@ def typed_text(answer: httpx.Response) -> str:
 
 
 def typed_delta_text(events: list[dict[str, Any]]) -> str:
-    """The text of a stream's events."""
     pieces = []
     for event in events:
         if event["type"] == "response.output_text.delta":

@@ -40,7 +40,6 @@ async def collect(stream: AsyncIterable[Any], seen: list[Any]) -> None:
 
 
 def free_port() -> int:
-    """A port that is not in use at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
