@@ -50,7 +50,7 @@ class _SimulatorServer(Server):
     def _stop(self) -> None:
         # As vLLM without --shutdown-timeout, generation is aborted. Requests end as if the client had disconnected.
         for connection in list(self.server_state.connections):
-            # Copied to a list: aborting removes the connection from the set.
+            # A copy: connections remove themselves from the set.
             connection.transport.abort()
         self.should_exit = self.force_exit = True
 
