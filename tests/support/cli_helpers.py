@@ -48,6 +48,7 @@ async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: by
         stdin=terminal_fd, stdout=asyncio.subprocess.PIPE, stderr=terminal_fd, env={**os.environ, "TERM": "xterm"},
         start_new_session=True,  # else the prompt would appear in the terminal that runs the tests
     )  # fmt: skip
+    # Only the child may hold the terminal, or the read below would never end.
     os.close(terminal_fd)
     output: list[bytes] = []
     replies_sent: list[bytes] = []
@@ -56,6 +57,7 @@ async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: by
     def read() -> None:
         try:
             output.append(os.read(master_fd, 65536))
+            # The prompt can arrive in pieces, so all output is searched.
             if reply not in replies_sent and prompt in b"".join(output):
                 replies_sent.append(reply)
                 os.write(master_fd, reply)
@@ -67,6 +69,7 @@ async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: by
     try:
         async with asyncio.timeout(TEST_TIMEOUT):
             out, _ = await process.communicate()
+            # The output is complete only when the terminal is closed, which can be after the process ends.
             await closed
     except BaseException:
         process.kill()

@@ -54,6 +54,7 @@ async def main(redis_url: str) -> dict[str, Any]:
         for number in range(8):  # more failures than a breaker needs to open
             second.write(http_request(chat_body(f"other {number}", stream=bool(number % 2))))
             failures.append(error_summary(await second.read_response()))
+        # A round of probes that fails for want of descriptors must not mark engines as down.
         await runtime._probe.check()
         report["failures"] = failures
         report["up"] = [engine.up for engine in runtime.catalog.engines.values()]
@@ -62,6 +63,7 @@ async def main(redis_url: str) -> dict[str, Any]:
         page = (await third.read_response()).body.decode()
         report["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]
         report["rejected"] = [line for line in page.splitlines() if line.startswith("llm_requests_rejected_total")]
+        # Frees the descriptors, so that the last request shows the recovery.
         for descriptor in opened:
             os.close(descriptor)
         third.write(http_request(chat_body("later", stream=True)))

@@ -46,6 +46,7 @@ def make_streamed_entry(text: str = "The sea is wide.", *, lossless: bool = True
 
 def redis_fields(stored: Entry) -> dict[bytes, bytes]:
     """The Redis hash fields that a router writes for an entry."""
+    # encode_entry gives encoded words of a command; Redis' own parser decodes them.
     reader = hiredis.Reader()
     count, encoded_fields = encode_entry(stored, stored.purges)
     reader.feed(b"".join([b"*%d\r\n" % count, *encoded_fields]))

@@ -93,11 +93,13 @@ class FaultProxy:
     ) -> None:
         try:
             while data := await reader.read(65536):
+                # The kind is unknown until the first bytes; a connection counts as one for commands until then.
                 if not reply and _LISTENING in data:
                     pipe.kind = "listening"
                 if pipe.kind in self._refused:
                     return
                 async with self._changed:
+                    # Each piece waits here, so that `hold` also stops connections that are in use.
                     await self._changed.wait_for(lambda: pipe.kind not in self._held)
                 if not (reply and pipe.kind in self._dropping):
                     writer.write(data)

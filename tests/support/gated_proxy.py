@@ -109,6 +109,7 @@ class GatedProxy:
     ) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65536):
+                # The first bytes from Redis after the batch are its replies, so Redis has executed it.
                 if proxied.loses_replies:
                     self.reply_lost.set()
                     break

@@ -35,6 +35,7 @@ async def send_request(url: str, method: str, path: str, body: str = "", **heade
         try:
             while data := await reader.read(65536):
                 received += data
+        # After a part of the response, a reset is one way in which it can be cut off.
         except ConnectionResetError:
             if not received:
                 raise

@@ -39,6 +39,7 @@ class RawConnection:
             head = await self._reader.readuntil(CRLF + CRLF)
             status = int(head.split()[1])
             lower = head.lower()
+            # RFC 9110, section 9.3.2 and 15.2: these have no content.
             if to_head_request or status < 200:
                 return RawResponse(status, lower, b"")
             if b"transfer-encoding: chunked" in lower:

@@ -85,6 +85,7 @@ class RedisServer:
         argv = [find_program(self._program), *([str(self._conf)] if self._conf is not None else [])]
         argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         if "--sentinel" not in self._options:
+            # Nothing is saved, so that a restarted server is empty; Sentinels have no data.
             argv += ["--save", "", "--appendonly", "no"]
         argv += self._options
         return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
@@ -95,6 +96,7 @@ class RedisServer:
 
     async def _answers_ping(self) -> bool:
         assert self._process is not None
+        # It has exited: eventually() would wait in vain.
         if self._process.poll() is not None:
             raise CannotStartError
         try:

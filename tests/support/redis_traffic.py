@@ -69,6 +69,7 @@ class RedisTraffic:
         commands: list[Command] = []
         for key in keys:
             commands += [("SET", key, f"{key}={number}"), ("GET", key)]
+            # Three commands per key, of which two read: a shifted reply would show the value of another key.
             commands.append(("EVAL", "return redis.call('GET', KEYS[1])", 1, key))
         try:
             replies = await self._backend.execute(commands, TIMEOUT)
@@ -82,6 +83,7 @@ class RedisTraffic:
             ]
             self.error_codes.update(str(error).split()[0] for error in errors if isinstance(error, ResponseError))
             succeeded = succeeded and not errors
+            # If the write failed, the reads may correctly return the value before.
             if not isinstance(write_reply, RedisBackendError | ResponseError):
                 expected = f"{key}={number}".encode()
                 self.mismatches += [reply for reply in read_replies if reply not in (expected, *errors)]

@@ -86,6 +86,7 @@ class RouterProcess:
         """Kills it, like a crash; does nothing if it has exited."""
         with contextlib.suppress(ProcessLookupError):
             self.send_signal(signal.SIGKILL)
+        # Reaps it, so that its port is free afterwards.
         self.process.wait()
 
 

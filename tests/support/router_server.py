@@ -77,9 +77,11 @@ class RouterServer:
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        # The steps of uvicorn's serve() without its signal handlers and its main loop.
         self._config.load()
         self._server.lifespan = self._config.lifespan_class(self._config)
         await self._server.startup(sockets=[listening])
+        # uvicorn renders its default headers in a tick; without the main loop there is none.
         await self._server.on_tick(0)
         self.http = _client(self.url)
 
@@ -96,6 +98,7 @@ class RouterServer:
             await self._server.lifespan.shutdown()
         logging.getLogger("uvicorn.error").removeHandler(self._error_log)
         assert self._error_log.seen == []
+        # Every request has released its part of the body budget.
         assert self.application._process_state.body_budget.allocated == 0
 
     async def __aenter__(self) -> Self:

@@ -62,12 +62,14 @@ class ScriptedEngine:
             b"HTTP/1.1 %d OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % (self.status, self._type)
         )
         await writer.drain()
+        # A paced stream is idle between permits, so only a read detects the disconnect.
         disconnect = asyncio.ensure_future(reader.read(1)) if self.paced else None
         for number, piece in enumerate(self.pieces):
             if disconnect is not None and number > 0:
                 await self._wait_for_permit(disconnect)
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
             await writer.drain()
+            # Lets the transport send each chunk on its own.
             await asyncio.sleep(0)
         if disconnect is not None:
             disconnect.cancel()

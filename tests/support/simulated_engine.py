@@ -73,6 +73,7 @@ class SimulatedEngine:
     async def stop(self) -> int:
         """Stops it with SIGTERM, as an operator does; returns its exit code. Stopping twice does nothing."""
         await self._client.aclose()
+        # A new client, since the old one has connections to the stopped process.
         self._client = httpx.AsyncClient(timeout=15)
         return await self._terminate(signal.SIGTERM)
 

@@ -74,6 +74,7 @@ class SlowProxy:
             while data := await reader.read(65536):
                 while data:
                     chunk, data = data[: self.chunk_size], data[self.chunk_size :]
+                    # A rate over time rather than a sleep per chunk, so that late wake-ups do not add up.
                     due = max(due, clock()) + len(chunk) / self.bytes_per_second
                     await asyncio.sleep(due - clock())
                     sent += len(chunk)

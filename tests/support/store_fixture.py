@@ -33,6 +33,7 @@ class StoreFixture:
 
     async def start(self) -> None:
         await self.pipeline.start()
+        # A store also starts without Redis; `wait_until_up` then catches up with the purges.
         if self.pipeline.up:
             await self.purges.load()
 

@@ -18,6 +18,7 @@ class LiveStream:
         self.headers = answer.headers
         self.status = answer.status_code
         self.received = b""
+        # One iterator for all reads: httpx allows only one per response.
         self._chunks = answer.aiter_raw()
 
     @property

@@ -65,10 +65,12 @@ class ProxiedConnection:
     async def forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         """Forwards everything from the source, until it ends or the connection is cut."""
         while piece := await source.read(_READ_SIZE):
+            # Only the client's first bytes name the connection and its kind.
             if gate is self.commands and len(self._begun) < _PREFIX_SIZE:
                 self._begun += piece
             if self.delay:
                 await asyncio.sleep(self.delay)
+            # After the read, so that one piece per direction is in the proxy while the gate is closed.
             await gate.wait()
             target.write(piece)
             await target.drain()

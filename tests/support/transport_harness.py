@@ -29,6 +29,7 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
         async def bounded() -> None:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+            # A hang fails the test rather than the test run.
             async with asyncio.timeout(20):
                 await test()
 
@@ -74,6 +75,7 @@ class Peer:
 
     def reset(self) -> None:
         """Closes with a RST, as a machine that crashes does."""
+        # SO_LINGER with a timeout of 0: close() sends a RST instead of a FIN.
         linger = struct.pack("ii", 1, 0)
         self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.writer.transport.abort()

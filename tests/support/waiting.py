@@ -19,6 +19,7 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: flo
                 value = await value
             if value:
                 return value
+            # Polling, since conditions span processes; short, so that tests do not wait noticeably.
             await asyncio.sleep(0.005)
 
 
