@@ -65,7 +65,7 @@ CODE_MODULES = (
     "weakref",
     "zipfile",
 )
-"""Modules whose functions are short and documented; one that this Python does not have is passed over."""
+"""Modules with short, documented functions; modules that this Python lacks are skipped."""
 
 CODE_REQUESTS = (
     "Write a Python function that {does}",
