@@ -61,7 +61,7 @@ def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     recording = recorder.recorded_response(request)
     if isinstance(recording, NotStoredReason):
         return recording
-    halves = fingerprint_request(key.text, parts)
+    halves = fingerprint_request(key, parts)
     entry = Entry(
         **msgspec.structs.asdict(recording), digest=key.digest, model="bare", engine="bare", task="chat",
         created=int(1000 * time.time()) / 1000, ttl=Cache().ttl, stale=Cache().stale_if_error,

@@ -107,7 +107,7 @@ class EngineSelector:
             return [engine for engine in engines if not engine.drained]
         length_bounds, task, families = token_bounds(parsed.request), parsed.task, {engine.family for engine in engines}
         slow = self._draft_stats.slow_families(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
-        affinity = affinity_key(parsed.key.text, tenant, session, self._affinity_names.get(tenant, tenant))
+        affinity = affinity_key(parsed.key.parts, session, self._affinity_names.get(tenant, tenant))
         snapshots = rank_engines(
             task,
             [engine.snapshot(slow=engine.family in slow) for engine in engines],

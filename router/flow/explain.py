@@ -7,10 +7,9 @@ import msgspec
 
 from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.fingerprint import MissReason
-from router.core.cache.key_derivation import EMPTY_HASH
-from router.core.cache.miss_reason import fingerprint_request
 from router.core.cache.policy import RemoteContentPolicy, decide_caching, uncacheable_reason
 from router.core.cache.policy import StorePolicy as StorePolicy
+from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.endpoints.replay import replay
 from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
 from router.errors import bad_request
@@ -127,9 +126,7 @@ class Explainer:
         state, common["entry"] = await self._key_state(parsed)
         if state == "fresh":
             return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **common)
-        nearest_entry = await find_nearest(
-            self._client, fingerprint_request(parsed.key.text, parsed.parts), parsed.key.text, self._max_compared
-        )
+        nearest_entry = await find_nearest(self._client, parsed.fingerprint, parsed.key.text, self._max_compared)
         reason, why = _explain_miss(state, nearest_entry)
         return Explanation(
             result=CacheStatus.MISS, reason=reason, why=why, state=state, nearest=nearest_entry,
@@ -178,21 +175,19 @@ def _explain_miss(state: KeyState, nearest: NearestEntry) -> tuple[str | None, s
 
 
 def _key_parts(parsed: ParsedRequest) -> list[KeyPart]:
-    parts, key, revision = parsed.parts, parsed.key.text, parsed.model.revision
-    _, _, tenant, model, system, rag, query = key.split(":")
+    parts, key, revision = parsed.parts, parsed.key.parts, parsed.model.revision
     model_text = f"`{parsed.request.model}`" + (f", revision {revision!r}" if revision else "")
     system_text = (
-        f"{sum(map(len, parts.system))} characters of system text" if system != EMPTY_HASH else "no system text"
+        f"{sum(map(len, parts.system))} characters of system text" if key.system != EMPTY_HASH else "no system text"
     )
-    context_text = (
-        f"{len(parts.document_names())} documents or pieces of context" if rag != EMPTY_HASH else "no retrieved context"
-    )
-    fingerprint = fingerprint_request(key, parts)
-    query_text = f"the messages ({fingerprint.question}), the other fields ({fingerprint.params}), the model's revision"
+    count = len(parts.document_names())
+    context_text = f"{count} documents or pieces of context" if key.rag != EMPTY_HASH else "no retrieved context"
+    question, params = parsed.fingerprint.question, parsed.fingerprint.params
+    query_text = f"the messages ({question}), the other fields ({params}), the model's revision"
     return [
-        KeyPart("tenant", tenant, "who asks"),
-        KeyPart("model", model, model_text),
-        KeyPart("system", system, system_text),
-        KeyPart("rag", rag, context_text),
-        KeyPart("query", query, query_text),
+        KeyPart("tenant", key.tenant, "who asks"),
+        KeyPart("model", key.model, model_text),
+        KeyPart("system", key.system, system_text),
+        KeyPart("rag", key.rag, context_text),
+        KeyPart("query", key.query, query_text),
     ]

@@ -35,7 +35,7 @@ class ParsedRequest(msgspec.Struct):
     @property
     def fingerprint(self) -> Fingerprint:
         if self._fingerprint is None:
-            self._fingerprint = fingerprint_request(self.key.text, self.parts)
+            self._fingerprint = fingerprint_request(self.key, self.parts)
         return self._fingerprint
 
     @property

@@ -9,7 +9,8 @@ those of its most popular entries are kept.
 
 from typing import Final
 
-from router.core.cache.redis_keys import KEY_PREFIX, hits_key
+from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import hits_key
 from router.net.redis.commands import Command
 
 MAX_COUNTED_ENTRIES: Final = 10_000
@@ -50,7 +51,7 @@ class HitCounter:
         commands: list[Command] = []
         tenants: dict[str, None] = {}
         for key, count in hits.items():
-            counts = hits_key(key[len(KEY_PREFIX) :].partition(":")[0])  # an entry's key begins with the tenant
+            counts = hits_key(KeyParts.parse(key).tenant)
             tenants[counts] = None
             commands.append(("ZINCRBY", counts, count, key))
         for counts in tenants:

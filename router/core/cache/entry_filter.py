@@ -7,7 +7,8 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-from router.core.cache.redis_keys import KEY_PREFIX, claim_key
+from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import claim_key, entry_key
 from router.errors import bad_request
 
 MAX_DOCUMENT_NAME: Final = 128
@@ -50,19 +51,21 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             return False
         if self.document is not None and not possible_document_names(self.document) & set(documents):
             return False
-        parts = key.removeprefix(KEY_PREFIX).split(":")
-        wanted_parts = (self.tenant, self.model, self.system, self.rag)
-        # strict=False: the key has a fifth part, the query, which no filter names.
-        return len(parts) == 5 and all(
-            wanted is None or wanted == part for wanted, part in zip(wanted_parts, parts, strict=False)
+        parts = KeyParts.try_parse(key)
+        return (
+            parts is not None
+            and self.tenant in (None, parts.tenant)
+            and self.model in (None, parts.model)
+            and self.system in (None, parts.system)
+            and self.rag in (None, parts.rag)
         )
 
     @property
     def key_pattern(self) -> str:
         """A pattern for Redis' SCAN MATCH that finds at least the matching entries; it ignores `document`."""
         # Nothing needs escaping: no part can contain a special character of a pattern.
-        return self.key or KEY_PREFIX + ":".join(
-            part or "*" for part in (self.tenant, self.model, self.system, self.rag, None)
+        return self.key or entry_key(
+            self.tenant or "*", self.model or "*", self.system or "*", self.rag or "*", query="*"
         )
 
     def to_json(self) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from router.core.cache.entry_filter import document_name, text_document_name
+from router.core.cache.key_parts import KeyParts
 
 encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -22,6 +23,7 @@ class CacheKey(msgspec.Struct, eq=False, gc=False):
 
     - `text`: the Redis key.
     - `canonical_parts`: what it is a hash of: tenant, model, and the canonical JSON of the system, rag and query part.
+    - `parts`: the parts of `text`.
     - `digest`: hex SHA-256 of the canonical parts, which an entry under this key must have.
     """
 
@@ -29,6 +31,13 @@ class CacheKey(msgspec.Struct, eq=False, gc=False):
     canonical_parts: tuple[str | bytes, ...]
     # Computed on first use: an entry in the local cache is compared by its canonical parts, which needs no hash.
     _digest: str = ""
+    _parts: KeyParts | None = None
+
+    @property
+    def parts(self) -> KeyParts:
+        if self._parts is None:  # parsed on first use: a hit needs only the text
+            self._parts = KeyParts.parse(self.text)
+        return self._parts
 
     @property
     def digest(self) -> str:

@@ -21,13 +21,10 @@ import xxhash
 
 from router.core.cache import json_schema as schemas
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
-from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.cache.redis_keys import EMPTY_HASH, entry_key
 from router.core.endpoints.request import InferenceRequest
 from router.core.types import Endpoint
 from router.errors import bad_request
-
-EMPTY_HASH: Final = "0" * 16
-"""Stands in the key for an empty system or rag part."""
 
 # Both limits bound the time that one request keeps the event loop busy while its key is derived.
 MAX_DOCUMENTS: Final = 10_000
@@ -230,6 +227,6 @@ def derive_cache_key(parts: RequestParts, *, tenant: str, model: str, revision: 
     system_hash = xxhash.xxh3_64_hexdigest(system) if system else EMPTY_HASH
     rag_hash = xxhash.xxh3_64_hexdigest(rag) if rag else EMPTY_HASH
     return CacheKey(
-        f"{KEY_PREFIX}{tenant}:{model}:{system_hash}:{rag_hash}:{xxhash.xxh3_128_hexdigest(query)}",
+        entry_key(tenant, model, system_hash, rag_hash, xxhash.xxh3_128_hexdigest(query)),
         (tenant, model, system, rag, query),
     )

@@ -10,8 +10,8 @@ from typing import Final
 import xxhash
 
 from router.core.cache.fingerprint import Fingerprint, MissReason
-from router.core.cache.key import RequestParts, encode_canonical
-from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.cache.key import CacheKey, RequestParts, encode_canonical
+from router.core.cache.redis_keys import split_entry_key
 
 MAX_REMEMBERED_ENTRIES: Final = 4096
 """Entries whose keys a process remembers; about 3 MB."""
@@ -19,13 +19,10 @@ MAX_REMEMBERED_ENTRIES: Final = 4096
 _HASHES_PER_ENTRY: Final = 7  # the length of what hash_parts returns
 
 
-def fingerprint_request(key: str, parts: RequestParts) -> Fingerprint:
+def fingerprint_request(key: CacheKey, parts: RequestParts) -> Fingerprint:
     endpoint, messages, rest = parts.query
     question, params = encode_canonical(messages), encode_canonical([endpoint, rest])
-    tenant, model, system, rag, query = key[len(KEY_PREFIX) :].split(":")
-    return Fingerprint(
-        tenant, model, system, rag, query, xxhash.xxh3_64_hexdigest(question), xxhash.xxh3_64_hexdigest(params)
-    )
+    return Fingerprint(key.parts, xxhash.xxh3_64_hexdigest(question), xxhash.xxh3_64_hexdigest(params))
 
 
 PartHashes = tuple[int, ...]
@@ -34,10 +31,11 @@ PartHashes = tuple[int, ...]
 
 def hash_parts(fingerprint: Fingerprint) -> PartHashes:
     # Each tuple begins with a tag, so that hashes of different parts cannot be mistaken for each other.
-    tenant, model, system, rag = fingerprint.tenant, fingerprint.model, fingerprint.system, fingerprint.rag
+    key = fingerprint.key
+    tenant, model, system, rag = key.tenant, key.model, key.system, key.rag
     question, params = fingerprint.question, fingerprint.params
     return (
-        *_hash_key_parts(tenant, model, system, rag, fingerprint.query),
+        *_hash_key_parts(tenant, model, system, rag, key.query),
         # No query part: if the question and the params are the same, only the model's revision can differ there.
         hash(("revision", tenant, model, system, rag, question, params)),
         hash(("params", tenant, model, system, rag, question)),
@@ -87,9 +85,9 @@ class SeenKeys:
 
     def add_key(self, key: str) -> None:
         """Adds an entry of which only the key is known, such as one that another process stored."""
-        parts = key[len(KEY_PREFIX) :].split(":")
+        parts = split_entry_key(key)
         # This process is also notified of its own writes; those keys are in `_new` already.
-        if len(parts) == 5 and (hashes := _hash_key_parts(*parts))[0] not in self._new:
+        if parts is not None and (hashes := _hash_key_parts(*parts))[0] not in self._new:
             self._add_hashes(hashes)
 
     def clear(self) -> None:

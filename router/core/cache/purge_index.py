@@ -7,7 +7,7 @@ name the same parts have the same shape. So a check costs one lookup per shape (
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter, possible_document_names
-from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.cache.key_parts import KeyParts
 
 PurgePosition = tuple[int, int]
 """A position in the purge log: the two numbers of a Redis stream id."""
@@ -62,10 +62,11 @@ class PurgeIndex:
     def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
         if since < self._last_evicted:  # a purge after `since` was evicted, and may have covered this entry
             return True
-        parts = key.removeprefix(KEY_PREFIX).split(":")
-        if len(parts) != 5:
+        parts = KeyParts.try_parse(key)
+        if parts is None:
             return False
-        part_values = (key, *parts[:4])  # in the order of the bits in _filter_shape
+        # In the order of the bits in _filter_shape.
+        part_values = (key, parts.tenant, parts.model, parts.system, parts.rag)
         for shape in self._shape_counts:
             values = [part for bit, part in enumerate(part_values) if shape >> bit & 1]
             index_keys: list[_IndexKey] = [(shape, *values)]

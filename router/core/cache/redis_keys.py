@@ -20,8 +20,12 @@ from typing import Final
 KEY_PREFIX: Final = "rh:1:"
 """The prefix of all keys; the number is a version, which changes when the same request would get another key."""
 
+EMPTY_HASH: Final = "0" * 16
+"""Stands in the key for an empty system or rag part."""
+
 RESERVED_TENANT_NAMES: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
 
+_ENTRY_PARTS: Final = 5
 _PURGE_PREFIX: Final = KEY_PREFIX + "purge:"
 PURGE_LOG_KEY: Final = _PURGE_PREFIX + "log"
 ABSENT_KEY: Final = _PURGE_PREFIX + "none"
@@ -33,6 +37,18 @@ _HITS_PREFIX: Final = KEY_PREFIX + "hits:"
 _LIMIT_PREFIX: Final = KEY_PREFIX + "limit:"
 _BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
 _PROBE_SUFFIX: Final = ":probe"
+
+
+def entry_key(tenant: str, model: str, system: str, rag: str, query: str) -> str:
+    return f"{KEY_PREFIX}{tenant}:{model}:{system}:{rag}:{query}"
+
+
+def split_entry_key(key: str) -> list[str] | None:
+    """The arguments of `entry_key`; None for what is no entry's key. See key_parts.KeyParts.parse."""
+    if not key.startswith(KEY_PREFIX):
+        return None
+    parts = key[len(KEY_PREFIX) :].split(":")
+    return parts if len(parts) == _ENTRY_PARTS else None
 
 
 def entry_prefix(tenant: str) -> str:

@@ -17,7 +17,8 @@ from typing import Final
 
 import xxhash
 
-from router.core.cache.key_derivation import EMPTY_HASH
+from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import EMPTY_HASH
 
 SESSION_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """A valid X-Session-ID; any other is ignored."""
@@ -26,20 +27,17 @@ LOAD_BOUND: Final = 1.25
 """The multiple of the mean load up to which an engine is preferred for its affinity."""
 
 
-def affinity_key(key: str, tenant: str, session: str | None, sharing_group: str | None = None) -> str | None:
+def affinity_key(key: KeyParts, session: str | None, sharing_group: str | None = None) -> str | None:
     """The affinity key of a request: of its session, or else of its system prompt and documents; None without any.
 
-    `key`: the cache key. `sharing_group`: the tenants that share prefixes in vLLM's cache (see cache_salt); the tenant
+    `sharing_group`: the tenants that share prefixes in vLLM's cache (see cache_salt); the tenant
     alone if it is None.
     """
     if session is not None:
-        return f"session:{tenant}:{session}"
-    *_, model, system, rag, _ = key.split(":")
-    return (
-        f"prefix:{sharing_group or tenant}:{model}:{system}:{rag}"
-        if (system, rag) != (EMPTY_HASH, EMPTY_HASH)
-        else None
-    )
+        return f"session:{key.tenant}:{session}"
+    if key.system == key.rag == EMPTY_HASH:
+        return None
+    return f"prefix:{sharing_group or key.tenant}:{key.model}:{key.system}:{key.rag}"
 
 
 def rendezvous_weight(affinity: str, engine: str) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.key_parts import KeyParts
 from router.core.endpoints.answer_text import answer_text
 from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
@@ -20,20 +21,6 @@ from router.store.codec import decode_documents, decode_entry, invalid_entry_rea
 _SUMMARY_FIELDS: Final = (
     "model", "engine", "task", "created", "ttl", "prompt_tokens", "completion_tokens", "generation_ms", "documents",
 )  # fmt: skip
-
-
-class KeyParts(msgspec.Struct, frozen=True):
-    """The parts of an entry's key."""
-
-    tenant: str
-    model: str
-    system: str
-    rag: str
-    query: str
-
-    @classmethod
-    def parse(cls, key: str) -> "KeyParts":
-        return cls(*key.split(":")[2:7])
 
 
 class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.fingerprint import Fingerprint, MissReason, entry_fingerprint
-from router.core.cache.key_derivation import EMPTY_HASH
+from router.core.cache.redis_keys import EMPTY_HASH
 from router.store.admin.listing import parse_number
 from router.store.admin.scan import RedisClient, execute_commands, scan_entries
 
@@ -28,7 +28,7 @@ async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_c
     """
     best: tuple[tuple[int, int, float], str, list[MissReason]] | None = None  # rank, key, differing parts
     looked_at = 0
-    async for keys in scan_entries(client, EntryFilter(tenant=wanted.tenant)):
+    async for keys in scan_entries(client, EntryFilter(tenant=wanted.key.tenant)):
         if looked_at >= max_compared:
             return _to_result(best, looked_at, everything=False)
         others = [other for other in keys if other != key]
@@ -61,8 +61,8 @@ def _dissimilarity(wanted: Fingerprint, stored: Fingerprint) -> int:
     """Minus the number of shared parts that distinguish requests; an absent system prompt or context does not."""
     shared = (
         wanted.question == stored.question,
-        wanted.system == stored.system != EMPTY_HASH,
-        wanted.rag == stored.rag != EMPTY_HASH,
+        wanted.key.system == stored.key.system != EMPTY_HASH,
+        wanted.key.rag == stored.key.rag != EMPTY_HASH,
     )
     return -sum(shared)
 

@@ -9,6 +9,7 @@ log when it reconnects, so its generations in progress are covered too.
 import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import claimed_entry_key, hits_key
 from router.net.redis.commands import Command
 from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
@@ -68,5 +69,5 @@ def _hit_removals(purged_keys: list[str]) -> list[Command]:
     # A tenant's hit counts are one sorted set, so one command each.
     by_tenant: dict[str, list[str]] = {}
     for key in purged_keys:
-        by_tenant.setdefault(key.split(":")[2], []).append(key)
+        by_tenant.setdefault(KeyParts.parse(key).tenant, []).append(key)
     return [("ZREM", hits_key(tenant), *keys_of) for tenant, keys_of in by_tenant.items()]

@@ -11,8 +11,8 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.core.cache.entry_filter import EntryFilter, possible_document_names
-from router.core.cache.key_derivation import EMPTY_HASH
-from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import EMPTY_HASH, PURGE_LOG_KEY
 from router.net.redis.clock import RedisClock
 from router.net.redis.commands import Command
 from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
@@ -104,8 +104,7 @@ async def scan_entries(client: RedisClient, scope: EntryFilter) -> AsyncIterator
 async def _matching(client: RedisClient, scope: EntryFilter, keys: list[str]) -> list[str]:
     if scope.document is None:
         return [key for key in keys if scope.matches(key)]
-    anything = EntryFilter(all=True)  # matches every valid entry key
-    candidates = [key for key in keys if anything.matches(key) and key.split(":")[5] != EMPTY_HASH]
+    candidates = [key for key in keys if (parts := KeyParts.try_parse(key)) is not None and parts.rag != EMPTY_HASH]
     fields = await execute_commands(client, [("HGET", key, "documents") for key in candidates])
     matching = []
     for key, field in zip(candidates, fields, strict=True):

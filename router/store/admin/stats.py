@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import CLAIMS_PATTERN, FLIGHTS_PATTERN, HITS_PATTERN, hits_key
 from router.store.admin.listing import (
     EntrySummary,
-    KeyParts,
     decode_text,
     fetch_summaries,
     memory_command,

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from router.app import build_catalog, build_explainer, build_request_resolver
-from router.core.cache.miss_reason import fingerprint_request
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.stream_encoding import encode_stream
@@ -50,7 +49,7 @@ def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT)
 async def answered(client: Any, asked: Any, tenant: str = "default", **fields: Any) -> Entry:
     """Stores a response to a request, as a router would."""
     reading = read(asked, tenant)
-    of = fingerprint_request(reading.key.text, reading.parts)
+    of = reading.fingerprint
     kept = make_entry(
         digest=reading.key.digest,
         documents=reading.parts.document_names(),

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.core.cache.key_derivation import EMPTY_HASH, IGNORED_FIELDS, derive_cache_key
-from router.core.cache.redis_keys import KEY_PREFIX
+from router.core.cache.key_derivation import IGNORED_FIELDS, derive_cache_key
+from router.core.cache.redis_keys import EMPTY_HASH, KEY_PREFIX
 from router.core.endpoints.request import InferenceRequest, parse_request
 from router.core.types import Endpoint
 from router.errors import ApiError

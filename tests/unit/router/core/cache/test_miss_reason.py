@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ from tests.support.factories import chat, completion, conversation, derive_key, 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]
 
 
-def of(request: InferenceRequest, **target: Any) -> Fingerprint:
-    return fingerprint_request(derive_key(request, **target).text, request_parts(request))
+def of(asked: InferenceRequest, **target: Any) -> Fingerprint:
+    return fingerprint_request(derive_key(asked, **target), request_parts(asked))
 
 
 def changed(**parts: str) -> InferenceRequest:
@@ -114,10 +115,9 @@ def test_another_tenants_entries_explain_nothing() -> None:
     hints = SeenKeys()
     hints.add(hash_parts(KNOWN))
     hints.add_key(derive_key(changed()).text)
-    for _, expected in [("", KNOWN), *ONE_APART]:
-        others = Fingerprint(
-            "other", expected.model, expected.system, expected.rag, expected.query, expected.question, expected.params
-        )
+    for _, wanted in [("", KNOWN), *ONE_APART]:
+        key = msgspec.structs.replace(wanted.key, tenant="other")
+        others = Fingerprint(key, wanted.question, wanted.params)
         assert hints.miss_reason(hash_parts(others)) == "new"
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.cache.key_parts import KeyParts
 from router.core.endpoints.cache_salt import combine_salts, derive_salts, sharing_group_name
 from router.core.endpoints.request import InferenceRequest, engine_body
 from router.core.routing.affinity import affinity_key
@@ -70,12 +71,8 @@ def test_a_salt_that_is_none_is_refused(own: Any) -> None:
 
 
 def test_tenants_of_a_group_have_one_affinity_and_sessions_of_their_own() -> None:
-    key = "rh:1:{}:llama:1:2:3"
+    acme, beta = (KeyParts(tenant, "llama", "1", "2", "3") for tenant in ("acme", "beta"))
     group = sharing_group_name("acme", "one")
-    assert affinity_key(key.format("acme"), "acme", None, group) == affinity_key(
-        key.format("beta"), "beta", None, group
-    )
-    assert affinity_key(key.format("acme"), "acme", "s", group) != affinity_key(key.format("beta"), "beta", "s", group)
-    assert affinity_key(key.format("acme"), "acme", None) == affinity_key(
-        key.format("acme"), "acme", None, sharing_group_name("acme", None)
-    )
+    assert affinity_key(acme, None, group) == affinity_key(beta, None, group)
+    assert affinity_key(acme, "s", group) != affinity_key(beta, "s", group)
+    assert affinity_key(acme, None) == affinity_key(acme, None, sharing_group_name("acme", None))

@@ -4,6 +4,7 @@ from collections import Counter
 from math import ceil
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,8 +84,8 @@ def test_somebody_always_has_room(loads: list[float]) -> None:
 
 def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_does_not() -> None:
     def affinity(system: str, question: str, document: str) -> str | None:
-        request = conversation(("system", system), ("user", question), documents=[{"text": document}])
-        return affinity_key(derive_key(request).text, "acme", None)
+        said = conversation(("system", system), ("user", question), documents=[{"text": document}])
+        return affinity_key(derive_key(said).parts, None)
 
     one = affinity("Be brief.", "Why?", "The sea.")
     assert one is not None
@@ -93,14 +94,14 @@ def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_
 
 
 def test_without_any_of_them_there_is_no_affinity() -> None:
-    assert affinity_key(derive_key(conversation(("user", "Why?"))).text, "acme", None) is None
+    assert affinity_key(derive_key(conversation(("user", "Why?"))).parts, None) is None
 
 
 def test_a_session_counts_before_the_prompt_and_is_its_tenants_own() -> None:
-    key = derive_key(conversation(("system", "Be brief."), ("user", "Why?"))).text
-    other = derive_key(conversation(("user", "Something else"))).text
-    assert affinity_key(key, "acme", "s1") == affinity_key(other, "acme", "s1") != affinity_key(key, "acme", "s2")
-    assert affinity_key(key, "acme", "s1") != affinity_key(key, "other", "s1")
+    key = derive_key(conversation(("system", "Be brief."), ("user", "Why?"))).parts
+    other = derive_key(conversation(("user", "Something else"))).parts
+    assert affinity_key(key, "s1") == affinity_key(other, "s1") != affinity_key(key, "s2")
+    assert affinity_key(key, "s1") != affinity_key(msgspec.structs.replace(key, tenant="other"), "s1")
 
 
 @pytest.mark.parametrize("text", [b"", b"a" * 129, b"a b", b"a\tb", b"caf\xe9", b"a\n"])

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from router.core.cache.fingerprint import Fingerprint
+from router.core.cache.key_parts import KeyParts
 from router.store.admin.nearest import find_nearest
 from tests.support.entry_factory import entry_key, make_entry, store_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SYSTEM, RAG, QUESTION, PARAMS = "a" * 16, "b" * 16, "1" * 16, "2" * 16
-WANTED = Fingerprint("acme", "llama", SYSTEM, RAG, f"{0:032x}", QUESTION, PARAMS)
+WANTED = Fingerprint(KeyParts("acme", "llama", SYSTEM, RAG, f"{0:032x}"), QUESTION, PARAMS)
 KEY = entry_key(0, system=SYSTEM, rag=RAG)
 
 

@@ -9,6 +9,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.fingerprint import Fingerprint
+from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key
 from router.shared.hit_counter import HitCounter
 from router.store.admin.export_import import export_entries, import_entries
@@ -59,7 +60,7 @@ async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) ->
     assert [listed.key for listed in (await list_entries(cluster, ALL, 10)).entries] == keys[:10]
     assert (await fetch_detail(cluster, keys[7])) is not None
     near = await find_nearest(
-        cluster, Fingerprint("acme", "llama", "0" * 16, "b" * 16, "0" * 32, "", ""), keys[0], 1000
+        cluster, Fingerprint(KeyParts("acme", "llama", "0" * 16, "b" * 16, "0" * 32), "", ""), keys[0], 1000
     )
     assert (near.differs, near.looked_at, near.everything) == (["query"], 499, True)
 
