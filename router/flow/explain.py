@@ -1,13 +1,13 @@
 """Explains to people what the cache would do with a request and why, without a generation."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 
 from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.fingerprint import MissReason
-from router.core.cache.policy import RemoteContentPolicy, decide_caching, uncacheable_reason
+from router.core.cache.policy import RemoteContentPolicy, decide_caching
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.endpoints.replay import replay
@@ -24,7 +24,9 @@ from router.store.codec import decode_entry
 MAX_COMPARED_ENTRIES: Final = 20_000
 """Maximum number of the tenant's entries among which the nearest is searched."""
 
-KeyState = Literal["absent", "fresh", "stale", "other-digest", "unreadable", "purged", "no-such-form"]
+MissState = Literal["absent", "stale", "other-digest", "unreadable", "purged", "no-such-form"]
+
+KeyState = Literal["fresh"] | MissState
 """What is at the key in Redis:
 
 - absent: nothing;
@@ -119,10 +121,7 @@ class Explainer:
         }
         bypass, _ = decide_caching(parsed.request, NO_DIRECTIVES, store_policy, self._remote_content)
         if bypass is not None:
-            why = uncacheable_reason(parsed.request, self._remote_content)
-            if why is None:  # the request is cacheable, so the store policy is the reason
-                why = f'cache.store is "{store_policy}", and the request has neither temperature 0 nor a seed.'
-            return Explanation(result=CacheStatus.BYPASS, reason=bypass.value, why=why, **common)
+            return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
         state, common["entry"] = await self._key_state(parsed)
         if state == "fresh":
             return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **common)
@@ -153,7 +152,7 @@ class Explainer:
         return "stale" if now - entry.created > entry.ttl else "fresh", summary
 
 
-def _explain_miss(state: KeyState, nearest: NearestEntry) -> tuple[str | None, str]:
+def _explain_miss(state: MissState, nearest: NearestEntry) -> tuple[str | None, str]:
     match state:
         case "stale":
             return "expired", "Its answer is stored and has outlived its time; it is given only while engines are down."
@@ -165,12 +164,18 @@ def _explain_miss(state: KeyState, nearest: NearestEntry) -> tuple[str | None, s
             return None, "What stands at its key was purged while it was generated; the next answer takes its place."
         case "no-such-form":
             return None, "Its answer is stored, but has no form such as the request asks for (stream or JSON)."
+        case "absent":
+            return _explain_absence(nearest)
+        case _:
+            assert_never(state)
+
+
+def _explain_absence(nearest: NearestEntry) -> tuple[MissReason, str]:
     if nearest.key is None:
         return "new", "The tenant has no answers stored."
     if len(nearest.differs) == 1:
-        return nearest.differs[
-            0
-        ], f"Another answer is stored for a request that differs in one part: {nearest.differs[0]}."
+        part = nearest.differs[0]
+        return part, f"Another answer is stored for a request that differs in one part: {part}."
     return "new", "Of the stored answers that were compared, none is for a request that differs in one part alone."
 
 

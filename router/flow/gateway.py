@@ -8,7 +8,7 @@ from typing import Final, Protocol, assert_never
 
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import PartHashes, SeenKeys
-from router.core.cache.policy import Freshness, decide_caching, evaluate_freshness
+from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.types import BypassReason, CacheStatus, Entry
 from router.errors import ApiError, not_cached
@@ -87,17 +87,15 @@ class Gateway:
         parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
         tenant = self._cache_policy.tenants[exchange.tenant]
-        bypass_reason, may_store = decide_caching(
+        bypass, may_store = decide_caching(
             parsed.request,
             control,
             tenant.store_policy,
             self._cache_policy.remote_content,
             texts_only=parsed.parts.texts_only,
         )
-        lookup: Lookup
-        if bypass_reason is not None:
-            lookup = Bypass(bypass_reason)
-        else:
+        lookup: Lookup | None = bypass
+        if lookup is None:
             # The local lookup needs no coroutine, so it comes first and apart.
             lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
         if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(lookup, parsed)):
@@ -135,7 +133,7 @@ class Gateway:
         try:
             entry = await self._store.get(parsed.key.text)
         except RedisDownError:  # no lookup, but the request may still share a generation in this process
-            return Bypass(BypassReason.REDIS_DOWN)
+            return REDIS_DOWN
         if entry is None:
             return self._miss(parsed)
         return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False)

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import msgspec
 
 from router.core.cache.fingerprint import MissReason
+from router.core.cache.policy import Bypass as Bypass
 from router.core.cache.policy import RemoteContentPolicy
 from router.core.cache.policy import StorePolicy as StorePolicy
-from router.core.types import BypassReason, Entry
+from router.core.types import Entry
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
@@ -59,12 +60,6 @@ class Miss(msgspec.Struct, frozen=True):
 
     reason: MissReason
     replaced_entry_created: float | None = None
-
-
-class Bypass(msgspec.Struct, frozen=True):
-    """The cache was not asked."""
-
-    reason: BypassReason
 
 
 Lookup = Hit | Stale | Miss | Bypass

@@ -3,6 +3,8 @@
 from enum import Enum
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
+
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.remote_content import find_remote_content
 from router.core.endpoints.request import InferenceRequest
@@ -24,10 +26,25 @@ _STATE_FIELDS: Final = {
 """Fields that refer to state on a server, or create some."""
 
 
+class Bypass(msgspec.Struct, frozen=True):
+    """Why a request is not looked up. `explanation`: the same for people, as a sentence."""
+
+    reason: BypassReason
+    explanation: str
+
+
+REDIS_DOWN: Final = Bypass(BypassReason.REDIS_DOWN, "Redis does not answer.")
+_NO_STORE: Final = Bypass(BypassReason.NO_STORE, "The client sent `Cache-Control: no-store`.")
+_NO_CACHE: Final = Bypass(BypassReason.NO_CACHE, "The client sent `Cache-Control: no-cache`.")
+_NOT_DETERMINISTIC: Final = Bypass(
+    BypassReason.POLICY, 'cache.store is "deterministic", and the request has neither temperature 0 nor a seed.'
+)
+
+
 class CacheDecision(NamedTuple):
     """`bypass`: why the request is not looked up; None if it is."""
 
-    bypass: BypassReason | None
+    bypass: Bypass | None
     may_store: bool
 
 
@@ -48,19 +65,25 @@ def decide_caching(
     RemoteContentPolicy. `texts_only`: the request has no remote content; see RequestParts.
     """
     if control.no_store:
-        return CacheDecision(BypassReason.NO_STORE, may_store=False)
+        return CacheDecision(_NO_STORE, may_store=False)
     # Skips the search for most requests: texts alone refer to nothing, except at endpoints with state.
-    may_be_uncacheable = request.endpoint in _STATE_FIELDS or not texts_only
-    if may_be_uncacheable and uncacheable_reason(request, "stable" if texts_only else remote_policy) is not None:
-        return CacheDecision(BypassReason.UNCACHEABLE, may_store=False)
+    if request.endpoint in _STATE_FIELDS or not texts_only:
+        bypass = _find_uncacheable(request, "stable" if texts_only else remote_policy)
+        if bypass is not None:
+            return CacheDecision(bypass, may_store=False)
     if store_policy == "deterministic" and not request.deterministic:
-        return CacheDecision(BypassReason.POLICY, may_store=False)
+        return CacheDecision(_NOT_DETERMINISTIC, may_store=False)
     if control is NO_DIRECTIVES:  # most requests: no new object
         return _LOOKUP_AND_STORE
-    return CacheDecision(BypassReason.NO_CACHE if control.no_cache else None, may_store=control.ttl != 0)
+    return CacheDecision(_NO_CACHE if control.no_cache else None, may_store=control.ttl != 0)
 
 
-def uncacheable_reason(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> str | None:
+def _find_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> Bypass | None:
+    explanation = _explain_uncacheable(request, remote_policy)
+    return None if explanation is None else Bypass(BypassReason.UNCACHEABLE, explanation)
+
+
+def _explain_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> str | None:
     """Why the response depends on more than the request, so that it must not be reused; None if it does not."""
     if request.endpoint in _STATE_FIELDS:
         fields = request.fields

@@ -208,13 +208,9 @@ async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: 
 
 async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: RedisServer, client: Any) -> None:
     one = explainer(redis_server.url, client, cache='store = "deterministic"')
-    explanation = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
-    assert (explanation.result, explanation.reason, explanation.state, explanation.nearest) == (
-        "BYPASS",
-        "policy",
-        None,
-        None,
-    )
+    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
+    assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
+    assert told.why == 'cache.store is "deterministic", and the request has neither temperature 0 nor a seed.'
 
 
 @pytest.mark.parametrize(

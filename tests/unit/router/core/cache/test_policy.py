@@ -7,12 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
-from router.core.cache.policy import CacheDecision, Freshness, decide_caching, evaluate_freshness
+from router.core.cache.policy import CacheDecision, Freshness, StorePolicy, decide_caching, evaluate_freshness
 from router.core.endpoints.request import InferenceRequest
 from router.core.types import BypassReason
 from tests.support.factories import chat, embeddings, messages, responses
 
 CACHED = CacheDecision(None, may_store=True)
+
+
+def decided(
+    asked: InferenceRequest, control: CacheControl, store_policy: StorePolicy
+) -> tuple[BypassReason | None, bool]:
+    """Why it is not looked up, and whether it may be stored."""
+    bypass, may_store = decide_caching(asked, control, store_policy)
+    return None if bypass is None else bypass.reason, may_store
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"temperature": 1.5}, {"seed": 1}, {"n": 3}])
@@ -26,9 +34,7 @@ def test_everything_is_cached_by_default(fields: dict[str, Any]) -> None:
 def test_what_may_be_answered_otherwise_next_time_is_left_out_where_only_the_deterministic_is_kept(
     fields: dict[str, Any],
 ) -> None:
-    assert decide_caching(chat(**fields), NO_DIRECTIVES, "deterministic") == CacheDecision(
-        BypassReason.POLICY, may_store=False
-    )
+    assert decided(chat(**fields), NO_DIRECTIVES, "deterministic") == (BypassReason.POLICY, False)
 
 
 @pytest.mark.parametrize(
@@ -39,24 +45,16 @@ def test_temperature_0_or_a_seed_is_deterministic(fields: dict[str, Any]) -> Non
 
 
 def test_no_store_is_neither_looked_up_nor_kept() -> None:
-    assert decide_caching(chat(), CacheControl(no_store=True), "all") == CacheDecision(
-        BypassReason.NO_STORE, may_store=False
-    )
-    assert decide_caching(chat(), CacheControl(no_store=True, no_cache=True), "all") == CacheDecision(
-        BypassReason.NO_STORE, may_store=False
-    )
+    assert decided(chat(), CacheControl(no_store=True), "all") == (BypassReason.NO_STORE, False)
+    assert decided(chat(), CacheControl(no_store=True, no_cache=True), "all") == (BypassReason.NO_STORE, False)
 
 
 def test_no_cache_is_not_looked_up_but_kept() -> None:
-    assert decide_caching(chat(), CacheControl(no_cache=True), "all") == CacheDecision(
-        BypassReason.NO_CACHE, may_store=True
-    )
+    assert decided(chat(), CacheControl(no_cache=True), "all") == (BypassReason.NO_CACHE, True)
 
 
 def test_a_client_cannot_have_kept_what_the_configuration_leaves_out() -> None:
-    assert decide_caching(chat(), CacheControl(no_cache=True, ttl=60), "deterministic") == CacheDecision(
-        BypassReason.POLICY, may_store=False
-    )
+    assert decided(chat(), CacheControl(no_cache=True, ttl=60), "deterministic") == (BypassReason.POLICY, False)
 
 
 def test_an_answer_that_may_live_for_no_second_is_looked_up_and_not_kept() -> None:
@@ -84,13 +82,26 @@ def test_an_answer_that_may_live_for_no_second_is_looked_up_and_not_kept() -> No
     ],
 )
 def test_what_depends_on_more_than_the_request_is_neither_looked_up_nor_kept(asked: InferenceRequest) -> None:
-    assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(BypassReason.UNCACHEABLE, may_store=False)
-    assert decide_caching(asked, CacheControl(no_cache=True, ttl=60), "all") == CacheDecision(
-        BypassReason.UNCACHEABLE, may_store=False
-    )
-    assert decide_caching(asked, NO_DIRECTIVES, "deterministic") == CacheDecision(
-        BypassReason.UNCACHEABLE, may_store=False
-    )
+    assert decided(asked, NO_DIRECTIVES, "all") == (BypassReason.UNCACHEABLE, False)
+    assert decided(asked, CacheControl(no_cache=True, ttl=60), "all") == (BypassReason.UNCACHEABLE, False)
+    assert decided(asked, NO_DIRECTIVES, "deterministic") == (BypassReason.UNCACHEABLE, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "control", "store_policy", "explanation"),
+    [
+        (chat(), CacheControl(no_store=True), "deterministic", "no-store"),
+        (chat(seed=1), CacheControl(no_cache=True), "deterministic", "no-cache"),
+        (chat(), CacheControl(no_cache=True), "deterministic", 'cache.store is "deterministic"'),
+        (responses(background=True), CacheControl(no_cache=True), "deterministic", "`background`"),
+    ],
+)
+def test_of_several_reasons_the_one_that_is_told_is_the_one_that_is_explained(
+    asked: InferenceRequest, control: CacheControl, store_policy: StorePolicy, explanation: str
+) -> None:
+    bypass, _ = decide_caching(asked, control, store_policy)
+    assert bypass is not None
+    assert explanation in bypass.explanation
 
 
 @pytest.mark.parametrize(

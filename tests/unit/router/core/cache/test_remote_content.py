@@ -93,7 +93,10 @@ INLINE: list[InferenceRequest] = [
 
 @pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
 def test_what_is_fetched_from_elsewhere_is_not_cached(asked: InferenceRequest) -> None:
-    assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(BypassReason.UNCACHEABLE, may_store=False)
+    bypass, may_store = decide_caching(asked, NO_DIRECTIVES, "all")
+    assert bypass is not None
+    assert (bypass.reason, may_store) == (BypassReason.UNCACHEABLE, False)
+    assert "cache.remote_content" in bypass.explanation
     assert not request_parts(asked).texts_only, "it is looked for"
 
 
