@@ -7,6 +7,7 @@ import msgspec
 
 from router.core.cache.entry_filter import document_name, text_document_name
 from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import split_entry_key
 
 encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -35,8 +36,10 @@ class CacheKey(msgspec.Struct, eq=False, gc=False):
 
     @property
     def parts(self) -> KeyParts:
-        if self._parts is None:  # parsed on first use: a hit needs only the text
-            self._parts = KeyParts.parse(self.text)
+        if self._parts is None:  # split on first use: a hit needs only the text
+            parts = split_entry_key(self.text)
+            assert parts is not None
+            self._parts = KeyParts(*parts)
         return self._parts
 
     @property
