@@ -52,7 +52,7 @@ from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from router.store.admin.scan import RedisClient
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
@@ -91,9 +91,9 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
     )
-    backend = open_link(settings.redis_url, timeout=CONNECT_TIMEOUT)
+    backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
-    pipeline = open_line(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
     drains = Drains(pipeline, catalog.set_drained, old.drains if old is not None else None)
     catalog.set_drained(drains.names)
     resolver = build_request_resolver(settings, catalog)

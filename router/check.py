@@ -9,7 +9,7 @@ import msgspec
 
 from router.net.redis.errors import RedisBackendError
 from router.settings import Engine, Settings
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
 
 CHECK_TIMEOUT: Final = 5.0
 """Seconds for each response."""
@@ -26,7 +26,7 @@ async def check_all(settings: Settings) -> list[Finding]:
 
 async def _check_redis(settings: Settings) -> Finding:
     what = "redis (embedded)" if settings.redis_url != settings.cache.url else "redis"
-    backend = open_link(settings.redis_url, timeout=CHECK_TIMEOUT)
+    backend = open_backend(settings.redis_url, timeout=CHECK_TIMEOUT)
     try:
         (info,) = await backend.execute([("INFO", "server")], CHECK_TIMEOUT)
         servers = await backend.servers()

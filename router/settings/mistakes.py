@@ -31,13 +31,13 @@ class ConfigurationError(Exception):
 class Mistake(msgspec.Struct, frozen=True):
     """What is wrong at a place.
 
-    - `said`: what is wrong, and how to correct it. With `of_value`, it continues the value, as in "'key' is none of
+    - `message`: what is wrong, and how to correct it. With `of_value`, it continues the value, as in "'key' is none of
       open, keys, header"; without, it is a sentence of its own.
     - `reads`: the other places that it depends on. If one of them has a mistake, this may not be one.
     """
 
     place: Place
-    said: str
+    message: str
     of_value: bool = True
     reads: tuple[Place, ...] = ()
 
@@ -45,8 +45,8 @@ class Mistake(msgspec.Struct, frozen=True):
         """The message; `shown` has the values that may be shown."""
         place = written(self.place)
         if not self.of_value:
-            return f"{place}: {self.said}"
-        return f"{place}: {shown[self.place]} {self.said}" if self.place in shown else f"{place} {self.said}"
+            return f"{place}: {self.message}"
+        return f"{place}: {shown[self.place]} {self.message}" if self.place in shown else f"{place} {self.message}"
 
 
 def written(place: Place) -> str:

@@ -11,7 +11,7 @@ from router.api.auth import hash_key
 from router.check import check_all
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config
 from tests.support.slow_proxy import SlowProxy
@@ -65,7 +65,7 @@ async def says(router: RouterServer, redis: str) -> bool:
 
 
 async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[RedisServer, RedisServer]) -> None:
-    async with SlowProxy(servers[0]) as proxy, aclosing(open_link(proxy.url, timeout=1)) as link:
+    async with SlowProxy(servers[0]) as proxy, aclosing(open_backend(proxy.url, timeout=1)) as link:
         script = "return redis.call('SET', KEYS[1], ARGV[1])"
         for write in (("SET", "k", "v"), ("EVAL", script, 1, "k", "v")):
             primary, replica = servers if proxy.server is servers[0] else servers[::-1]
@@ -80,7 +80,7 @@ async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[Red
 
 
 async def test_a_replica_is_no_server_to_connect_to(servers: tuple[RedisServer, RedisServer]) -> None:
-    async with aclosing(open_link(f"redis://127.0.0.1:{servers[1].port}", timeout=1)) as link:
+    async with aclosing(open_backend(f"redis://127.0.0.1:{servers[1].port}", timeout=1)) as link:
         with pytest.raises(RedisBackendError, match="read-only replica"):
             await link.execute([("GET", "k")], 1)
 
@@ -97,7 +97,7 @@ async def test_check_says_that_the_server_is_a_replica(
 async def test_who_may_not_ask_whether_it_takes_writes_uses_it_all_the_same(own_redis: RedisServer) -> None:
     await own_redis.start()
     await own_redis.command("ACL", "SETUSER", "default", "-del")
-    async with aclosing(open_link(own_redis.url, timeout=1)) as link:
+    async with aclosing(open_backend(own_redis.url, timeout=1)) as link:
         assert await link.execute([("SET", "k", "v"), ("GET", "k")], 1) == [b"OK", b"v"]
 
 

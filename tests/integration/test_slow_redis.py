@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from router.net.redis.deadline import MAX_EXTRA_TIME
 from router.net.redis.pipeline import RedisDownError
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
@@ -62,7 +62,7 @@ async def test_a_redis_that_answers_a_byte_at_a_time_is_down_after_a_second(own_
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, bytes_per_second=RATE) as proxy:
-        line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
+        line = open_pipeline(open_backend(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.execute(("SET", "k", "x" * 1000))
         proxy.chunk_size, proxy.bytes_per_second = 1, 50
@@ -79,7 +79,7 @@ async def test_a_redis_that_falls_silent_in_a_reply_is_down_after_the_timeout(ow
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, bytes_per_second=RATE, chunk_size=1000, stall_after=100_000) as proxy:
-        line = open_line(open_link(proxy.url, timeout=0.05), timeout=0.05, retry=60)
+        line = open_pipeline(open_backend(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.execute(("SET", "k", "x" * 200_000))
         began = clock()

@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.net.redis.errors import RedisBackendError
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
 from router.store.admin.purge import purge
 from tests.simulation import clock
 from tests.simulation.clients import SimulatedRequest
@@ -209,7 +209,7 @@ class World:
 
     async def _purge(self, scope: EntryFilter, purged: Purged) -> None:
         self.trace(f"operator: {purged!r} begins")
-        link = open_link(f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}", timeout=2.0)
+        link = open_backend(f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}", timeout=2.0)
         try:
             await purge(OperatorClient(link), scope)  # type: ignore[arg-type, unused-ignore]
         except RedisBackendError as error:

@@ -9,7 +9,7 @@ import msgspec
 from router.core.cache.entry_filter import EntryFilter
 from router.core.types import Entry
 from router.shared.purges import PurgePosition, Purges
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from router.store.entry_store import MAX_BACKLOG, EntryStore, WriteResult
 from router.store.local_cache import LocalCache
 
@@ -23,8 +23,8 @@ class StoreFixture:
         on_purged: Callable[[EntryFilter], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`timeout` and `retry` in seconds, see RedisPipeline; `max_backlog` in bytes."""
-        self.backend = open_link(url, timeout=timeout)
-        self.pipeline = open_line(self.backend, timeout=timeout, retry=retry)
+        self.backend = open_backend(url, timeout=timeout)
+        self.pipeline = open_pipeline(self.backend, timeout=timeout, retry=retry)
         self.purges = Purges(self.pipeline, on_purged)
         self.local = local if local is not None else LocalCache(0)
         self.entries = EntryStore(

@@ -19,7 +19,7 @@ class Handshake(msgspec.Struct, frozen=True):
     tls: ssl.SSLContext | None
 
     def __repr__(self) -> str:
-        return "<Login>"  # a traceback must show no password
+        return "<Handshake>"  # a traceback must show no password
 
     def commands(self) -> list[Command]:
         auth = ("AUTH", self.username or "default", self.password or "") if self.username or self.password else ()

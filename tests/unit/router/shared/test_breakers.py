@@ -14,7 +14,7 @@ from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
 from router.net.tasks import cancel_and_wait
 from router.shared.breakers import Breakers
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
@@ -39,8 +39,8 @@ class Process:
 
     def __init__(self, server: RedisServer, clock: Callable[[], float], *, up_for: float = 0.0) -> None:
         """`up_for`: what the machine's monotonic clock shows beyond `clock`, which is Redis' clock."""
-        link = open_link(server.url, timeout=2)
-        self.line = open_line(link, timeout=1, retry=0.02)
+        link = open_backend(server.url, timeout=2)
+        self.line = open_pipeline(link, timeout=1, retry=0.02)
         self.redis_clock = RedisClock(wall=clock, monotonic=lambda: clock() + up_for)
         self.breakers = Breakers(
             self.line, LIMITS, engine_names=lambda: ("a", "b"), probe_lease=30, clock=self.redis_clock

@@ -14,7 +14,7 @@ from router.core.cache.redis_keys import limit_key
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.net.redis.pipeline import RedisPipeline
 from router.shared.rate_limits import RUNNING_LEASE_MS, Reservation, TenantLimits, decode_status, update_command
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
@@ -27,7 +27,7 @@ KEY = limit_key("acme")
 async def lines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
     """The pipelines of two processes to one Redis."""
     await own_redis.start()
-    opened = [open_line(open_link(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
+    opened = [open_pipeline(open_backend(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
     for line in opened:
         await line.start()
     yield opened

@@ -7,14 +7,14 @@ import pytest
 
 from router.core.quota.rate_limit import Quota
 from router.shared.rate_limits import TenantLimits
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_deployments import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
-    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.05)
+    line = open_pipeline(open_backend(deployment.url, timeout=2), timeout=2, retry=0.05)
     await line.start()
     try:
         tenant = secrets.token_hex(4)

@@ -15,7 +15,7 @@ from router.net.redis.commands import Command, EncodedCommand, after_previous, c
 from router.net.redis.connection import RedisConnection
 from router.net.redis.errors import RedisBackendError
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_traffic import KEYS, RedisTraffic
 from tests.support.waiting import eventually
@@ -27,7 +27,7 @@ PATIENCE = 5.0
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def link(deployment: Deployment) -> AsyncIterator[RedisBackend]:
-    async with aclosing(open_link(deployment.url, timeout=2)) as opened:
+    async with aclosing(open_backend(deployment.url, timeout=2)) as opened:
         yield opened
 
 
@@ -138,7 +138,7 @@ async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Dep
 
 async def test_nobody_there_is_an_error_within_the_time_given() -> None:
     for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
-        async with aclosing(open_link(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
+        async with aclosing(open_backend(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
             began = time.perf_counter()
             with pytest.raises(RedisBackendError) as raised:
                 await opened.execute([("PING",)], 0.3)
@@ -149,7 +149,7 @@ async def test_nobody_there_is_an_error_within_the_time_given() -> None:
 @pytest.mark.parametrize("deployment", ["least-rights", "sentinel", "cluster"], indirect=True)
 async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: Deployment) -> None:
     url = deployment.url.replace("sec%2Fret", "wrong%2Fone")
-    async with aclosing(open_link(url, timeout=1)) as opened:
+    async with aclosing(open_backend(url, timeout=1)) as opened:
         with pytest.raises(RedisBackendError) as raised:
             await opened.execute([("PING",)], 1)
     assert "wrong" not in str(raised.value)
@@ -193,7 +193,7 @@ async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: RedisBa
 async def test_after_a_failover_of_sentinel_the_new_master_is_found_by_itself(start_own: StartDeployment) -> None:
     group: SentinelGroup = await start_own("sentinel")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_link(group.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(group.url, timeout=2)) as link, RedisTraffic(link) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         old, servers = await group.primary_of_key(""), link.topology
         old.kill()
@@ -215,7 +215,7 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
 
 async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_link(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         source = await cluster.primary_of_key(KEYS[0])
         target = next(server for server in [await cluster.primary_of_key(key) for key in KEYS] if server is not source)
@@ -231,7 +231,7 @@ async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(sta
 async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_link(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         old, slot, servers = await cluster.primary_of_key(KEYS[0]), cluster.slot(KEYS[0]), link.topology
         old.kill()
@@ -247,7 +247,7 @@ async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(
 
 async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_link(cluster.url, timeout=2)) as link:
+    async with aclosing(open_backend(cluster.url, timeout=2)) as link:
         await _freeze_one(cluster, link)
 
 

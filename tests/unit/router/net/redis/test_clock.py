@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_line, open_link
+from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
@@ -155,7 +155,7 @@ def is_right(clock: RedisClock) -> bool:
 @on_the_loop
 async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -> None:
     clock = RedisClock(wall=lambda: time.time() - AN_HOUR)
-    line = open_line(open_link(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    line = open_pipeline(open_backend(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
     assert not is_right(clock)
     await line.start()
     assert is_right(clock)
@@ -166,7 +166,7 @@ async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -
 async def test_whoever_listens_keeps_it_right(deployment: Deployment) -> None:
     drifting = [-AN_HOUR]
     clock = RedisClock(wall=lambda: 0.0, monotonic=lambda: time.monotonic() + drifting[0])
-    async with aclosing(open_link(deployment.url, timeout=2)) as link:
+    async with aclosing(open_backend(deployment.url, timeout=2)) as link:
         await link.execute([("PING",)], 2)
         listener = Listener(
             link,
@@ -188,7 +188,7 @@ async def test_a_redis_that_does_not_let_it_ask_leaves_it_as_it_is(own_redis: Re
     await own_redis.start()
     await own_redis.command("ACL", "SETUSER", "default", "-time")
     clock = RedisClock()
-    line = open_line(open_link(own_redis.url, timeout=2), timeout=2, retry=0.02, clock=clock)
+    line = open_pipeline(open_backend(own_redis.url, timeout=2), timeout=2, retry=0.02, clock=clock)
     await line.start()
     assert line.up
     assert is_right(clock)

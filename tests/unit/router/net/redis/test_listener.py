@@ -17,7 +17,7 @@ from router.net.redis.listener import Listener
 from router.net.redis.liveness import PING_TIMEOUT
 from router.net.redis.standalone import StandaloneBackend
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
@@ -67,7 +67,7 @@ async def listen() -> AsyncIterator[Listen]:
         def begin(
             server: RedisServer, told: RecordingCallbacks, link: RedisBackend | None = None
         ) -> "asyncio.Task[None]":
-            link = link or open_link(server.url, timeout=0.5)
+            link = link or open_backend(server.url, timeout=0.5)
             listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=told, retry_interval=0.02)
             task = asyncio.create_task(listener.run())
             stack.push_async_callback(link.aclose)
@@ -116,7 +116,7 @@ async def test_what_concerns_no_router_is_not_told(told: RecordingCallbacks, red
 
 
 async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: RedisServer, redis: Any) -> None:
-    link = open_link(redis_server.url, timeout=0.5)
+    link = open_backend(redis_server.url, timeout=0.5)
     (server,) = await link.servers()
     listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=RecordingCallbacks(), retry_interval=1)
     connection = RedisConnection()

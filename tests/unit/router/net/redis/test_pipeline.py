@@ -12,24 +12,24 @@ import redis.exceptions
 
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.server.eager import EagerRunner
-from router.shared.redis import open_line as new_line
-from router.shared.redis import open_link
+from router.shared.redis import open_backend
+from router.shared.redis import open_pipeline as new_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OpenLine = Callable[..., Awaitable[RedisPipeline]]
+OpenPipeline = Callable[..., Awaitable[RedisPipeline]]
 BATCH = 1 << 20
 """Bytes that are sent in one batch."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def open_line() -> AsyncIterator[OpenLine]:
+async def open_pipeline() -> AsyncIterator[OpenPipeline]:
     async with AsyncExitStack() as stack:
 
         async def make(server: RedisServer, timeout: float = 0.5) -> RedisPipeline:
-            line = new_line(open_link(server.url, timeout=timeout), timeout=timeout, retry=0.02)
+            line = new_pipeline(open_backend(server.url, timeout=timeout), timeout=timeout, retry=0.02)
             stack.push_async_callback(line.aclose)
             await line.start()
             return line
@@ -38,8 +38,8 @@ async def open_line() -> AsyncIterator[OpenLine]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def line(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> RedisPipeline:
-    return await open_line(redis_server)
+async def line(redis_server: RedisServer, redis: Any, open_pipeline: OpenPipeline) -> RedisPipeline:
+    return await open_pipeline(redis_server)
 
 
 # -- commands in, replies out -----------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: RedisPi
     assert [await first, await last] == [[1], [3]], "what was given is done all the same"
 
 
-async def test_closing_sends_what_waits(redis_server: RedisServer, redis: Any, open_line: OpenLine) -> None:
-    line = await open_line(redis_server)
+async def test_closing_sends_what_waits(redis_server: RedisServer, redis: Any, open_pipeline: OpenPipeline) -> None:
+    line = await open_pipeline(redis_server)
     for n in range(20):
         line.execute(("RPUSH", "list", n), size=BATCH)
     await line.aclose()
@@ -136,10 +136,10 @@ async def test_closing_sends_what_waits(redis_server: RedisServer, redis: Any, o
 
 
 async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothing(
-    own_redis: RedisServer, open_line: OpenLine
+    own_redis: RedisServer, open_pipeline: OpenPipeline
 ) -> None:
     await own_redis.start()
-    line = await open_line(own_redis, timeout=0.2)
+    line = await open_pipeline(own_redis, timeout=0.2)
     own_redis.freeze()
     began = time.perf_counter()
     waiting = [line.execute(("INCR", "n"), size=BATCH // 10) for _ in range(500)]
@@ -153,9 +153,9 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
     assert time.perf_counter() - began < 0.15, "nobody waits any more"
 
 
-async def test_nothing_is_tried_twice(own_redis: RedisServer, open_line: OpenLine) -> None:
+async def test_nothing_is_tried_twice(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
     await own_redis.start()
-    line = await open_line(own_redis, timeout=0.1)
+    line = await open_pipeline(own_redis, timeout=0.1)
     own_redis.freeze()
     with pytest.raises(RedisDownError):
         await line.execute(("INCR", "n"))
@@ -165,9 +165,11 @@ async def test_nothing_is_tried_twice(own_redis: RedisServer, open_line: OpenLin
     assert count in (None, b"1"), "Redis may have had it before it froze; it is not sent again"
 
 
-async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: RedisServer, open_line: OpenLine) -> None:
+async def test_a_killed_redis_is_missed_at_once_and_found_again(
+    own_redis: RedisServer, open_pipeline: OpenPipeline
+) -> None:
     await own_redis.start()
-    line = await open_line(own_redis)
+    line = await open_pipeline(own_redis)
     own_redis.kill()
     events: list[Replies | None] = []
     pending, looked_up = line.execute(("GET", "k")), line.execute_eager(("GET", "k"))
@@ -186,11 +188,11 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
 
 
 async def test_a_redis_that_wants_a_password_is_down_until_it_wants_none(
-    own_redis: RedisServer, open_line: OpenLine, caplog: pytest.LogCaptureFixture
+    own_redis: RedisServer, open_pipeline: OpenPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     await own_redis.start()
     await own_redis.command("CONFIG", "SET", "requirepass", "secret")
-    opening = asyncio.ensure_future(open_line(own_redis))
+    opening = asyncio.ensure_future(open_pipeline(own_redis))
     await eventually(lambda: "Redis cannot be reached" in caplog.text)
     await own_redis_without_password(own_redis)
     assert (await opening).up
@@ -201,8 +203,8 @@ async def own_redis_without_password(server: RedisServer) -> None:
     await server.start()
 
 
-async def test_a_line_starts_without_redis(own_redis: RedisServer, open_line: OpenLine) -> None:
-    line = await open_line(own_redis)
+async def test_a_line_starts_without_redis(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
+    line = await open_pipeline(own_redis)
     assert not line.up
     with pytest.raises(RedisDownError):
         line.execute(("GET", "k"))
