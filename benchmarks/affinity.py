@@ -144,7 +144,7 @@ def _wait_for(router: str) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise TimeoutError(f"{router} does not get ready")
+    raise TimeoutError(f"{router} did not become ready")
 
 
 def _free_port() -> int:

@@ -74,7 +74,7 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
         argv += ["--draft", draft, "--num-speculative-tokens", str(spec.launch.num_speculative_tokens)]
-    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated, in place of {model_names}")
+    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated instead of {model_names}")
 
 
 def _has_gpu() -> bool:

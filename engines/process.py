@@ -111,7 +111,7 @@ class ManagedProcess:
 
     def _last_log_line(self) -> str:
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return f"its last line: {lines[-1].strip()[:300]} (all of it: {self.log})" if lines else f"its log: {self.log}"
+        return f"its last line: {lines[-1].strip()[:300]} (full log: {self.log})" if lines else f"its log: {self.log}"
 
 
 def describe_exit(code: int) -> str:

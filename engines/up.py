@@ -50,7 +50,7 @@ async def up(plan: UpPlan, console: Console) -> int:
                 await asyncio.wait([stopped, running], return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     return running.result()
-                console.print("\nstopping … (Ctrl-C again to end it at once)")
+                console.print("\nstopping … (Ctrl-C again to stop at once)")
                 return 0
             finally:
                 # From here on, the event means that a second signal has arrived.
@@ -88,8 +88,9 @@ def _state_lock(state: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise UpError(f"`roundhouse up` runs already with {state} (pid {file.read().strip() or '?'})") from None
-        # The pid is only for the error message of a second `up`; the lock itself is the flock.
+            raise UpError(
+                f"`roundhouse up` is already running with {state} (pid {file.read().strip() or '?'})"
+            ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -214,7 +215,7 @@ class ProcessTree:
     async def _report_exit(self, process: ManagedProcess) -> None:
         how = describe_exit(await process.wait())
         self._console.print(
-            f"roundhouse: {process.name} {how}; the others go on. Its log: {process.log}",
+            f"roundhouse: {process.name} {how}; the others keep running. Its log: {process.log}",
             style="bold red", highlight=False, soft_wrap=True, markup=False,
         )  # fmt: skip
 
@@ -233,11 +234,11 @@ class ProcessTree:
             lines.append(f"  {spec.name:<12} {spec.url}  {spec.model}, {spec.task}: {what}")
         lines += [
             "",
-            "  ask it twice: the second answer comes from Redis",
+            "  send it twice: the second response comes from Redis",
             f"    curl -i {url}/v1/chat/completions -d '{body}'",
         ]
-        lines += ["  see what it keeps", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
-        lines += [f"    {self._redis_cli()} HGETALL KEY   (the X-Cache-Key of an answer)"]
+        lines += ["  list the stored entries", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
+        lines += [f"    {self._redis_cli()} HGETALL KEY   (the X-Cache-Key of a response)"]
         lines += ["", f"  logs: {_relative_path(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
         self._console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
 

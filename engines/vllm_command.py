@@ -99,7 +99,7 @@ def is_local_model(model: str) -> bool:
 
 def _launch(spec: EngineSpec) -> LaunchSpec:
     if spec.launch is None:
-        raise MissingLaunchError(f"engine {spec.name!r} has no [engine.launch]: it is started elsewhere")
+        raise MissingLaunchError(f"engine {spec.name!r} has no [engine.launch]; it must be started separately")
     return spec.launch
 
 

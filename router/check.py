@@ -35,7 +35,7 @@ async def _check_redis(settings: Settings) -> Finding:
     finally:
         await backend.aclose()
     if isinstance(info, Exception):
-        return {"what": what, "ok": False, "note": f"does not do what it is asked ({info})"}
+        return {"what": what, "ok": False, "note": f"returns an error ({info})"}
     version = re.search(rb"redis_version:(\S+)", info)
     note = f"version {version[1].decode() if version else 'unknown'}"
     return {"what": what, "ok": True, "note": note if len(servers) == 1 else f"{note}, {len(servers)} primaries"}
@@ -50,7 +50,7 @@ async def _check_engine(client: httpx.AsyncClient, engine: Engine, url: str) -> 
     except httpx.HTTPError as error:
         return {"what": what, "ok": False, "note": f"does not answer ({type(error).__name__})"}
     except (msgspec.DecodeError, KeyError, TypeError):
-        return {"what": what, "ok": False, "note": f"status {response.status_code}, and no list of models"}
+        return {"what": what, "ok": False, "note": f"status {response.status_code} without a list of models"}
     if served not in names:
-        return {"what": what, "ok": False, "note": f"serves {', '.join(names)} and not {served!r} (served_model)"}
+        return {"what": what, "ok": False, "note": f"serves {', '.join(names)} but not {served!r} (served_model)"}
     return {"what": what, "ok": True, "note": f"serves {served}"}

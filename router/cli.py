@@ -35,7 +35,7 @@ app.add_typer(keys, name="keys")
 
 
 @app.callback(invoke_without_command=True)
-def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the version and stop.")] = False) -> None:
+def _root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if show_version:
         # A compiled module is a shared library; see docs/decisions/0006-compiled-modules.md.
         build_kind = "" if str(sse.__file__).endswith(".py") else " (compiled)"
@@ -47,7 +47,7 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Say the 
 def serve(
     config: ConfigOption = Path(DEFAULT_PATH),
     no_drain: Annotated[
-        bool, typer.Option("--no-drain", help="Where nobody balances load: stop without router.drain's wait.")
+        bool, typer.Option("--no-drain", help="Stop without waiting for router.drain, if no load balancer is used.")
     ] = False,
 ) -> None:
     """Run the router alone; its engines and its Redis run elsewhere."""
@@ -69,10 +69,10 @@ def serve(
 def up(
     config: ConfigOption = Path(DEFAULT_PATH),
     engines: Annotated[
-        str, typer.Option(help="What to run as engines: auto, vllm or simulator; auto is vLLM where it is installed.")
+        str, typer.Option(help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed.")
     ] = "auto",
     vllm_python: Annotated[
-        Path | None, typer.Option(help="The interpreter that vLLM is installed in, if it is not this one.")
+        Path | None, typer.Option(help="Python interpreter with vLLM installed, if not this one.")
     ] = None,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
@@ -144,7 +144,8 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
 @app.command()
 def classify(
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; without any, JSON lines with `prompt` from standard input.")
+        list[str] | None,
+        typer.Argument(help="Prompts; if none, JSON lines with `prompt` from standard input."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -174,7 +175,7 @@ def _prompts_from_stdin() -> list[str]:
         except (ValueError, KeyError, TypeError):
             prompt = None
         if not isinstance(prompt, str):
-            fail(f'standard input, line {number}: expected a JSON object with a text "prompt"', EXIT_USAGE)
+            fail(f'standard input, line {number}: expected a JSON object with a string "prompt"', EXIT_USAGE)
         prompts.append(prompt)
     return prompts
 

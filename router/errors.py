@@ -73,7 +73,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 def unknown_model(name: str) -> ApiError:
     return ApiError(
         404,
-        f"The model `{name}` does not exist; GET /v1/models lists those that do.",
+        f"The model `{name}` does not exist; GET /v1/models lists the available models.",
         kind=NOT_FOUND,
         param="model",
         code="model_not_found",
@@ -87,9 +87,9 @@ def unavailable(message: str, *, retry_after: int = 1, code: str | None = None) 
 
 def not_cached() -> ApiError:
     """The client asked for a stored response only: status 504 (RFC 9111, section 5.2.1.7)."""
-    return ApiError(504, "No stored answer to this request can be used.", kind=NOT_FOUND, code="not_cached")
+    return ApiError(504, "The cache has no usable entry for this request.", kind=NOT_FOUND, code="not_cached")
 
 
 def internal_error() -> ApiError:
     """A bug in the router: status 500, without details."""
-    return ApiError(500, "The router failed; its log has the details.", kind=INTERNAL, code="internal_error")
+    return ApiError(500, "Internal error in the router; see its log.", kind=INTERNAL, code="internal_error")

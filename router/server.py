@@ -130,7 +130,7 @@ class DrainingServer(uvicorn.Server):
     def _stop(self, delay: float) -> None:
         exit_at = time.monotonic() + delay
         if self._exit_at is None:
-            log.info("stopping: not ready any more, and listening for %g s yet", delay)
+            log.info("stopping: not ready, still accepting connections for %g s", delay)
             self._application.drain()
             # uvicorn adds these headers to its defaults, and so to every response from now on.
             self.config.encoded_headers.append((b"connection", b"close"))
@@ -142,10 +142,10 @@ class DrainingServer(uvicorn.Server):
             await self._application.reload(settings)
         except Exception:
             # The last line of defence: the current configuration goes on serving, whatever is wrong with the new one.
-            log.exception("the configuration cannot be used; the one before it stays")
+            log.exception("the new configuration cannot be applied; the previous one stays in effect")
         else:
             freeze_gc()
-            log.info("another configuration is in effect")
+            log.info("the new configuration is in effect")
 
 
 def freeze_gc() -> None:
@@ -179,7 +179,7 @@ def make_server(
     descriptors = raise_descriptor_limit()
     limit = ConnectionLimit(max_connections(descriptors), application.record_rejection)
     limit_integer_digits()
-    log.info("%d file descriptors, so that %d clients may be connected", descriptors, limit.max_connections)
+    log.info("connection limit: %d file descriptors allow %d clients", descriptors, limit.max_connections)
     options: dict[str, Any] = {
         "loop": "uvloop",
         "http": functools.partial(
@@ -218,7 +218,7 @@ def reload_settings(config_file: Path, old: Settings) -> Settings | None:
         new = load(config_file)
     except ConfigurationError as error:
         for mistake in error.mistakes:  # a record each, since a record is a line
-            log.error("the configuration is refused, and the one before it stays: %s", mistake)  # noqa: TRY400
+            log.error("the configuration is invalid; the previous one stays in effect: %s", mistake)  # noqa: TRY400
         return None
     for line in new.not_yet():
         log.warning("%s", line)
@@ -226,7 +226,7 @@ def reload_settings(config_file: Path, old: Settings) -> Settings | None:
     kept = replace(old.router, max_body=new.router.max_body, max_bodies=new.router.max_bodies)
     for name, value in asdict(new.router).items():
         if value != getattr(kept, name):
-            log.warning("router.%s: needs a restart to change", name)
+            log.warning("router.%s: a change needs a restart", name)
     return replace(new, router=kept)
 
 

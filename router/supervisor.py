@@ -149,11 +149,11 @@ class Supervisor:
             if self._kill_at is not None:
                 continue
             if code == STARTUP_FAILURE:
-                log.error("worker %s cannot start; all end", worker.process.pid)
+                log.error("worker %s cannot start; stopping all workers", worker.process.pid)
                 self._exit_code = 1
                 self._stop("leave")
             else:
-                log.warning("worker %s ended with %s, and is replaced", worker.process.pid, code)
+                log.warning("worker %s exited with code %s; replacing it", worker.process.pid, code)
                 time.sleep(max(0.0, worker.started_at + _MIN_LIFETIME - time.monotonic()))
                 self._workers.append(self._start_worker())
 
@@ -161,7 +161,7 @@ class Supervisor:
         for worker in self._workers:
             if now - worker.last_heartbeat > self._heartbeat_timeout:
                 log.error(
-                    "worker %s has done nothing for %g s, and is killed",
+                    "worker %s has sent no heartbeat for %g s; killing it",
                     worker.process.pid,
                     now - worker.last_heartbeat,
                 )

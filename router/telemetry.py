@@ -33,8 +33,8 @@ _MAX_SERIES: Final = 4096  # kinds of exchanges in the look-up table
 _ENGINE_GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
     ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
-    ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens that the target accepted"),
-    ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens that a step of target and draft yields"),
+    ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens accepted by the target model"),
+    ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens per decoding step with the draft model"),
 )
 
 
@@ -57,10 +57,10 @@ class Telemetry:
         self._multiprocess_dir = multiprocess_dir
         self.registry = registry = CollectorRegistry()
         requests = ("tenant", "model", "engine", "task", "status")
-        self._requests = Counter("llm_requests", "Requests by how they ended", requests, registry=registry)
+        self._requests = Counter("llm_requests", "Requests by status", requests, registry=registry)
         by_cache = ("model", "cache")
         self._duration = BatchHistogram(
-            "llm_request_duration_seconds", "From the first byte of the request to the last of the answer", by_cache,
+            "llm_request_duration_seconds", "From the first byte of the request to the last of the response", by_cache,
             buckets=_DURATION_BUCKETS, registry=registry,
         )  # fmt: skip
         self._first_token = BatchHistogram(
@@ -68,8 +68,8 @@ class Telemetry:
             buckets=_DURATION_BUCKETS, registry=registry,
         )  # fmt: skip
         self._overhead = BatchHistogram(
-            "llm_router_overhead_seconds", "What the router itself took before an engine was asked or the store's "
-            "answer went out", ("cache",), buckets=_OVERHEAD_BUCKETS, registry=registry,
+            "llm_router_overhead_seconds", "Time in the router before a request is sent to an engine or a cached "
+            "response to the client", ("cache",), buckets=_OVERHEAD_BUCKETS, registry=registry,
         )  # fmt: skip
         self._speed = BatchHistogram(
             "llm_tokens_per_second",
@@ -79,51 +79,52 @@ class Telemetry:
             registry=registry,
         )
         self._tokens = Counter(
-            "llm_tokens", "Tokens read, generated and saved", ("tenant", "model", "kind"), registry=registry
+            "llm_tokens",
+            "Prompt, generated and saved tokens",
+            ("tenant", "model", "kind"),
+            registry=registry,
         )
         self._cache = Counter(
-            "llm_cache_requests", "Requests by what the cache did", ("tenant", "model", "result"), registry=registry
+            "llm_cache_requests", "Requests by cache result", ("tenant", "model", "result"), registry=registry
         )
-        self._writes = Counter("llm_cache_writes", "Answers by what became of them", ("result",), registry=registry)
+        self._writes = Counter("llm_cache_writes", "Responses by cache write result", ("result",), registry=registry)
         self._damaged = Counter(
-            "llm_cache_entries_damaged", "Entries whose checksum or fields were wrong when they were read",
+            "llm_cache_entries_damaged", "Entries read with a wrong checksum or invalid fields",
             registry=registry,
         )  # fmt: skip
         self._rejected = Counter(
-            "llm_requests_rejected", "Requests refused before an engine", ("reason",), registry=registry
+            "llm_requests_rejected", "Requests rejected before an engine was selected", ("reason",), registry=registry
         )
-        self._retries = Counter(
-            "llm_retries", "Attempts at an engine that failed", ("engine", "reason"), registry=registry
-        )
+        self._retries = Counter("llm_retries", "Failed attempts at an engine", ("engine", "reason"), registry=registry)
         self._fallbacks = Counter(
-            "llm_fallbacks", "Requests that another model answered", ("model", "fallback"), registry=registry
+            "llm_fallbacks", "Requests served by a fallback model", ("model", "fallback"), registry=registry
         )
         self._breaker = Gauge(
-            "roundhouse_breaker_state", "0 closed, 1 half-open, 2 open", ("engine",),
+            "roundhouse_breaker_state", "Breaker state: 0 closed, 1 half-open, 2 open", ("engine",),
             multiprocess_mode="livemax", registry=registry,
         )  # fmt: skip
         self._in_flight = Gauge(
-            "llm_requests_in_flight", "Requests that an engine works on", ("engine",),
+            "llm_requests_in_flight", "Requests in flight at an engine", ("engine",),
             multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
         self._queue_length = Gauge(
-            "llm_requests_queued", "Requests that wait for a place at an engine", ("model",),
+            "llm_requests_queued", "Requests waiting in the queue for an engine", ("model",),
             multiprocess_mode="livesum", registry=registry,
         )  # fmt: skip
         self._up = Gauge(
-            "roundhouse_engine_up", "Whether the engine answers", ("engine",),
+            "roundhouse_engine_up", "Whether the engine is up: 1 or 0", ("engine",),
             multiprocess_mode="livemin", registry=registry,
         )  # fmt: skip
         self._redis_up = Gauge(
-            "roundhouse_redis_up", "Whether Redis answers", multiprocess_mode="livemin", registry=registry
+            "roundhouse_redis_up", "Whether Redis is up: 1 or 0", multiprocess_mode="livemin", registry=registry
         )
         by_task = ("engine", "task")
         self._learned_speed = Gauge(
-            "roundhouse_engine_tokens_per_second", "Tokens per second of one request, as learned by task", by_task,
+            "roundhouse_engine_tokens_per_second", "Measured tokens per second of one request, by task", by_task,
             multiprocess_mode="livemostrecent", registry=registry,
         )  # fmt: skip
         self._draft_pays = Gauge(
-            "roundhouse_draft_pays", "Whether the engine's draft makes it faster at the task", by_task,
+            "roundhouse_draft_pays", "Whether the draft model speeds up the task: 1 or 0", by_task,
             multiprocess_mode="livemostrecent", registry=registry,
         )  # fmt: skip
         self._engine_gauges = {
@@ -327,7 +328,7 @@ def _hit_ratio(families: Iterable[Metric]) -> Metric:
                 model = sample.labels["model"]
                 lookups[model] = lookups.get(model, 0) + sample.value
                 hits[model] = hits.get(model, 0) + (sample.value if sample.labels["result"] == "hit" else 0)
-    ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Hits among the requests that were looked up", labels=["model"])
+    ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Share of hits among cache lookups", labels=["model"])
     for model, count in lookups.items():
         if count:
             ratio.add_metric([model], hits[model] / count)

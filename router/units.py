@@ -30,9 +30,9 @@ def parse_quantity(kind: type[Any], value: Any) -> Any:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
     if match is None or match[2] not in units:
         noun, example = ("duration", "10s") if kind is Seconds else ("size", "4MiB")
-        raise ValueError(f'is no {noun}; write a number and one of {", ".join(units)}, as in "{example}"')
+        raise ValueError(f'is not a {noun}; write a number and one of {", ".join(units)}, as in "{example}"')
     amount = float(match[1]) * units[match[2]]
     if amount > _MOST:
-        raise ValueError("is too long; a duration has at most 10^12 s" if kind is Seconds else
-                         "is too large; a size has at most 10^12 B")  # fmt: skip
+        raise ValueError("is too long; the maximum is 10^12 s" if kind is Seconds else
+                         "is too large; the maximum is 10^12 B")  # fmt: skip
     return kind(amount)

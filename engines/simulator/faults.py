@@ -66,7 +66,7 @@ def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
     """
     schema = _FAULT_OPTIONS.get(kind)
     if schema is None:
-        raise ValueError(f"unknown fault {kind!r}; known are {', '.join(_FAULT_OPTIONS)}")
+        raise ValueError(f"unknown fault {kind!r}; known faults: {', '.join(_FAULT_OPTIONS)}")
     if unknown := given.keys() - schema.keys():
         raise ValueError(f"fault {kind!r} has no option {', '.join(sorted(unknown))}")
     options = []
@@ -75,7 +75,9 @@ def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
             try:
                 options.append((name, value_type(given[name])))
             except (TypeError, ValueError) as error:
-                raise ValueError(f"option {name!r} of fault {kind!r} is no {value_type.__name__}") from error
+                raise ValueError(
+                    f"option {name!r} of fault {kind!r} is not of type {value_type.__name__}"
+                ) from error
         elif default is _REQUIRED:
             raise ValueError(f"fault {kind!r} needs option {name!r}")
         else:
@@ -201,7 +203,7 @@ def _text_to_say(fault: Fault) -> str:
         try:
             return base64.b64decode(encoded, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
-            raise ValueError("option 'base64' of fault 'say' is no base64 of UTF-8 text") from error
+            raise ValueError("option 'base64' of fault 'say' is not base64 of UTF-8 text") from error
     return fault.get("text") or ""
 
 
@@ -232,7 +234,7 @@ class FaultRegistry:
         plan_faults([fault])
         times = spec.get("times")
         if times is not None and (not isinstance(times, int) or times < 1):
-            raise ValueError("'times' is a whole number from 1")
+            raise ValueError("'times' must be an integer from 1")
         self._entries.append(_RegisteredFault(fault, times, str(spec.get("match", ""))))
 
     def clear(self) -> None:

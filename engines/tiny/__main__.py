@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; nothing was left behind\n")
+        sys.stderr.write("interrupted; no files were written\n")
         return 1
     if options.json:
         sys.stdout.write(json.dumps(summary) + "\n")
@@ -53,12 +53,16 @@ def make(out: Path, force: bool, limit_s: float | None, threads: int | None) -> 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engines.tiny", description="Small models for real vLLM engines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("make", help="train the five models from text at hand")
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make, one model a subfolder")
-    command.add_argument("--seconds", type=_positive, metavar="N", help="train for at most about N seconds in all")
-    command.add_argument("--threads", type=int, metavar="N", help="threads to compute with (default: torch's choice)")
-    command.add_argument("--force", action="store_true", help="make them anew even if they are there")
-    command.add_argument("--json", action="store_true", help="print what was made as JSON")
+    command = commands.add_parser("make", help="train the five models on local text")
+    command.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="output folder, one subfolder per model"
+    )
+    command.add_argument(
+        "--seconds", type=_positive, metavar="N", help="total training time of about N seconds at most"
+    )
+    command.add_argument("--threads", type=int, metavar="N", help="number of threads (default: torch's choice)")
+    command.add_argument("--force", action="store_true", help="train again even if the models exist")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 

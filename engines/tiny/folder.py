@@ -42,7 +42,7 @@ def atomic_replace(folder: Path, version: str) -> Iterator[Path]:
     Raises ForeignFolderError if the existing folder was not made here.
     """
     if folder.exists() and not (folder.is_dir() and ((folder / MARKER).is_file() or not any(folder.iterdir()))):
-        raise ForeignFolderError(f"{folder} holds something else than models made here: name another folder")
+        raise ForeignFolderError(f"{folder} has files that are not models made by this tool; choose another folder")
     # In the same parent folder: a rename is atomic only within one file system.
     new_folder = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
     try:

@@ -129,7 +129,7 @@ class AdminRoutes:
             if entry_filter.document is None
             else replace(entry_filter, document=text_document_name(entry_filter.document))
         )
-        log.info("purged %s: %d entries, %d claims", loggable.to_json().decode(), result.entries, result.claims)
+        log.info("purged %s: %d entries, %d leases", loggable.to_json().decode(), result.entries, result.claims)
         return result
 
     async def explain(self, request: Request) -> Any:
@@ -137,7 +137,7 @@ class AdminRoutes:
         try:
             query = msgspec.json.decode(body, type=ExplainRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise bad_request(f"The question is not understood: {error}", code="invalid_question") from None
+            raise bad_request(f"Invalid request to explain: {error}", code="invalid_question") from None
         return await self._explainer.explain(query)
 
     async def _not_found(self, _: Request) -> Any:
@@ -153,9 +153,9 @@ def _filter_for_key(path: Mapping[str, Any]) -> EntryFilter:
 
 def _parse_limit(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE_SIZE):
-        raise bad_request(f"`limit` must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit", code="invalid_query")
+        raise bad_request(f"`limit` must be an integer from 1 to {MAX_PAGE_SIZE}.", param="limit", code="invalid_query")
     return int(text)
 
 
 def _entry_not_found() -> ApiError:
-    return ApiError(404, "There is no such entry.", kind=NOT_FOUND, param="key", code="no_such_entry")
+    return ApiError(404, "No entry is stored at this key.", kind=NOT_FOUND, param="key", code="no_such_entry")

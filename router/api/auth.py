@@ -53,10 +53,10 @@ class Authenticator:
             name = _single_header(headers, b"x-tenant-id").decode("latin-1")
             if name in self._tenants:
                 return name
-            raise _unauthorized("X-Tenant-ID must name a tenant of this router.")
+            raise _unauthorized("X-Tenant-ID must name a configured tenant.")
         digest = _find_digest(_extract_key(headers, allow_x_api_key=allow_x_api_key), self._digests)
         if digest is None:
-            raise _unauthorized("The API key is not known here.")
+            raise _unauthorized("The API key is not valid.")
         return self._keys[digest]
 
 
@@ -75,10 +75,10 @@ class AdminAuthenticator:
         """Raises ApiError."""
         if not self._digests:
             # Not 404: the existence of the admin API is no secret, and its operator should learn what is missing.
-            message = "The admin API is closed: the configuration has no auth.admin_keys."
+            message = "The admin API is disabled: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
         if _find_digest(_extract_key(headers, allow_x_api_key=False), self._digests) is None:
-            raise _unauthorized("The admin key is not known here.")
+            raise _unauthorized("The admin key is not valid.")
 
 
 def _index_digests(digests: Iterable[str]) -> dict[str, str]:
@@ -103,7 +103,7 @@ def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
     keys.discard(b"")
     if len(keys) != 1:
         also = " or `x-api-key: KEY`" if allow_x_api_key else ""
-        raise _unauthorized(f"An API key is needed, as `Authorization: Bearer KEY`{also}.")
+        raise _unauthorized(f"An API key is required, as `Authorization: Bearer KEY`{also}.")
     return keys.pop()
 
 

@@ -58,7 +58,7 @@ class EngineAdmin:
     def _find_engine(self, request: Request) -> Engine:
         engine = self._catalog.engines.get(request.path_params["name"])
         if engine is None:
-            raise ApiError(404, "There is no such engine.", kind=NOT_FOUND, code="no_such_engine")
+            raise ApiError(404, "This engine is not configured.", kind=NOT_FOUND, code="no_such_engine")
         return engine
 
 

@@ -142,7 +142,7 @@ class InferenceEndpoint:
 
     async def _abort_on_shutdown(self, exchange: Exchange, client: ClientConnection, send: AsgiSend) -> None:
         """Sends the end of the response if there is room for it; see _SHUTDOWN_SEND_TIMEOUT."""
-        error = unavailable("The router is stopping.", code="stopping")
+        error = unavailable("The router is shutting down.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
                 if exchange.status == 0:
@@ -181,7 +181,7 @@ async def read_body(
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             # Its decoded size is unknown, and engines do not accept one either.
-            raise ApiError(415, "The body must be sent without a Content-Encoding.", code="unsupported_encoding")
+            raise ApiError(415, "The body must not have a Content-Encoding.", code="unsupported_encoding")
         if name == b"content-length" and value.isdigit():
             if int(value) > limit:
                 raise BodyTooLargeError(limit)

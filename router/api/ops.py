@@ -96,10 +96,10 @@ class OpsRoutes:
     async def readyz(self, _: Request) -> Response:
         # Draining comes first: a load balancer must stop sending before the server stops listening.
         if self._is_draining():
-            return PlainTextResponse("not ready: the router is about to stop\n", 503, {"retry-after": "1"})
+            return PlainTextResponse("not ready: the router is shutting down\n", 503, {"retry-after": "1"})
         if self._catalog.ready(lambda engine: self._breakers.state(engine) is not BreakerState.OPEN):
             return PlainTextResponse("ready\n")
-        return PlainTextResponse("not ready: a model has no engine that can take work\n", 503, {"retry-after": "1"})
+        return PlainTextResponse("not ready: a model has no available engine\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
         """Liveness and a summary; 503 if no engine is up, since then only hits can be served."""

@@ -8,11 +8,11 @@ from router.net.server.errors import ProtocolError
 
 _MESSAGES: Final[Mapping[str, tuple[str, str]]] = {
     "invalid_http": (INVALID_REQUEST, "The request is not valid HTTP."),
-    "request_timeout": (INVALID_REQUEST, "The request did not arrive in time."),
-    "too_many_requests": (INVALID_REQUEST, "Too many requests wait on this connection."),
-    "headers_too_large": (INVALID_REQUEST, "The headers are too large, or too many."),
-    "too_many_connections": (UNAVAILABLE, "Too many clients are connected to this router."),
-    "internal_error": (INTERNAL, "The router failed; its log has the details."),
+    "request_timeout": (INVALID_REQUEST, "Timeout while receiving the request."),
+    "too_many_requests": (INVALID_REQUEST, "Too many pipelined requests on this connection."),
+    "headers_too_large": (INVALID_REQUEST, "The request headers are too large or too many."),
+    "too_many_connections": (UNAVAILABLE, "The router has reached its connection limit."),
+    "internal_error": (INTERNAL, "Internal error in the router; see its log."),
 }
 """OpenAI's error type and a sentence for a person, by the code of a ProtocolError."""
 

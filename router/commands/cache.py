@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # imported by the commands that need them, since they would s
 
 KeyArgument = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
 
-app = typer.Typer(help="Look into the cache, explain it, and make it forget.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, explain, purge, export and import the cache.", no_args_is_help=True)
 app.command(name="export")(export_)
 app.command(name="import")(import_from)
 
@@ -62,7 +62,7 @@ def stats_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption
 
 def _write_stats(stats: "CacheStats", now: float) -> None:
     total = stats.total
-    extrapolated = "" if total.measured == total.entries else f", reckoned from {total.measured:,} of them"
+    extrapolated = "" if total.measured == total.entries else f", estimated from {total.measured:,} of them"
     entries, tokens = pluralize(total.entries, "entry", "entries"), pluralize(total.tokens, "token")
     per_token = "" if total.bytes_per_token is None else f", {total.bytes_per_token:.1f} bytes per token"
     typer.echo(f"{entries} ({total.stale:,} stale), {tokens}, {format_bytes(total.bytes)}{per_token}{extrapolated}")
@@ -70,12 +70,12 @@ def _write_stats(stats: "CacheStats", now: float) -> None:
         typer.echo(
             f"the oldest is {format_duration(now - stats.oldest)} old, the newest {format_duration(now - stats.newest)}"
         )
-    typer.echo(f"in the making: {pluralize(stats.claims, 'claim')}, {pluralize(stats.flights, 'flight')}")
+    typer.echo(f"in flight: {pluralize(stats.claims, 'lease')}, {pluralize(stats.flights, 'stream')}")
     for server in stats.redis:
         limit = (
             f"of {format_bytes(server['max_memory'])}, {server['policy']}"
             if server["max_memory"]
-            else "without a bound"
+            else "without maxmemory"
         )
         evicted = pluralize(server["evicted"] or 0, "key")
         typer.echo(f"redis {server['version']}: {format_bytes(server['memory'])} {limit}, {evicted} evicted")
@@ -98,8 +98,8 @@ def ls(
     system: SystemOption = None,
     rag: RagOption = None,
     document: DocumentOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="How many.")] = 100,
-    cursor: Annotated[str | None, typer.Option(help="Those after this key.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of entries.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="List the entries after this key.")] = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """List entries in the order of their keys."""
@@ -116,7 +116,7 @@ def ls(
         titles = ("age", "left", "tokens", "memory", "task", "engine", "key")
         write_table([titles, *[_listing_row(entry) for entry in listing.entries]])
     if listing.cursor is not None:
-        print_err(f"There are more: --cursor {listing.cursor}")
+        print_err(f"more entries: --cursor {listing.cursor}")
 
 
 def _listing_row(entry: "EntrySummary") -> tuple[str, ...]:
@@ -137,9 +137,7 @@ def _listing_row(entry: "EntrySummary") -> tuple[str, ...]:
 def show_command(
     key: KeyArgument,
     config: ConfigOption = Path(DEFAULT_PATH),
-    as_fields: Annotated[
-        bool, typer.Option("--fields", help="Every field as it stands, in place of the text.")
-    ] = False,
+    as_fields: Annotated[bool, typer.Option("--fields", help="Print the raw fields instead of the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the text of one entry and its fields, or whatever else is stored at its key."""
@@ -148,7 +146,7 @@ def show_command(
     entry_filter = parse_filter(key=key)
     detail = with_redis(load_settings(config), config, lambda client: fetch_detail(client, entry_filter.key or ""))
     if detail is None:
-        fail(f"there is no entry {key}")
+        fail(f"no entry at {key}")
     write_json(detail) if as_json else _write_entry(detail, as_fields=as_fields)
 
 
@@ -161,7 +159,7 @@ def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
     dropped = "never" if entry.gone_in is None else f"in {format_duration(entry.gone_in)}"
     left = "stale" if entry.stale else f"{format_duration(entry.ttl)} left"
     typer.echo(
-        f"{format_duration(entry.age)} old, {left}; Redis drops it {dropped}; {format_bytes(entry.bytes)} of memory"
+        f"{format_duration(entry.age)} old, {left}; expires from Redis {dropped}; {format_bytes(entry.bytes)} of memory"
     )
     if as_fields or detail.problem is not None:
         for name, value in detail.fields.items():
@@ -185,7 +183,7 @@ def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
 
 def _describe_stream(stream: "StreamDetail") -> str:
     events = "no events" if stream.events is None else f"{stream.events:,} bytes of events"
-    note = "" if stream.lossless else "; the body is only for people to read"
+    note = "" if stream.lossless else "; the body is a readable copy only"
     return f"{stream.bytes:,} bytes; gives {events}{note}"
 
 
@@ -193,7 +191,7 @@ def _describe_stream(stream: "StreamDetail") -> str:
 def top_command(
     config: ConfigOption = Path(DEFAULT_PATH),
     tenant: TenantOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="How many.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of entries.")] = 10,
     as_json: JsonLinesOption = False,
 ) -> None:
     """List the entries with the most hits."""
@@ -212,15 +210,15 @@ def top_command(
 @app.command(name="purge")
 def purge_command(
     config: ConfigOption = Path(DEFAULT_PATH),
-    key: Annotated[str | None, typer.Option(help="The entry at this key, as in X-Cache-Key.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only the entry at this key, as in X-Cache-Key.")] = None,
     tenant: TenantOption = None,
     model: ModelOption = None,
     system: SystemOption = None,
     rag: RagOption = None,
     document: DocumentOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="All there is.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be forgotten.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All entries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the matching entries.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Purge entries, and in-flight generations, in every router. Only what matches all of the options is purged."""
@@ -228,7 +226,7 @@ def purge_command(
 
     entry_filter = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
     if entry_filter.all != everything:
-        fail("purge: name what to forget, or say --all and nothing else", EXIT_USAGE)
+        fail("purge: give at least one filter, or only --all", EXIT_USAGE)
     settings = load_settings(config)
     must_confirm = sys.stdin.isatty() and not yes
     if dry_run or must_confirm:
@@ -236,35 +234,35 @@ def purge_command(
             matching = with_redis(settings, config, lambda client: count_entries(client, entry_filter, on_count))
         if dry_run:
             write_json({"entries": matching}) if as_json else typer.echo(
-                f"{pluralize(matching, 'entry', 'entries')} would be forgotten"
+                f"{pluralize(matching, 'entry', 'entries')} would be purged"
             )
             return
-        question = f"Forget {pluralize(matching, 'entry', 'entries')}, and what is in the making?"
+        question = f"Purge {pluralize(matching, 'entry', 'entries')}, and matching requests in flight?"
         if not confirm(question):
-            fail("nothing was forgotten")
-    with progress("entries forgotten") as on_purge:
+            fail("nothing was purged")
+    with progress("entries purged") as on_purge:
         result = with_redis(settings, config, lambda client: purge(client, entry_filter, on_purge))
     if as_json:
         write_json(result)
     else:
-        summary = f"forgot {pluralize(result.entries, 'entry', 'entries')} and {pluralize(result.claims, 'claim')}"
+        summary = f"purged {pluralize(result.entries, 'entry', 'entries')} and {pluralize(result.claims, 'lease')}"
         typer.echo(summary + _describe_replicas(result.replicas))
 
 
 def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
     if replicas is None:
-        return "; it is not known which replicas have the record of it"
+        return "; unknown how many replicas have received the purge"
     if not replicas.connected:
         return ""
-    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} have the record of it"
+    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} have received the purge"
 
 
 @app.command()
 def explain(
-    file: Annotated[Path, typer.Argument(help="The request's body as JSON; - is standard input.")] = Path("-"),
+    file: Annotated[Path, typer.Argument(help="Request body as JSON; - is standard input.")] = Path("-"),
     config: ConfigOption = Path(DEFAULT_PATH),
-    tenant: Annotated[str, typer.Option(help="Whose request it is.")] = DEFAULT_TENANT,
-    path: Annotated[str, typer.Option(help="Where it is sent to.")] = Endpoint.CHAT.value,
+    tenant: Annotated[str, typer.Option(help="Tenant of the request.")] = DEFAULT_TENANT,
+    path: Annotated[str, typer.Option(help="Endpoint path of the request.")] = Endpoint.CHAT.value,
     as_json: JsonOption = False,
 ) -> None:
     """Explain whether a request would hit, and if not, how it differs from the nearest entry of its tenant."""
@@ -289,7 +287,7 @@ async def _explain(settings: Settings, client: "RedisClient", question: "Explain
 def _read_request_body(file: Path, limit: int) -> msgspec.Raw:
     if str(file) == "-":
         if sys.stdin.isatty():
-            print_err("reading the request's body from standard input; end with Ctrl-D")
+            print_err("reading the request body from standard input; end with Ctrl-D")
         body = sys.stdin.buffer.read(limit + 1)  # one more byte shows that it is too large
     else:
         try:
@@ -306,14 +304,16 @@ def _write_explanation(explanation: "Explanation") -> None:
     reason = f" ({explanation.reason})" if explanation.reason else ""
     typer.echo(f"{explanation.result.value}{reason}: {explanation.why}")
     typer.echo(explanation.key)
-    write_table([("part", "value", "made of"), *[(part.part, part.value, part.made_of) for part in explanation.parts]])
+    write_table(
+        [("part", "value", "description"), *[(part.part, part.value, part.made_of) for part in explanation.parts]]
+    )
     typer.echo(f"task {explanation.task}, model {explanation.model}")
     if explanation.documents:
         typer.echo(f"documents: {', '.join(explanation.documents)}")
     if explanation.entry is not None:
         typer.echo(
             f"at the key: {explanation.state}, {format_duration(explanation.entry.age)} old, "
-            f"made by {explanation.entry.engine or '?'}"
+            f"generated by {explanation.entry.engine or '?'}"
         )
     near = explanation.nearest
     if near is not None and near.key is not None:
@@ -321,5 +321,5 @@ def _write_explanation(explanation: "Explanation") -> None:
         for part, words in zip(near.differs, explanation.differs, strict=True):
             typer.echo(f"  differs in {part}: {words}")
     if near is not None:
-        rest = "" if near.everything else "; there are more"
+        rest = "" if near.everything else "; more exist"
         typer.echo(f"{pluralize(near.looked_at, 'entry', 'entries')} of the tenant compared{rest}")

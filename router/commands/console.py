@@ -15,10 +15,10 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 
 ConfigOption = Annotated[
-    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="The configuration file.", show_default=True)
+    Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Configuration file.", show_default=True)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Write JSON, an object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
 def print_err(message: str) -> None:

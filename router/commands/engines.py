@@ -37,9 +37,9 @@ POLL_INTERVAL: Final = 0.5
 # Probes in a row that must find the engine idle: until then, routers have the drain, and no request is on its way.
 _IDLE_POLLS: Final = 3
 
-EngineNameArgument = Annotated[str, typer.Argument(help="The engine, as `roundhouse engines list` has it.")]
+EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
-app = typer.Typer(help="See the engines; take one out of service and back.", no_args_is_help=True)
+app = typer.Typer(help="List the engines; drain and resume one.", no_args_is_help=True)
 
 
 class EngineRow(msgspec.Struct, frozen=True):
@@ -78,8 +78,8 @@ def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOp
 def drain(
     name: EngineNameArgument,
     config: ConfigOption = Path(DEFAULT_PATH),
-    wait: Annotated[bool, typer.Option("--wait", help="Return once the engine works on nothing any more.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds after which --wait gives up.")] = 600.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the engine is idle.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="Timeout of --wait, in seconds.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
     """Send no new requests to an engine, from any router; running ones continue to their end."""
@@ -92,7 +92,7 @@ def drain(
     else:
         typer.echo(f"{name} is drained" + (" and idle" if idle else ""))
     if idle is False:
-        fail(f"engine {name} was not idle within {timeout:g}s; it stays drained")
+        fail(f"engine {name} did not become idle within {timeout:g}s; it stays drained")
 
 
 @app.command()
@@ -113,7 +113,7 @@ def _send_change(name: str, config: Path, command: "Command") -> Settings:
     settings = load_settings(config)
     names = list(_catalog(settings).engines)
     if name not in names:
-        fail(f"{config}: there is no engine {name!r}; there are {', '.join(names)}", EXIT_USAGE)
+        fail(f"{config}: no engine {name!r}; configured engines: {', '.join(names)}", EXIT_USAGE)
     with_redis(settings, config, lambda client: execute_commands(client, [command]))
     return settings
 
@@ -125,7 +125,7 @@ def _catalog(settings: Settings) -> "Catalog":
 
 
 def _wait_with_progress(settings: Settings, name: str, timeout: float) -> bool:
-    with progress("looks at what it works on") as on_poll:
+    with progress("polls for running requests") as on_poll:
         return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, on_poll))
 
 
@@ -143,9 +143,9 @@ async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_po
         on_poll(polls)
         request_count = _request_count(engine)
         if request_count is None:
-            fail(f"engine {name} is up and does not say what it works on")
+            fail(f"engine {name} is up but does not report its running requests")
         if request_count and request_count != last_reported:
-            print_err(f"{name} works on {request_count:g}")
+            print_err(f"{name}: {request_count:g} running or waiting")
         last_reported = request_count
         idle_polls = idle_polls + 1 if request_count == 0 else 0
     return True

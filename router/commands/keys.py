@@ -13,7 +13,7 @@ from router.commands.console import EXIT_USAGE, JsonOption, fail, print_err, wri
 MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer key would risk the limits on request headers."""
 
-app = typer.Typer(help="Make API keys, and what the configuration says of them.", no_args_is_help=True)
+app = typer.Typer(help="Create API keys and their hashes for the configuration.", no_args_is_help=True)
 
 
 @app.command()
@@ -27,7 +27,7 @@ def new(as_json: JsonOption = False) -> None:
     typer.echo(hash_key(key.encode()))
     if sys.stdout.isatty():
         print_err(
-            "The first line is the key: hand it to its owner, for it is kept nowhere. The second goes into `keys` of a"
+            "The first line is the key. Give it to its owner; it is not stored. The second is its hash, for `keys` of a"
         )
         print_err("[[tenant]], or `admin_keys` of [auth].")
 
@@ -36,7 +36,9 @@ def new(as_json: JsonOption = False) -> None:
 def hash_(
     key: Annotated[
         str | None,
-        typer.Argument(help="The key; without it, it is asked for, or read from standard input, and no other sees it."),
+        typer.Argument(
+            help="The key. If omitted, it is read from a prompt or standard input, hidden from other users."
+        ),
     ] = None,
 ) -> None:
     """Print a key's hash, for the configuration."""

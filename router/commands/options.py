@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-TenantOption = Annotated[str | None, typer.Option(help="Only this tenant's.")]
-ModelOption = Annotated[str | None, typer.Option(help="Only this model's.")]
-SystemOption = Annotated[str | None, typer.Option(help="Only with this system part: 16 hex digits, as in the key.")]
-RagOption = Annotated[str | None, typer.Option(help="Only with this rag part: 16 hex digits, as in the key.")]
-DocumentOption = Annotated[str | None, typer.Option(help="Only those made with this document: its id, or its text.")]
+TenantOption = Annotated[str | None, typer.Option(help="Only entries of this tenant.")]
+ModelOption = Annotated[str | None, typer.Option(help="Only entries of this model.")]
+SystemOption = Annotated[str | None, typer.Option(help="Only entries with this system part of the key: 16 hex digits.")]
+RagOption = Annotated[str | None, typer.Option(help="Only entries with this rag part of the key: 16 hex digits.")]
+DocumentOption = Annotated[str | None, typer.Option(help="Only entries that use this document: its id or its text.")]

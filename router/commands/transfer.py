@@ -33,7 +33,7 @@ STDIO: Final = Path("-")
 
 
 def export_(
-    file: Annotated[Path, typer.Argument(help="Where to; - is standard output.")] = STDIO,
+    file: Annotated[Path, typer.Argument(help="Output file; - is standard output.")] = STDIO,
     config: ConfigOption = Path(DEFAULT_PATH),
     tenant: TenantOption = None,
     model: ModelOption = None,
@@ -56,7 +56,7 @@ def export_(
         result = with_redis(settings, config, work)
     except OSError as error:
         fail(f"{file}: {error.strerror}")
-    rest = f"; left out {pluralize(result.left_out, 'key')} that hold none" if result.left_out else ""
+    rest = f"; skipped {pluralize(result.left_out, 'key')} without a valid entry" if result.left_out else ""
     _report(
         result,
         f"exported {pluralize(result.entries, 'entry', 'entries')}{rest}",
@@ -86,7 +86,7 @@ def _open_output(file: Path) -> Iterator[BinaryIO]:
 
 
 def import_from(
-    file: Annotated[Path, typer.Argument(help="What was exported; - is standard input.")] = STDIO,
+    file: Annotated[Path, typer.Argument(help="Exported file; - is standard input.")] = STDIO,
     config: ConfigOption = Path(DEFAULT_PATH),
     as_json: JsonOption = False,
 ) -> None:
@@ -106,7 +106,7 @@ def import_from(
     except OSError as error:
         fail(f"{file}: {error.strerror}", EXIT_USAGE)
     rest = (
-        f"; {result.older:,} were there as new, {result.expired:,} had expired"
+        f"; {result.older:,} were not newer than those in Redis, {result.expired:,} had expired"
         if result.older or result.expired
         else ""
     )

@@ -170,13 +170,13 @@ class Admission:
             return
         model.queue.remove(tenant, waiter)
         self._set_queue_length(model.name, len(model.queue))
-        message = "The engines of this model have been busy for too long."
+        message = "Timeout in the queue: the engines of this model are busy."
         waiter.granted_engine.set_exception(self._unavailable_error(message, model, code="queue_timeout"))
 
     def _queue_full_error(self, tenant: str, model: "_ModelQueue") -> NoSlotError:
         if model.queue.has_fair_share(tenant):
             return self._tenant_queue_full_error(model)
-        message = "The engines of this model are busy, and as many requests wait as may wait."
+        message = "The engines of this model are busy and the queue is full."
         return self._unavailable_error(message, model, code="queue_full")
 
     def _unavailable_error(self, message: str, model: "_ModelQueue", *, code: str) -> NoSlotError:
@@ -184,7 +184,7 @@ class Admission:
 
     def _tenant_queue_full_error(self, model: "_ModelQueue") -> NoSlotError:
         return NoSlotError(
-            429, "You have as many requests waiting for this model as you may have.",
+            429, "The tenant's queue for this model is full.",
             kind=RATE_LIMIT, code="tenant_queue_full", retry_after=self._retry_after(model),
         )  # fmt: skip
 

@@ -47,4 +47,4 @@ class BodyAllocation:
 
 
 def _budget_exhausted() -> ApiError:
-    return unavailable("The router holds as many bytes of requests as it may.", code="bodies_full")
+    return unavailable("The request bodies in memory have reached the limit (router.max_bodies).", code="bodies_full")

@@ -182,7 +182,7 @@ class Coalescer:
                 result = await run_generation(self._dispatcher, inflight, order_engines(), store_response)
         except Exception:
             # The last line of defence: without a result, the subscribers would wait forever.
-            log.exception("a flight failed")
+            log.exception("an in-flight request failed")
             result = GenerationResult(
                 complete=False, error=internal_error(), error_reason="internal_error", had_data=inflight.has_data
             )
@@ -235,7 +235,7 @@ class Coalescer:
                     if record.outcome is not None:
                         return decode_result(inflight, record.outcome)
         except (LeaderLostError, RedisDownError, msgspec.DecodeError) as error:
-            log.debug("a flight of another process is lost: %r", error)
+            log.debug("lost the leader of an in-flight request: %r", error)
         # A stream that has begun cannot continue with another generation's text.
         return lost_result() if inflight.has_data else None
 

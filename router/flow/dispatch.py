@@ -261,12 +261,12 @@ class Dispatcher:
         with await self._post(slot.engine, record, request, None) as response:
             body, complete = await response.read_up_to(MAX_RESPONSE)
         if not complete:
-            raise answer_too_large("The answer", MAX_RESPONSE)
+            raise answer_too_large("The response", MAX_RESPONSE)
         recorded = record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
             if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], _address(slot.engine))) is not None:
                 raise refusal
-            raise EngineError("malformed", "the engine's answer is not one")
+            raise EngineError("malformed", "the engine's response is not valid")
         self._health.record_success(slot.engine)
         slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
         return body, recorded
@@ -307,7 +307,7 @@ class Dispatcher:
             refusal = parse_refusal(status, error_body, complete=complete, address=_address(engine))
             if not is_not_served(status):
                 raise refusal
-        raise EngineError(f"status-{status}", f"the engine answered with status {status}", retry_after, refusal)
+        raise EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal)
 
 
 def _address(engine: Engine) -> str:
@@ -317,11 +317,11 @@ def _address(engine: Engine) -> str:
 
 def _recorder_error(failure: bytes, engine: Engine) -> EngineError:
     if failure == EVENT_TOO_LONG:
-        refusal = answer_too_large("An event of the answer", MAX_EVENT_SIZE)
+        refusal = answer_too_large("An event of the response", MAX_EVENT_SIZE)
         return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
     client_error = parse_refusal_event(failure, _address(engine))
     if client_error is not None:
-        return EngineError("refused", f"the engine refused the request: {client_error.message}", refusal=client_error)
+        return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)
     return EngineError("error-frame", "the engine reported an error")
 
 
@@ -331,17 +331,15 @@ def _client_error(error: EngineError | None, engines: Sequence[Engine], health: 
         return _no_attempt_error(engines, health)
     match error.reason:
         case "connect":
-            return unavailable("No engine for this model can be reached at present.", code="no_engine")
+            return unavailable("No engine of this model can be reached.", code="no_engine")
         case "local":
-            message = "The router has no file descriptor, port or memory left to reach an engine with."
+            message = "The router has no file descriptor, port or memory left for a connection to an engine."
             return unavailable(message, code="out_of_resources")
         case "status-429" | "status-503":
             wait = max(1, ceil(error.retry_after or 0.0))
-            return unavailable(
-                "The engines of this model take no more work at present.", code="engines_busy", retry_after=wait
-            )
+            return unavailable("The engines of this model are busy.", code="engines_busy", retry_after=wait)
         case "timeout":
-            return ApiError(504, "The engine did not answer in time.", kind=UPSTREAM, code="engine_timeout")
+            return ApiError(504, "Timeout: the engine did not respond in time.", kind=UPSTREAM, code="engine_timeout")
         case _:
             return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code="engine_failed")
 
@@ -349,7 +347,7 @@ def _client_error(error: EngineError | None, engines: Sequence[Engine], health: 
 def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiError:
     wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
     if all(engine.up is False for engine in engines):
-        message = "No engine for this model can be reached at present."
+        message = "No engine of this model can be reached."
         return unavailable(message, code="no_engine", retry_after=wait)
-    message = "The engines of this model have failed or are full, and are left alone for a moment."
+    message = "The circuit breakers of this model's engines are open after failures or high load."
     return unavailable(message, code="circuit_open", retry_after=wait)

@@ -71,7 +71,7 @@ class EngineHealth:
             and classify_failure(previous_error.reason, previous_error.retry_after).uses_retry_budget
             and not self._retry_budget.try_acquire(self._clock())
         ):
-            log.warning("engine %s is not asked in another's place: there were too many retries of late", engine.name)
+            log.warning("engine %s: no retry, the retry budget is used up", engine.name)
             return None
         return AttemptPermit(self, engine, probe=state is BreakerState.HALF_OPEN)
 

@@ -182,12 +182,12 @@ class EngineSelector:
             # A draft that is not meant for the task need not pay for it, so that is only information.
             level = logging.WARNING if engine.task in (task, "any") else logging.INFO
             log.log(
-                level, "engine %s: its draft does not pay for %s: %s tokens a second, %s a step",
+                level, "engine %s: its draft model slows %s down: %s tokens per second, %s tokens per step",
                 engine.family, task, _format_rate(draft.tokens_per_second), _format_rate(draft.tokens_per_step),
             )  # fmt: skip
             return True
         if draft.pays is True and paid_before is False:
-            log.info("engine %s: its draft pays for %s again", engine.family, task)
+            log.info("engine %s: its draft model speeds %s up again", engine.family, task)
             return True
         return False
 

@@ -40,8 +40,8 @@ KeyState = Literal["fresh"] | MissState
 _PART_DESCRIPTIONS: Final[dict[MissReason, str]] = {
     "model": "the model, or its revision in the configuration",
     "system": "the text of the system messages",
-    "rag": "the documents, or what stands between the context markers",
-    "query": "the messages: what is asked, their order, their roles",
+    "rag": "the documents, or the text between the context markers",
+    "query": "the messages: their text, order and roles",
     "params": "the other fields, such as temperature or max_tokens, the order within JSON schemas, or the endpoint",
 }
 
@@ -105,7 +105,7 @@ class Explainer:
         """Raises ApiError for a request that would be refused, and RedisBackendError if Redis does not answer."""
         store_policy = self._store_policies.get(request.tenant)
         if store_policy is None:
-            raise bad_request(f"There is no tenant {request.tenant[:64]!r}.", param="tenant")
+            raise bad_request(f"Unknown tenant {request.tenant[:64]!r}.", param="tenant")
         try:
             endpoint = Endpoint(request.path)
         except ValueError:
@@ -124,7 +124,7 @@ class Explainer:
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
         state, common["entry"] = await self._key_state(parsed)
         if state == "fresh":
-            return Explanation(result=CacheStatus.HIT, reason=None, why="Its answer is stored.", state=state, **common)
+            return Explanation(result=CacheStatus.HIT, reason=None, why="An entry is stored.", state=state, **common)
         nearest_entry = await find_nearest(self._client, parsed.fingerprint, parsed.key.text, self._max_compared)
         reason, why = _explain_miss(state, nearest_entry)
         return Explanation(
@@ -155,15 +155,15 @@ class Explainer:
 def _explain_miss(state: MissState, nearest: NearestEntry) -> tuple[str | None, str]:
     match state:
         case "stale":
-            return "expired", "Its answer is stored and has outlived its time; it is given only while engines are down."
+            return "expired", "The stored response is stale; it is served only while the engines are down."
         case "other-digest":
-            return None, "What stands at its key is the answer to another request, with the same hashes."
+            return None, "The entry at the key belongs to another request with the same hashes."
         case "unreadable":
-            return None, "What stands at its key is no entry; the next answer takes its place."
+            return None, "The value at the key is not a valid entry; the next response replaces it."
         case "purged":
-            return None, "What stands at its key was purged while it was generated; the next answer takes its place."
+            return None, "The entry at the key was purged while it was generated; the next response replaces it."
         case "no-such-form":
-            return None, "Its answer is stored, but has no form such as the request asks for (stream or JSON)."
+            return None, "The stored response cannot be replayed in the form requested (stream or JSON)."
         case "absent":
             return _explain_absence(nearest)
         case _:
@@ -172,11 +172,11 @@ def _explain_miss(state: MissState, nearest: NearestEntry) -> tuple[str | None, 
 
 def _explain_absence(nearest: NearestEntry) -> tuple[MissReason, str]:
     if nearest.key is None:
-        return "new", "The tenant has no answers stored."
+        return "new", "The tenant has no stored responses."
     if len(nearest.differs) == 1:
         part = nearest.differs[0]
-        return part, f"Another answer is stored for a request that differs in one part: {part}."
-    return "new", "Of the stored answers that were compared, none is for a request that differs in one part alone."
+        return part, f"A response is stored for a request that differs in one part: {part}."
+    return "new", "None of the compared entries differs in only one part."
 
 
 def _key_parts(parsed: ParsedRequest) -> list[KeyPart]:
@@ -190,7 +190,7 @@ def _key_parts(parsed: ParsedRequest) -> list[KeyPart]:
     question, params = parsed.fingerprint.question, parsed.fingerprint.params
     query_text = f"the messages ({question}), the other fields ({params}), the model's revision"
     return [
-        KeyPart("tenant", key.tenant, "who asks"),
+        KeyPart("tenant", key.tenant, "the tenant of the request"),
         KeyPart("model", key.model, model_text),
         KeyPart("system", key.system, system_text),
         KeyPart("rag", key.rag, context_text),

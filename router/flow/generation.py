@@ -43,7 +43,7 @@ async def _run_stream(
         await stream.run()
     except EngineError as error:
         inflight.record.failed_attempts.append((stream.engine.name, error.reason))
-        broken_off = ApiError(502, f"The answer broke off: {error}.", kind=UPSTREAM, code="engine_failed")
+        broken_off = ApiError(502, f"The response was interrupted: {error}.", kind=UPSTREAM, code="engine_failed")
         reason = NotStoredReason.ERROR if error.reason == "error-frame" else NotStoredReason.INCOMPLETE
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
     finally:

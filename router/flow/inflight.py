@@ -306,7 +306,7 @@ class Subscriber:
         while not self.finished:
             if self.overrun:
                 self.finished = True
-                return self._error_event("slow-reader", "The answer broke off: it was not read fast enough.")
+                return self._error_event("slow-reader", "The response was interrupted: the client reads too slowly.")
             data = b""
             if self.next_frame < inflight.frame_count:
                 data = inflight.data_from_frame(self.next_frame)

@@ -115,7 +115,7 @@ class InvalidationHandler:
             except RedisDownError:
                 missed = True
             if missed:
-                log.debug("the purges and drains that were missed will be read when Redis answers again")
+                log.debug("missed purges and drains will be read when Redis is up again")
                 self._needs_read = True
                 self._lose_sync()
                 # The wait for the pipeline is not enough: in a cluster it can be up while one server is down.

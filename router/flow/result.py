@@ -34,5 +34,5 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 def lost_result() -> GenerationResult:
     """The result if the generation's process is gone, or its task was cancelled, without another result."""
-    error = ApiError(502, "The answer broke off: the router that generated it is gone.", kind=UPSTREAM, code="lost")
+    error = ApiError(502, "The response was interrupted: its router process is gone.", kind=UPSTREAM, code="lost")
     return GenerationResult(complete=False, error=error, error_reason=LOST, had_data=True)

@@ -19,7 +19,7 @@ def local_cause(error: BaseException) -> str | None:
     """
     if isinstance(error, socket.gaierror):
         if error.errno in _RESOLVER_ERRNOS or (error.errno == socket.EAI_AGAIN and not _has_descriptor()):
-            return "no resources to resolve a name"
+            return "no resources left to resolve a name"
         return None
     if isinstance(error, OSError) and error.errno in LOCAL_ERRNOS:
         return os.strerror(error.errno)

@@ -43,6 +43,6 @@ def _toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigurationError("not valid TOML: lists or tables are too deep in one another") from None
+        raise ConfigurationError("not valid TOML: lists or tables are nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
         raise ConfigurationError(f"not valid TOML: {error}") from None

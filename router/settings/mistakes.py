@@ -67,7 +67,7 @@ def show(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return str(value) if value.bit_length() <= 64 else "so large a number"
+        return str(value) if value.bit_length() <= 64 else "a number this large"
     if isinstance(value, list | dict):  # its items may be secrets
         return "a list" if isinstance(value, list) else "a table"
     return str(value)

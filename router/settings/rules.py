@@ -13,11 +13,9 @@ from router.net.redis import url as redis_address
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.tables import EMBEDDED, Auth, Breaker, Cache, Engine, Model, Router, Settings, Tenant, Timeouts
 
-_TOO_SHORT: Final = "is too short; every entry needs a time to live of at least 1s"
-_NOTHING: Final = "must be more than nothing"
-_NO_ADDRESS: Final = (
-    "is no address such as http://127.0.0.1:8001, with http:// or https:// and without user and password"
-)
+_TOO_SHORT: Final = "is too short; the time to live of an entry is at least 1s"
+_NOTHING: Final = "must be greater than 0"
+_NO_ADDRESS: Final = "is not a URL such as http://127.0.0.1:8001; use http:// or https:// and no user or password"
 _ALL_MODELS: Final[Place] = ("model", None, "name")
 
 
@@ -70,15 +68,15 @@ def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
 def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
     for index, tenant in enumerate(tenants):
         if tenant.name in RESERVED_TENANT_NAMES:
-            message = "stands for something else in Redis and cannot be a tenant's name"
+            message = "is reserved in Redis keys and cannot be a tenant's name"
             yield Mistake(("tenant", index, "name"), message)
         if tenant.ttl is not None and tenant.ttl < 1:
             yield Mistake(("tenant", index, "ttl"), _TOO_SHORT)
-    yield from _repeated(((("tenant", i, "name"), tenant.name) for i, tenant in enumerate(tenants)), "every tenant")
+    yield from _repeated(((("tenant", i, "name"), tenant.name) for i, tenant in enumerate(tenants)))
     keys: Iterator[tuple[Place, str]] = (
         (("tenant", i, "keys", k), key) for i, tenant in enumerate(tenants) for k, key in enumerate(tenant.keys)
     )
-    yield from _repeated(keys, "every tenant")
+    yield from _repeated(keys)
 
 
 def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
@@ -90,19 +88,19 @@ def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
         own += [((*place, "aliases", k), alias) for k, alias in enumerate(model.aliases)]
         for where, name in own:
             if name == AUTO:
-                yield Mistake(where, "stands for the choice by task and cannot be a model's name")
+                yield Mistake(where, "is reserved for the choice by task and cannot be a model's name")
         all_names += own
         if model.fallback == model.name:
-            message = "is the model itself, which cannot fall back on itself"
+            message = "is the model itself; a model cannot be its own fallback"
             yield Mistake((*place, "fallback"), message, reads=((*place, "name"),))
         elif model.fallback is not None and model.fallback not in names:
             yield Mistake((*place, "fallback"), _no_model(model.fallback, names), reads=(_ALL_MODELS,))
         if model.name not in served:
-            message = "is the model of no engine; write an [[engine]] that has it as its model"
+            message = "has no engine; add an [[engine]] with this model"
             yield Mistake((*place, "name"), message, reads=(("engine", None, "model"),))
-    yield from _repeated(all_names, "every model")
+    yield from _repeated(all_names)
     if not models:
-        yield Mistake(("model",), "is missing; write at least one [[model]]")
+        yield Mistake(("model",), "is missing; add at least one [[model]]")
 
 
 def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
@@ -113,17 +111,17 @@ def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
         if engine.model not in models:
             yield Mistake((*place, "model"), _no_model(engine.model, models), reads=(_ALL_MODELS,))
         if engine.url is None and not engine.urls:
-            yield Mistake(url, "is missing; write it, or urls for several replicas", reads=(urls,))
+            yield Mistake(url, "is missing; set it, or urls for several replicas", reads=(urls,))
         if engine.url is not None and engine.urls:
-            yield Mistake(url, "stands beside urls; write only one of them", reads=(urls,))
+            yield Mistake(url, "cannot be combined with urls; set only one of them", reads=(urls,))
         replicas: list[tuple[Place, str]] = [((*urls, k), replica) for k, replica in enumerate(engine.urls)]
         for where, address in [(url, engine.url)] if engine.url is not None else replicas:
             if not is_http_url(address.rstrip("/")):
                 yield Mistake(where, _NO_ADDRESS)
         if engine.launch is not None and len(engine.addresses) != 1:
-            message = "is for an engine with one url; write an [[engine]] for each"
+            message = "needs an engine with one url; add an [[engine]] for each"
             yield Mistake((*place, "launch"), message, reads=(url, urls))
-    yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)), "every engine")
+    yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)))
 
 
 def _breaker(breaker: Breaker) -> Iterator[Mistake]:
@@ -140,11 +138,11 @@ def _timeouts(timeouts: Timeouts) -> Iterator[Mistake]:
             yield Mistake(("timeouts", name), _NOTHING)
 
 
-def _repeated(values: Iterable[tuple[Place, str]], whose: str) -> Iterator[Mistake]:
+def _repeated(values: Iterable[tuple[Place, str]]) -> Iterator[Mistake]:
     first: dict[str, Place] = {}
     for place, value in values:
         if value in first:
-            yield Mistake(place, f"is also {written(first[value])}; {whose} needs its own")
+            yield Mistake(place, f"is already used by {written(first[value])}; choose another")
         elif value:  # empty: could not be read, or is reported already
             first[value] = place
 
@@ -155,6 +153,8 @@ def _no_model(name: str, models: list[str]) -> str:
         model for model in models if re.fullmatch("[a-z0-9._-]{1,64}", model)
     ]  # invalid names are reported already
     if not known:
-        return "is no model; write a [[model]] with this name"
+        return "is not a model; add a [[model]] with this name"
     similar = hint(name, known)
-    return f"is no model; did you mean {similar}?" if similar else f"is no model; the models are {', '.join(known)}"
+    return (
+        f"is not a model; did you mean {similar}?" if similar else f"is not a model; the models are {', '.join(known)}"
+    )

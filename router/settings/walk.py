@@ -51,7 +51,7 @@ class Walk:
     def _table(self, kind: type[msgspec.Struct], raw: Any, place: Place) -> msgspec.Struct:
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         if not isinstance(raw, dict):
-            self._refuse(place, f"is no table; write {_heading(place)} on a line of its own, and its settings below")
+            self._refuse(place, f"is not a table; write {_heading(place)} on its own line and its settings below")
             raw = {}
         values = {}
         for name, item in raw.items():
@@ -70,13 +70,13 @@ class Walk:
         if not isinstance(raw, list):
             tables = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
             remedy = f"write {_heading((*place, 0))}" if tables else "write [ and ] around it"
-            return self._refuse(place, f"is no list; {remedy}")
+            return self._refuse(place, f"is not a list; {remedy}")
         items = [self.read(kind, item, (*place, index)) for index, item in enumerate(raw)]
         return ["" if item is msgspec.UNSET else item for item in items]  # so that the other items keep their indices
 
     def _names(self, kind: Any, raw: Any, place: Place) -> Any:
         if not isinstance(raw, dict):
-            return self._refuse(place, f'is no table; write {place[-1]} = {{ NAME = "value" }}')
+            return self._refuse(place, f'is not a table; write {place[-1]} = {{ NAME = "value" }}')
         items = {name: self.read(kind, item, (*place, name)) for name, item in raw.items()}
         return {name: item for name, item in items.items() if item is not msgspec.UNSET}
 
@@ -107,7 +107,7 @@ class Walk:
 
         filled = _VARIABLE.sub(replace, text)
         for name in dict.fromkeys(missing):
-            message = f"the environment has no {name}; set it, or write ${{{name}:-…}} with a default"
+            message = f"environment variable {name} is not set; set it, or write ${{{name}:-…}} with a default"
             self._refuse(place, message, of_value=False)
         return msgspec.UNSET if missing else filled
 
@@ -121,7 +121,7 @@ class Walk:
 
     def _unknown(self, place: Place, known: list[str]) -> None:
         similar = hint(str(place[-1]).replace("-", "_"), known)
-        remedy = f"did you mean {similar}?" if similar else f"there are {', '.join(known)}"
+        remedy = f"did you mean {similar}?" if similar else f"known settings: {', '.join(known)}"
         self.mistakes.append(Mistake(place, f"no such setting; {remedy}", of_value=False))
         if similar:  # the file sets it under a wrong name, so its default is not what is wanted
             self._unusable.append((*place[:-1], similar))

@@ -26,11 +26,11 @@ def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError) -> str
         case inspect.LiteralType():
             return f"is none of {', '.join(map(str, get_args(kind)))}"  # msgspec has another order
         case inspect.IntType():
-            return f"is no whole number{_bounds(info)}{_unquote(value, raw)}"
+            return f"is not an integer{_bounds(info)}{_unquote(value, raw)}"
         case inspect.FloatType():
-            return f"is no number{_bounds(info)}{_unquote(value, raw)}"
+            return f"is not a number{_bounds(info)}{_unquote(value, raw)}"
         case inspect.BoolType():
-            return "is neither true nor false, which stand without quotes"
+            return "is not true or false (without quotes)"
     return str(error)  # a type of router.units, whose message is complete
 
 
@@ -49,12 +49,12 @@ def is_text(kind: Any) -> bool:
 
 def _text(kind: inspect.StrType, value: Any, description: str | None) -> str:
     if not isinstance(value, str):
-        return "is no text; write it in quotes"
+        return "is not a string; write it in quotes"
     if len(value) < (kind.min_length or 0):
         return "must not be empty"
     if kind.max_length is not None and len(value) > kind.max_length:
-        return f"has {len(value)} characters and may have no more than {kind.max_length}"
-    return description or f"must have the form {kind.pattern}"
+        return f"has {len(value)} characters; the maximum is {kind.max_length}"
+    return description or f"must match {kind.pattern}"
 
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
@@ -62,9 +62,9 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
         case None, None, _:
             return ""
         case None, least, None:
-            return f" of more than {least}"
+            return f" greater than {least}"
         case None, least, most:
-            return f" of more than {least} and at most {most}"
+            return f" greater than {least} and at most {most}"
         case least, _, None:
             return f" of at least {least}"
         case least, _, most:
@@ -74,4 +74,4 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 def _unquote(value: Any, raw: Any) -> str:
     if not isinstance(value, str):
         return ""
-    return "; numbers stand without quotes" if value == raw else "; a number cannot come from the environment"
+    return "; write numbers without quotes" if value == raw else "; a number cannot be set from the environment"

@@ -116,7 +116,7 @@ class Breakers:
             return
         self._set(engine, breaker)
         if breaker.should_publish(before):
-            log.warning("engine %s: its breaker is %s", engine, self._describe(breaker))
+            log.warning("engine %s: breaker is %s", engine, self._describe(breaker))
             self._publish(engine, breaker)
 
     def _set(self, engine: str, breaker: EngineBreaker) -> None:
@@ -127,7 +127,7 @@ class Breakers:
 
     def _describe(self, breaker: EngineBreaker) -> str:
         now = self._clock()
-        return breaker.state(now).value + (", for pressure" if breaker.under_pressure(now) else "")
+        return breaker.state(now).value + (", due to KV cache pressure" if breaker.under_pressure(now) else "")
 
     def _publish(self, engine: str, breaker: EngineBreaker) -> None:
         remaining = max((at - self._clock() for at in (breaker.until, breaker.pressed) if at is not None), default=0.0)
@@ -137,7 +137,7 @@ class Breakers:
                 ("SET", breaker_key(engine), _encode(breaker.on_clock(self._redis_clock.to_redis_time)), "PX", ttl_ms)
             )
         except RedisDownError:
-            log.debug("the others will find out for themselves while Redis is away")
+            log.debug("Redis is down: the breaker's state is not shared")
 
     # -- the probe: the one request of a half-open breaker ----------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Breakers:
         try:
             self._pipeline.send(after_previous(("EVAL", DELETE_IF_SAME, 1, probe_key(engine), self._process_id)))
         except RedisDownError:
-            log.debug("the claim lapses by itself while Redis is away")
+            log.debug("Redis is down: the probe's lease will expire")
 
     # -- Redis' pushes ----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Breakers:
                 on_reply=lambda replies: self._on_fetched(engines, replies),
             )
         except RedisDownError:
-            log.debug("the breakers will be read when Redis is back")
+            log.debug("Redis is down: the breakers will be read when it is up again")
 
     def _on_fetched(self, engines: list[str], replies: Replies | None) -> None:
         for engine, reply in zip(engines, replies or (), strict=False):
@@ -210,7 +210,7 @@ class Breakers:
         try:
             state = _decode(reply)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            log.warning("engine %s: what Redis has of its breaker is not understood, and passed over", engine)
+            log.warning("engine %s: ignored its breaker in Redis, which cannot be decoded", engine)
             return
         self._set(
             engine, self._get(engine).merge(state.on_clock(self._redis_clock.to_monotonic), self._clock(), self._policy)

@@ -72,7 +72,7 @@ def decode_drains(reply: Any) -> dict[str, DrainState]:
         if state in (b"drained", b"resumed") and changed_at.isdigit() and len(changed_at) < 16:
             states[name.decode("utf-8", "replace")] = DrainState(state == b"drained", int(changed_at))
         else:
-            log.warning("what Redis says of a drained engine is not understood, and passed over")
+            log.warning("ignored a drain state in Redis that cannot be decoded")
     return states
 
 
@@ -106,7 +106,7 @@ class Drains:
         try:
             await self.refresh()
         except RedisDownError:
-            log.debug("the drained engines cannot be read while Redis is away; they stay as they are")
+            log.debug("Redis is down: the drained engines stay as last read")
 
     async def refresh(self) -> None:
         """Sends the unpublished changes, then reads all states. Raises RedisDownError."""
@@ -121,7 +121,7 @@ class Drains:
         if isinstance(drains, RedisBackendError):  # the server of a cluster that holds the key is down
             raise RedisDownError
         if isinstance(drains, Exception):  # a value of another type at our key, or no permission to read it
-            log.warning("the drained engines cannot be read: %s", drains)
+            log.warning("cannot read the drained engines: %s", drains)
             return
         states = decode_drains(drains)
         self._restore({name: known for name, known in self._states.items() if _is_newer(known, states.get(name))})
@@ -137,7 +137,7 @@ class Drains:
     def _restore(self, missing: dict[str, DrainState]) -> None:
         if not missing:
             return
-        log.warning("Redis has lost which engines are drained; it is told again")
+        log.warning("Redis has lost the drained engines; writing them again")
         commands = [
             ("EVAL", _RESTORE_SCRIPT, 1, DRAINS_KEY, name, _DRAINED if state.drained else _RESUMED, state.changed_at)
             for name, state in missing.items()

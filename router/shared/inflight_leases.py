@@ -180,7 +180,7 @@ class InFlightLeases:
             # After everything before it: a process that finds no claim must find the entry and the complete stream.
             self._pipeline.send(after_previous(_RELEASE % claim_args))
         except RedisDownError:
-            log.debug("claims lapse by themselves while Redis is away")
+            log.debug("Redis is down: leases will expire")
 
     async def run(self) -> None:
         """Renews the claims and writes the heartbeats of the streams, until it is cancelled."""

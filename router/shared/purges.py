@@ -113,7 +113,7 @@ class Purges:
             # Positions may not go back: entries and generations carry positions of the log as it was before.
             last = records[-1][0] if records else BEGINNING
             if last < self.last_position:
-                log.debug("the log of purges cannot be continued; nothing is stored until it can")
+                log.debug("the purge log cannot be continued yet; nothing is stored until then")
                 return
             self._rebuild_index(records)
 
@@ -134,7 +134,7 @@ class Purges:
             (page,) = await self._pipeline.execute(("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE))
             _raise_if_down(page)
             if isinstance(page, Exception):
-                log.warning("the purges cannot be read: %s", page)
+                log.warning("cannot read the purge log: %s", page)
                 return None
             records += [(parse_position(id_), fields) for id_, fields in page]
             if len(page) < _PAGE:
@@ -177,10 +177,10 @@ class Purges:
         (reply,) = await self._pipeline.execute(command)
         _raise_if_down(reply)
         if isinstance(reply, Exception):  # another process was faster, or Redis accepts no writes
-            log.debug("the log of purges was not continued: %s", reply)
+            log.debug("cannot append to the purge log: %s", reply)
 
     def _on_records_lost(self) -> None:
-        log.warning("the log of purges has lost records; everything that was begun or stored before counts as purged")
+        log.warning("the purge log has lost records; all earlier entries and in-flight requests count as purged")
         self.loaded = False
         self._first_position = _BEYOND_LAST
         self._epoch += 1
@@ -205,7 +205,7 @@ class Purges:
         try:
             await self.catch_up()
         except RedisDownError:
-            log.debug("the purges cannot be read while Redis is away; they will be before anything is stored")
+            log.debug("Redis is down: the purge log will be read before anything is stored")
             return False
         return True
 
@@ -220,7 +220,7 @@ class Purges:
     def apply(self, fetch: PurgeFetch, reply: Any) -> bool:
         """Processes the reply to a fetch. False if the log has more records, and another fetch is needed."""
         if isinstance(reply, Exception):  # a value of another type at our key
-            log.warning("the purges cannot be read: %s", reply)
+            log.warning("cannot read the purge log: %s", reply)
             return True
         if fetch.epoch != self._epoch or not self.loaded:  # the log was lost after the fetch; `load` reads all of it
             return True
@@ -287,5 +287,5 @@ def decode_entry_filter(fields: Any) -> EntryFilter | None:
     try:
         return msgspec.json.decode(field_values[b"scope"], type=EntryFilter)
     except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        log.warning("a purge is not understood, and passed over: %s", error)
+        log.warning("ignored a purge that cannot be decoded: %s", error)
         return None

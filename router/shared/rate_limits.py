@@ -282,7 +282,7 @@ class _TenantCounter:
             return None
         (reply,) = replies
         if isinstance(reply, Exception):
-            log.warning("the limits cannot be counted in Redis: %s", reply)
+            log.warning("cannot update a rate limit in Redis: %s", reply)
             return None
         return decode_status(reply)
 

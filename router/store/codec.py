@@ -146,7 +146,7 @@ def invalid_entry_reason(fields: Mapping[bytes, bytes]) -> str:
         format_ = b"1"  # which had no such field
     if format_ is not None and format_ != FORMAT_VERSION and format_.isdigit() and len(format_) < 10:
         return f"written in format {format_.decode()}; this router reads format {FORMAT_VERSION.decode()}"
-    return "not an entry that the router would use: a field is missing, holds what it cannot, or the checksum is wrong"
+    return "not a valid entry: a field is missing or invalid, or the checksum is wrong"
 
 
 def decode_documents(field: bytes | None) -> tuple[str, ...]:

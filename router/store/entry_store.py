@@ -155,7 +155,7 @@ class EntryStore:
         reply, fetched_purges = replies
         if isinstance(reply, Exception):
             # Redis replies, so it is not down: out of memory or read-only, it can still be read.
-            log.warning("an entry could not be written: %s", reply)
+            log.warning("cannot write an entry: %s", reply)
             write.on_written("failed")
             return
         self._check_purges(write, fetched_purges)

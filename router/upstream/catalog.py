@@ -218,7 +218,7 @@ class Catalog:
         """Drain these engines and return all others to service."""
         for engine in self.engines.values():
             if engine.drained is not (drained := engine.name in names):
-                log.info("engine %s is %s", engine.name, "drained" if drained else "back in service")
+                log.info("engine %s is %s", engine.name, "drained" if drained else "resumed")
                 engine.drained = drained
 
     def fallback_chain(self, model: str) -> Sequence[str]:

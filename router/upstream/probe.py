@@ -152,7 +152,7 @@ class EngineProbe:
         try:
             status, page = await self._fetch(engine, "/v1/models", self._timeout)
         except EngineError as error:
-            log.debug("engine %s does not tell its context: %s", engine.name, error)
+            log.debug("cannot read the context length of engine %s: %s", engine.name, error)
         else:
             engine.max_model_len = parse_max_model_len(page, engine.served_model) if status == 200 else None
             self._awaiting_max_model_len.discard(engine.name)

@@ -8,7 +8,7 @@ from tests.chaos.workload import EMBEDDINGS, MESSAGES, RESPONSES
 from tests.support.sse_answers import chat_delta_text as text_of_choices
 from tests.support.typed_answers import typed_delta_text as text_of_typed
 
-_LOST: Final = "the router that generated it is gone"
+_LOST: Final = "its router process is gone"
 _DONE: Final = b"data: [DONE]"
 _FINISHED: Final = ("stop", "completed", "end_turn")  # finish reasons of complete answers
 _UNFINISHED: Final = (None, "in_progress")

@@ -249,7 +249,7 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_o
             assert metrics['roundhouse_draft_pays{engine="coder",task="code"}'] == 1
             assert metrics['roundhouse_engine_tokens_per_second{engine="coder",task="code"}'] > 0
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len([text for text in warnings if re.match("engine chatty: its draft does not pay for code: ", text)]) == 1
+    assert len([text for text in warnings if re.match("engine chatty: its draft model slows code down: ", text)]) == 1
 
 
 async def judged(router: RouterServer) -> dict[str, dict[str, dict[str, Any]]] | None:

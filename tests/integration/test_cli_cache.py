@@ -104,7 +104,7 @@ async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path)
     events = decode_stream(entry.stream, entry.body, include_usage=True, end=b"")
     head, text, fields = (await cache(file, "show", at)).stdout.split("\n\n")
     assert head.startswith(f"{at}\n")
-    assert " left; Redis drops it in " in head
+    assert " left; expires from Redis in " in head
     assert text == "The sea is wide, für alle."
     lines = fields.splitlines()
     assert f"body: {len(entry.body)} bytes" in lines
@@ -114,9 +114,9 @@ async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path)
 
 async def test_show_says_what_a_body_is_that_is_only_for_people(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry(lossless=False))
-    output = (await cache(file, "show", at)).stdout
-    assert "\n\nThe sea is wide.\n\n" in output
-    assert "bytes of events; the body is only for people to read\n" in output
+    said = (await cache(file, "show", at)).stdout
+    assert "\n\nThe sea is wide.\n\n" in said
+    assert "bytes of events; the body is a readable copy only\n" in said
 
 
 async def test_show_fields_shows_every_field_as_it_stands(client: Any, file: Path) -> None:
@@ -154,10 +154,10 @@ async def test_show_names_another_format_and_shows_what_there_is(client: Any, fi
 
 async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
-    output = (await cache(file, "show", entry_key())).stdout
-    assert "!! not an entry" in output
-    assert "created: yesterday" in output
-    assert "body: base64:/wA=" in output
+    said = (await cache(file, "show", entry_key())).stdout
+    assert "!! not a valid entry" in said
+    assert "created: yesterday" in said
+    assert "body: base64:/wA=" in said
 
 
 async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file: Path) -> None:
@@ -175,9 +175,7 @@ async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file
 
 
 async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:
-    fails_with_one_line(
-        await run_cli("cache", "show", entry_key(), "--config", file), 1, "there is no entry", entry_key()
-    )
+    fails_with_one_line(await run_cli("cache", "show", entry_key(), "--config", file), 1, "no entry at", entry_key())
     fails_with_one_line(await run_cli("cache", "show", "nonsense", "--config", file), 2, "key")
 
 
@@ -201,7 +199,7 @@ async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
     assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
-    assert (await cache(file, "purge", "--all")).stdout == "forgot 1 entry and 0 claims\n"
+    assert (await cache(file, "purge", "--all")).stdout == "purged 1 entry and 0 leases\n"
     assert await logged_scopes(client) == [EntryFilter(tenant="acme"), EntryFilter(all=True)]
 
 
@@ -217,7 +215,7 @@ async def test_purge_takes_every_part(client: Any, file: Path, part: str) -> Non
 
 async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    assert (await cache(file, "purge", "--all", "--dry-run")).stdout == "1 entry would be forgotten\n"
+    assert (await cache(file, "purge", "--all", "--dry-run")).stdout == "1 entry would be purged\n"
     assert (await cache(file, "purge", "--all", "--dry-run", "--json")).json() == {"entries": 1}
     assert await client.exists(entry_key())
     assert not await logged_scopes(client)
@@ -234,17 +232,17 @@ async def test_at_a_terminal_whoever_says_yes_is_obeyed(
     client: Any, file: Path, arguments: list[str], code: int, left: int
 ) -> None:
     await store_entry(client, entry_key())
-    result = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
-    assert (result.code, await client.exists(entry_key())) == (code, left)
-    assert ("Forget 1 entry" in result.stderr) == ("--yes" not in arguments)
-    assert result.stdout == "forgot 1 entry and 0 claims\n"
+    said = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
+    assert (said.code, await client.exists(entry_key())) == (code, left)
+    assert ("Purge 1 entry" in said.stderr) == ("--yes" not in arguments)
+    assert said.stdout == "purged 1 entry and 0 leases\n"
 
 
 async def test_at_a_terminal_whoever_says_no_keeps_what_there_is(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    result = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
-    assert (result.code, result.stdout) == (1, "")
-    assert "nothing was forgotten" in result.stderr
+    said = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
+    assert (said.code, said.stdout) == (1, "")
+    assert "nothing was purged" in said.stderr
     assert await client.exists(entry_key())
 
 

@@ -268,10 +268,11 @@ async def test_the_command_waits_until_the_engine_is_idle(
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
-        result = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
-        assert (result.code, result.json()["idle"]) == (1, False)
-        assert result.stderr.splitlines() == [
-            "llama-chat works on 1", "roundhouse: engine llama-chat was not idle within 1s; it stays drained",
+        said = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
+        assert (said.code, said.json()["idle"]) == (1, False)
+        assert said.stderr.splitlines() == [
+            "llama-chat: 1 running or waiting",
+            "roundhouse: engine llama-chat did not become idle within 1s; it stays drained",
         ]  # fmt: skip
         waiting = asyncio.ensure_future(command(file, "drain", "llama-chat", "--wait"))
         await eventually(lambda: drained(guarded))
@@ -288,10 +289,10 @@ async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: 
 
 
 async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) -> None:
-    result = await command(file, "drain", "llama")
-    assert result.code == 2
-    assert result.stderr == (
-        f"roundhouse: {file}: there is no engine 'llama'; there are llama-chat, llama-code, mistral\n"
+    said = await command(file, "drain", "llama")
+    assert said.code == 2
+    assert said.stderr == (
+        f"roundhouse: {file}: no engine 'llama'; configured engines: llama-chat, llama-code, mistral\n"
     )
     assert not await redis.exists(DRAINS_KEY)
 

@@ -108,7 +108,7 @@ async def test_what_is_told_while_it_cannot_be_read_is_read_later(
     await eventually(lambda: setting.proxy.has_connection("listening"))
     setting.proxy.block("commands")
     await setting.admin("engines/scripted/drain")
-    await eventually(lambda: "drains that were missed will be read" in caplog.text)
+    await eventually(lambda: "missed purges and drains will be read" in caplog.text)
     setting.proxy.unblock("commands")
     await eventually(setting.drained)
 

@@ -237,7 +237,7 @@ async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_on
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
     served.write_config(bad)
     served.process.send_signal(signal.SIGHUP)
-    refused = "the configuration is refused, and the one before it stays"
+    refused = "the configuration is invalid; the previous one stays in effect"
     await eventually(lambda: served.log.read_text().count(refused) == len(told))
     lines = [line for line in served.log.read_text().splitlines() if refused in line]
     assert [said in line for said, line in zip(told, lines, strict=True)] == [True] * len(told)
@@ -253,8 +253,8 @@ async def test_what_needs_a_restart_is_said_and_stays(serve: Any, config: str) -
     served = await serve(config)
     served.write_config(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
     served.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: "another configuration is in effect" in served.log.read_text())
+    await eventually(lambda: "the new configuration is in effect" in served.log.read_text())
     for name in ("workers", "log_format", "host"):
-        assert f"router.{name}: needs a restart to change" in served.log.read_text()
+        assert f"router.{name}: a change needs a restart" in served.log.read_text()
     assert "router.port" not in served.log.read_text()
     assert served.worker_pids() == set()

@@ -146,8 +146,8 @@ async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engin
         ("[router", "not valid TOML"),
         (f"[routr]\n{MINIMAL}", "routr: no such setting; did you mean router?"),
         (f"[cache]\nttl = 'soon'\n{MINIMAL}", "cache.ttl"),
-        ("[[model]]\nname = 'a'", "model[0].name: 'a' is the model of no engine"),
-        (f"[cache]\nurl = '${{NOWHERE}}'\n{MINIMAL}", "cache.url: the environment has no NOWHERE"),
+        ("[[model]]\nname = 'a'", "model[0].name: 'a' has no engine"),
+        (f"[cache]\nurl = '${{NOWHERE}}'\n{MINIMAL}", "cache.url: environment variable NOWHERE is not set"),
         (None, "No such file"),
     ],
 )
@@ -175,7 +175,7 @@ async def test_all_mistakes_of_a_configuration_are_told_each_in_a_line(tmp_path:
     assert result.stderr.splitlines() == [
         f"roundhouse: {path}: router.prot: no such setting; did you mean port?",
         f"roundhouse: {path}: auth.mode: 'key' is none of open, keys, header",
-        f"roundhouse: {path}: cache.ttl: '0s' is too short; every entry needs a time to live of at least 1s",
+        f"roundhouse: {path}: cache.ttl: '0s' is too short; the time to live of an entry is at least 1s",
     ]
 
 
@@ -219,7 +219,7 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
         "engine well": True,
     }
     assert "ConnectError" in findings["engine gone"]["note"]
-    assert "and not 'meta-llama/Llama-Simulated'" in findings["engine other"]["note"]
+    assert "but not 'meta-llama/Llama-Simulated'" in findings["engine other"]["note"]
 
 
 async def test_check_says_that_an_option_of_the_address_is_unknown(
@@ -229,7 +229,7 @@ async def test_check_says_that_an_option_of_the_address_is_unknown(
     path.write_text(router_config(f"{redis_server.url}?foo=bar", engines.as_config()))
     result = await command("check", "-c", str(path))
     assert (result.returncode, result.stdout) == (2, "")
-    assert "cache.url: the options here are db, each once" in result.stderr
+    assert "cache.url: the known options are db, each once" in result.stderr
 
 
 # -- classify ---------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ async def test_classify_explains_prompts_of_the_command_line() -> None:
 async def test_classify_names_the_line_that_it_cannot_read(line: str) -> None:
     result = await command("classify", stdin=json.dumps({"prompt": CHAT}) + "\n" + line)
     assert result.returncode == 2
-    assert result.stderr == 'roundhouse: standard input, line 2: expected a JSON object with a text "prompt"\n'
+    assert result.stderr == 'roundhouse: standard input, line 2: expected a JSON object with a string "prompt"\n'
 
 
 async def test_the_command_says_its_version_and_wrong_use_is_2() -> None:

@@ -99,14 +99,14 @@ def parse_purge_filter(body: bytes) -> EntryFilter:
     try:
         entry_filter = msgspec.json.decode(body, type=EntryFilter)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"The purge is not understood: {error}", code="invalid_purge") from None
+        raise bad_request(f"Invalid purge: {error}", code="invalid_purge") from None
     if entry_filter.is_empty:
         raise bad_request(
-            "A purge names `key`, `tenant`, `model`, `system`, `rag` or `document`, or says `all`.",
+            "A purge needs `key`, `tenant`, `model`, `system`, `rag` or `document`, or `all`.",
             code="invalid_purge",
         )
     if entry_filter.all and not EntryFilter(all=True) == entry_filter:
-        raise bad_request("A purge of `all` takes nothing else.", param="all", code="invalid_purge")
+        raise bad_request("A purge of `all` takes no other field.", param="all", code="invalid_purge")
     return entry_filter
 
 
@@ -115,5 +115,5 @@ def parse_listing_filter(fields: Mapping[str, Any]) -> EntryFilter:
     try:
         entry_filter = msgspec.convert(fields, EntryFilter)
     except msgspec.ValidationError as error:
-        raise bad_request(f"The listing is not understood: {error}", code="invalid_query") from None
+        raise bad_request(f"Invalid filter: {error}", code="invalid_query") from None
     return EntryFilter(all=True) if entry_filter.is_empty else entry_filter

@@ -34,28 +34,28 @@ MAX_PARTS: Final = 10_000
 """Maximum number of messages and content parts in a request."""
 
 IGNORED_FIELDS: Final = {
-    "model": "the key has the model's public name, which an alias and `auto` stand for",
-    "stream": "JSON and event stream are two forms of one answer",
-    "stream_options": "they shape the stream; what of them changes its events is added by _event_options",
-    "user": "says who asked, to a provider that looks for abuse; engines ignore it",
+    "model": "the key has the model's public name instead, after aliases and `auto` are resolved",
+    "stream": "a stored response can be replayed as JSON or as a stream",
+    "stream_options": "usage is added on replay; options that change the stored events are added by _event_options",
+    "user": "identifies the end user for abuse detection; engines ignore it",
     "safety_identifier": "the newer name of `user`",
-    "metadata": "labels for the provider's own listings; engines ignore it",
-    "store": "asks a provider to keep the answer for its own listings; engines ignore it",
-    "service_tier": "how soon, not what",
-    "prompt_cache_key": "a hint where the prompt's prefix may be cached",
-    "prompt_cache_retention": "how long that prefix may be kept",
-    "priority": "vLLM's scheduling order: when, not what",
-    "request_id": "vLLM's name for the request in its own logs",
+    "metadata": "labels for the provider's dashboard; engines ignore it",
+    "store": "asks the provider to store the response for its dashboard; engines ignore it",
+    "service_tier": "affects latency, not the content",
+    "prompt_cache_key": "a routing hint for the provider's prefix cache",
+    "prompt_cache_retention": "the retention of the provider's prefix cache",
+    "priority": "vLLM's scheduling order; affects latency, not the content",
+    "request_id": "the request's id in vLLM's logs",
 }
 """Request fields that are not part of the key, each with the reason; ECHOED_FIELDS lists exceptions by endpoint."""
 
 ECHOED_FIELDS: Final = {
     Endpoint.RESPONSES: {
-        "user": "repeated in the answer",
-        "metadata": "repeated in the answer",
-        "service_tier": "repeated in the answer",
-        "store": "repeated in the answer by OpenAI, and has the answer kept where a later request can refer to it",
-        "request_id": "the answer's id",
+        "user": "echoed in the response",
+        "metadata": "echoed in the response",
+        "service_tier": "echoed in the response",
+        "store": "echoed in the response by OpenAI; also stores the response for later requests to refer to",
+        "request_id": "becomes the response's id",
     },
 }
 """Fields of IGNORED_FIELDS that are part of the key at an endpoint, because its response repeats them."""

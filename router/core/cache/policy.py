@@ -89,15 +89,15 @@ def _explain_uncacheable(request: InferenceRequest, remote_policy: RemoteContent
         fields = request.fields
         for name in _STATE_FIELDS[request.endpoint]:
             if fields.get(name):
-                return f"`{name}` refers to what is kept elsewhere, or has something kept there."
+                return f"`{name}` refers to server-side state, or creates it."
         for tool in fields.get("tools") or ():
             if (kind := tool.get("type")) not in _CLIENT_TOOL_TYPES:
-                return f"`tools` has one of the type `{str(kind)[:64]}`, which is run by somebody else than the client."
+                return f"`tools` has a tool of type `{str(kind)[:64]}`, which is not run by the client."
         items = fields.get("input")
         if isinstance(items, list) and any(map(_is_item_reference, items)):
-            return "`input` has an item that stands for one that is kept elsewhere."
+            return "`input` has a reference to an item in server-side state."
     if remote_policy == "uncacheable" and (where := find_remote_content(request)) is not None:
-        return f"`{where}` refers to content elsewhere, which can change; see cache.remote_content."
+        return f"`{where}` refers to remote content, which can change; see cache.remote_content."
     return None
 
 

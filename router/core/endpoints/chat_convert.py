@@ -48,7 +48,7 @@ def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) ->
     take = response.pop
     choices, usage = take("choices"), take("usage", None)
     if not isinstance(choices, list):
-        raise TypeError("the choices are no list")
+        raise TypeError("the choices are not a list")
     head = (
         _encode(take("id", None)),
         _CHUNK_OBJECT_NAMES[endpoint],

@@ -76,7 +76,7 @@ def parse_refusal_event(payload: bytes, address: str = "") -> ApiError | None:
         return None
     code = value["error"].get("code") if isinstance(value, dict) and isinstance(value.get("error"), dict) else None
     if inner := _INNER_CODE.search(engine_message.message):
-        code, engine_message = int(inner[1]), _EngineMessage("The engine refused the request, and did not say why.")
+        code, engine_message = int(inner[1]), _EngineMessage("The engine rejected the request without a message.")
     if type(code) is not int or not is_refusal(code):
         return None
     return _refusal_error(400 if code in _NOT_SERVED else code, engine_message, address)
@@ -88,7 +88,7 @@ def answer_too_large(what: str, limit: int) -> ApiError:
     The limit is the router's, so this is no failure of the engine.
     """
     message = (
-        f"{what} has more than {limit >> 20} MiB, the most that the router takes; ask for fewer choices, tokens or log "
+        f"{what} has more than {limit >> 20} MiB, the router's limit; request fewer choices, tokens or log "
         "probabilities, or without `echo`."
     )
     return ApiError(400, message, code="answer_too_large")
@@ -96,7 +96,7 @@ def answer_too_large(what: str, limit: int) -> ApiError:
 
 def _not_served_error(status: int, engine_message: _EngineMessage | None, address: str, raw: bytes | None) -> ApiError:
     if engine_message is not None and engine_message.param == "model":  # the message has the engine's name of the model
-        message = "The engines of this model answered that they do not serve it."
+        message = "The engines of this model report that they do not serve it."
         return ApiError(404, message, kind=NOT_FOUND, param="model", code="model_not_found")
     if status == 405 or engine_message is None or engine_message.message in _NO_ROUTE_MESSAGES:
         message = "The engines of this model do not serve this endpoint."
@@ -111,7 +111,7 @@ def _not_served_error(status: int, engine_message: _EngineMessage | None, addres
 def _refusal_error(status: int, engine_message: _EngineMessage, address: str, raw: bytes | None = None) -> ApiError:
     message = engine_message.message.replace(address, "the engine") if address else engine_message.message
     kind = engine_message.kind or (NOT_FOUND if status == 404 else INVALID_REQUEST)
-    shown = _printable(message) or f"The engine refused the request with status {status}."
+    shown = _printable(message) or f"The engine rejected the request with status {status}."
     return ApiError(status, shown, kind=_printable(kind), param=engine_message.param, raw=raw)
 
 

@@ -34,7 +34,7 @@ def parse_frames(frames: list[bytes]) -> list[dict[str, Any]]:
     # so compare the numbers.
     events = _decode_events(b"[%b]" % b",".join(payloads))
     if len(events) != len(payloads):
-        raise TypeError("an event is no JSON of its own")
+        raise TypeError("an event is not a JSON object")
     return events
 
 
@@ -49,11 +49,11 @@ def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
         if choices is None:
             continue
         if type(choices) is not list:
-            raise TypeError("the choices are no list")
+            raise TypeError("the choices are not a list")
         for choice in choices:
             index, reason = choice["index"], choice.get("finish_reason")
             if type(index) is not int:
-                raise TypeError("an index is no integer")
+                raise TypeError("an index is not an integer")
             if reason or index not in reasons:
                 reasons[index] = reason
     return reasons

@@ -111,7 +111,7 @@ class MessagesRecorder(TypedRecorder):
         # One call of the decoder for all; payloads that are only valid together would pass, so compare the numbers.
         events = _decode_events(b"[%b]" % b",".join(payloads))
         if len(events) != len(payloads):
-            raise ValueError("an event is no JSON of its own")
+            raise ValueError("an event is not a JSON object")
         message = _join_events(events)
         return None if message is None else _encode(message)
 

@@ -82,7 +82,7 @@ class _Completions(_CommonFields):
     prompt: str | list[Any] | None = None
 
     def validate(self) -> ApiError | None:
-        return None if self.prompt else bad_request("`prompt` must be given.", param="prompt")
+        return None if self.prompt else bad_request("`prompt` is required.", param="prompt")
 
 
 class _Embeddings(_CommonFields):
@@ -93,7 +93,7 @@ class _Embeddings(_CommonFields):
 
     def validate(self) -> ApiError | None:
         if self.input in (None, []) and not self.messages:
-            return bad_request("`input` must be given.", param="input")
+            return bad_request("`input` is required.", param="input")
         if self.encoding_format not in (None, "float", "base64"):
             # For `bytes` and `bytes_only`, vLLM sends a body that is not JSON.
             return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
@@ -116,7 +116,7 @@ class _Responses(_CommonFields):
     documents: list[dict[str, Any]] | None = None
 
     def validate(self) -> ApiError | None:
-        return bad_request("`input` must be given.", param="input") if self.input in (None, []) else None
+        return bad_request("`input` is required.", param="input") if self.input in (None, []) else None
 
     def max_answer_tokens(self) -> int | None:
         return self.max_output_tokens
@@ -134,7 +134,7 @@ class _Messages(_CommonFields, kw_only=True):
 
 
 def _no_messages_error() -> ApiError:
-    return bad_request("`messages` must hold at least one message.", param="messages")
+    return bad_request("`messages` must not be empty.", param="messages")
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

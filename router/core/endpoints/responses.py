@@ -94,7 +94,7 @@ class ResponsesRecorder(TypedRecorder):
         # The events that matched a template have not been decoded yet. One call of the decoder for all; payloads that
         # are only valid together would pass, so compare the numbers.
         if len(_decode_events(b"[%b]" % b",".join(payloads))) != len(payloads):
-            raise ValueError("an event is no JSON of its own")
+            raise ValueError("an event is not a JSON object")
         return bytes(self._final_response)
 
 

@@ -96,7 +96,7 @@ def encode_stream(stream: StreamParts, body: bytes, usage_frame: bytes | None, *
         parts += _replace_copies(b"".join(literals), copied)
     packed = _pack([templates, parts, usage_frame])
     if len(packed) > MAX_DECODED:
-        raise ValueError("more than an encoded stream may have")
+        raise ValueError("the encoded stream exceeds its size limit")
     window, memory = (_SMALL_WINDOW, 5) if len(packed) <= _SMALL_SIZE else (_WINDOW, zlib.DEF_MEM_LEVEL)
     compress = zlib.compressobj(_LEVEL, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, _dictionary(body))
     packed = compress.compress(packed) + compress.flush()

@@ -18,21 +18,21 @@ class EngineError(Exception):
 
 
 def unreachable() -> EngineError:
-    return EngineError("connect", "the engine cannot be reached")
+    return EngineError("connect", "cannot connect to the engine")
 
 
 def out_of_resources(cause: str) -> EngineError:
     """The connection could not be opened because this machine lacks a resource; see router.net.local_errors."""
-    return EngineError("local", f"the router cannot connect: {cause}")
+    return EngineError("local", f"the router cannot open a connection: {cause}")
 
 
 def timed_out() -> EngineError:
-    return EngineError("timeout", "the engine took too long")
+    return EngineError("timeout", "timeout at the engine")
 
 
 def broken_off() -> EngineError:
-    return EngineError("broken-off", "the engine broke its answer off")
+    return EngineError("broken-off", "the engine ended its response early")
 
 
 def connection_reset() -> EngineError:
-    return EngineError("reset", "the connection to the engine broke")
+    return EngineError("reset", "the connection to the engine was lost")

@@ -155,7 +155,7 @@ class ResponseReader:
         if self.head_complete:
             self._bytes_without_progress = 0
         elif self._bytes_without_progress >= self._max_head and self.malformed is None:
-            self._mark_malformed(f"a head of more than {self._max_head} bytes")
+            self._mark_malformed(f"a response head of more than {self._max_head} bytes")
         rest = data[room:]
         if self.done and rest:
             self._excess = True
@@ -170,7 +170,7 @@ class ResponseReader:
 
     def _on_parse_error(self, error: Exception) -> None:
         if isinstance(error, httptools.HttpParserUpgrade):
-            self._mark_malformed("a switch to another protocol that was not asked for")
+            self._mark_malformed("an unrequested protocol switch")
         elif self.done:
             self._excess = True
         else:
@@ -186,7 +186,7 @@ class ResponseReader:
     def on_message_begin(self) -> None:
         if self.done:
             # Stops the parser: the body of an unrequested response would otherwise be appended to this one's.
-            raise httptools.HttpParserError("a response that was not asked for")
+            raise httptools.HttpParserError("an unexpected response")
 
     def on_headers_complete(self) -> None:
         if self.head_complete or self._parser is None:

@@ -62,7 +62,7 @@ class EngineResponse:
         """The complete body; `chunk_timeout` as for `stream_to`. Raises EngineError (`too-large` beyond `limit`)."""
         body, complete = await self.read_up_to(limit, chunk_timeout)
         if not complete:
-            raise EngineError("too-large", f"the engine's answer has more than {limit} bytes")
+            raise EngineError("too-large", f"the engine's response has more than {limit} bytes")
         return body
 
     async def read_up_to(self, limit: int, chunk_timeout: float | None = None) -> tuple[bytes, bool]:

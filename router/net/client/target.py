@@ -26,9 +26,9 @@ class RequestTarget:
         try:
             url = httpx.URL(address)
         except httpx.InvalidURL as error:
-            raise ValueError(f"{address!r} is no address: {error}") from None
+            raise ValueError(f"{address!r} is not an address: {error}") from None
         if url.scheme not in _DEFAULT_PORTS or not url.raw_host or _VALID_TARGET.fullmatch(url.raw_path) is None:
-            raise ValueError(f"{address!r} is no address of an HTTP server")
+            raise ValueError(f"{address!r} is not the address of an HTTP server")
         self.origin: Origin = (url.scheme, url.raw_host.decode("ascii"), url.port or _DEFAULT_PORTS[url.scheme])
         # `identity`: a chunk is passed on as it arrives, without decoding.
         start = b"%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n" % (url.raw_path, url.netloc)

@@ -83,7 +83,7 @@ class RedisClock:
         change, self._offset = offset - self._offset, offset
         if self._synchronized and abs(change) > _LOGGED_STEP:
             direction = "forward" if change > 0 else "back"
-            log.warning("Redis' clock has gone %s by %.1f s; ages of entries are wrong by that", direction, abs(change))
+            log.warning("Redis' clock has jumped %s by %.1f s; entry ages are wrong by this", direction, abs(change))
         self._synchronized = True
 
 

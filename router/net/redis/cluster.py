@@ -87,7 +87,7 @@ class ClusterBackend:
         self._nodes: dict[HostPort, _ClusterNode] = {}
         self._slot_owners: SlotMap = []
         self._slots_stale = True  # whether some part of the map is known to be wrong
-        self._last_error = "no server of the cluster answers"
+        self._last_error = "no server of the cluster responds"
         self._repair_task: asyncio.Task[None] | None = None
         self._repair_attempted = asyncio.Event()
 
@@ -164,10 +164,10 @@ class ClusterBackend:
         by_node: dict[_ClusterNode, list[_RoutedCommand]] = {}
         for routed in pending:
             if routed.node is None or not routed.node.up:
-                replies[routed.index] = RedisBackendError("the server that holds the key does not answer")
+                replies[routed.index] = RedisBackendError("the server that holds the key does not respond")
                 self._slots_stale = True
             elif deadline.remaining() <= 0:
-                replies[routed.index] = RedisBackendError("no time was left to ask the server that holds the key")
+                replies[routed.index] = RedisBackendError("timeout before the command was sent to the key's server")
             else:
                 by_node.setdefault(routed.node, []).append(routed)
         sends = [self._send_to_node(node, commands, replies, deadline) for node, commands in by_node.items()]
@@ -248,7 +248,7 @@ class ClusterBackend:
                 self._last_error = str(error)
             except Exception:
                 # The last line of defence: neither a defect nor a reply that makes no sense may end the repair.
-                log.exception("the servers of the cluster cannot be found")
+                log.exception("cannot discover the servers of the cluster")
             self._repair_attempted.set()
             if not self._slots_stale and self._all_up():
                 return
@@ -260,7 +260,7 @@ class ClusterBackend:
         """Asks one server after the other for the map. Raises RedisBackendError if none replies with one."""
         known = sorted(self._nodes.values(), key=lambda node: not node.up)
         hosts = list(dict.fromkeys([*(node.host for node in known if node.up), *self._seeds, *self._nodes]))
-        last_error = RedisBackendError("no server of the cluster answers")
+        last_error = RedisBackendError("no server of the cluster responds")
         for host in hosts:
             server = self._open_server(host)  # a connection of its own: the node's may have a batch in flight
             try:

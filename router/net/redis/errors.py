@@ -54,4 +54,4 @@ class RedisBackendError(Exception):
         if isinstance(error, redis.exceptions.ResponseError):
             return cls(str(error))
         local = local_cause(error)
-        return cls(type(error).__name__ if local is None else f"the router cannot connect: {local}")
+        return cls(type(error).__name__ if local is None else f"the router cannot open a connection: {local}")

@@ -72,12 +72,12 @@ class Listener:
             try:
                 await self._listen()
             except RedisBackendError as error:
-                log.debug("the listening connections to Redis are gone: %s", error)
+                log.debug("lost the listener's connection to Redis: %s", error)
             except Exception as defect:
                 # The last line of defence: a defect must not stop the listener for good. It is logged once, not at
                 # each attempt.
                 if repr(defect) != logged:
-                    log.exception("listening to Redis failed")
+                    log.exception("the Redis listener failed")
                 logged = repr(defect)
             finally:
                 self._callbacks.on_disconnected()
@@ -87,7 +87,7 @@ class Listener:
         """Raises RedisBackendError when a connection is lost, and any exception that a callback raised."""
         servers = await self._backend.servers()
         if not servers:
-            raise RedisBackendError("there is no server")
+            raise RedisBackendError("no server found")
         topology = self._backend.topology
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CONNECT_TIMEOUT
@@ -106,13 +106,13 @@ class Listener:
             while not stopped.done():
                 await asyncio.wait([stopped], timeout=PING_INTERVAL)
                 if self._backend.topology != topology:
-                    raise RedisBackendError("the servers have changed")
+                    raise RedisBackendError("the set of servers has changed")
                 for number, connection in enumerate(connections):
                     if connection.ready:  # not ready: the last ping is still unanswered, and has its own timeout
                         self._ping(connection, number, PING_TIMEOUT - PING_INTERVAL)
             stopped.result()
         finally:
-            self._stop(RedisBackendError("nobody listens any more"))
+            self._stop(RedisBackendError("the listener has stopped"))
             stopped.exception()  # marks it as retrieved, so that asyncio does not log it
             for connection in connections:
                 connection.abort()
@@ -164,4 +164,4 @@ class Listener:
 
 
 def _log_error_reply(error: Exception) -> None:
-    log.debug("Redis does not let a router listen: %s", error)
+    log.debug("Redis rejects a command of the listener: %s", error)

@@ -44,7 +44,7 @@ class RedisPipeline:
 
     - Commands reach Redis in the order in which they were given. Commands of one call stay together.
     - When Redis is gone, frozen or failing, a command waits for at most `timeout`, once. From then on every call raises
-      RedisDownError without waiting, until Redis answers again.
+      RedisDownError without waiting, until Redis is up again.
     - Nothing is retried, and no queue grows without a bound.
     """
 
@@ -156,7 +156,7 @@ class RedisPipeline:
             reply_future = self._backend.execute(commands, self._timeout + size / _MIN_THROUGHPUT)
         except Exception:
             # The last line of defence: after a defect here, requests would wait for ever.
-            log.exception("the line to Redis failed")
+            log.exception("the Redis pipeline failed")
             self._fail_all()
         else:
             reply_future.add_done_callback(self._on_replies)
@@ -173,7 +173,7 @@ class RedisPipeline:
             return
         except Exception:
             # As in `_send_batch`: a defect must not leave requests waiting for ever.
-            log.exception("the line to Redis failed")
+            log.exception("the Redis pipeline failed")
             self._fail_all()
             return
         completed, self._in_flight = self._in_flight, []
@@ -200,7 +200,7 @@ class RedisPipeline:
     def _mark_down(self, error: Exception | None) -> None:
         if self._probe_task is None:
             if error is not None:
-                log.warning("Redis does not answer (%s); requests go on without it", error)
+                log.warning("Redis is down (%s); requests continue without it", error)
             self._up.clear()
             self._probe_task = self._loop.create_task(self._probe_until_up(was_up=error is not None))
 
@@ -212,18 +212,18 @@ class RedisPipeline:
                 break
             except RedisBackendError as error:
                 if silent:
-                    log.warning("Redis cannot be reached (%s); trying again every %g s", error, self._retry_interval)
+                    log.warning("Redis is down (%s); retrying every %g s", error, self._retry_interval)
                 silent = False
             except Exception:
                 # The last line of defence: neither a defect nor an option that redis-py rejects may end the probe.
                 if silent:
-                    log.exception("Redis cannot be asked")
+                    log.exception("the probe of Redis failed")
                 silent = False
             await asyncio.sleep(self._retry_interval)
         self._probe_task = None
         self._up.set()
         if not silent:
-            log.info("Redis answers again")
+            log.info("Redis is up again")
 
     async def _probe_once(self) -> None:
         sent_at = self._clock.monotonic()
@@ -254,7 +254,7 @@ class _ReplyCallback:
             self._callback(replies)
         except Exception:
             # The callback is foreign code: its defect must not keep the other callers' replies from them.
-            log.exception("what Redis has replied was not understood")
+            log.exception("failed to process a reply from Redis")
 
     def set_exception(self, _: Exception) -> None:
         self.set_result(None)

@@ -36,7 +36,7 @@ class SentinelBackend(StandaloneBackend):
 
     def _verify_check_reply(self, reply: Any) -> None:
         if isinstance(reply, Exception) or reply[0] != b"master":
-            raise RedisBackendError("the server is no master")
+            raise RedisBackendError("the server is not the master")
 
 
 class SentinelPool(SentinelConnectionPool):
@@ -72,7 +72,7 @@ class ParallelSentinel(Sentinel):
             raise MasterNotFoundError("no Sentinel knows the master")
         latest = max(states, key=lambda state: int(state.get("config-epoch", 0)))
         if not self.check_master_state(latest, service_name):
-            raise MasterNotFoundError("the master is down, and there is no new one yet")
+            raise MasterNotFoundError("the master is down and no new one is elected yet")
         return latest["ip"], int(latest["port"])
 
     async def aclose(self) -> None:

@@ -96,7 +96,7 @@ def parse_redis_url(url: str) -> RedisUrl:
 def find_url_problems(url: str) -> list[str]:
     """The error messages for a URL in the configuration; empty if it is valid."""
     if url.startswith("memory:"):
-        return ["memory:// is not supported: replicas would share nothing; embedded needs no Redis of yours either"]
+        return ["memory:// is not supported, since replicas could not share it; embedded starts a private Redis"]
     try:
         parse_redis_url(url)
     except RedisUrlError as error:
@@ -115,18 +115,18 @@ def _kind(scheme: str) -> RedisKind:
 def _credentials(text: str) -> tuple[str | None, str | None]:
     username, _, password = text.partition(":")
     if username and not password:
-        raise RedisUrlError("a user needs a password; a password without a user is written :password@")
+        raise RedisUrlError("a user needs a password; write a password without a user as :password@")
     return unquote(username) or None, unquote(password) or None
 
 
 def _hosts(text: str, kind: RedisKind) -> tuple[HostPort, ...]:
     if kind == "socket":
         if text:
-            raise RedisUrlError("unix:// is followed by the whole path of a socket, as in unix:///run/redis.sock")
+            raise RedisUrlError("unix:// needs the absolute path of a socket, as in unix:///run/redis.sock")
         return ()
     hosts = tuple(_host(host, _SENTINEL_PORT if kind == "sentinel" else _PORT) for host in text.split(","))
     if kind == "server" and len(hosts) > 1:
-        raise RedisUrlError("several hosts are for redis+sentinel:// and redis+cluster://")
+        raise RedisUrlError("only redis+sentinel:// and redis+cluster:// accept several hosts")
     return hosts
 
 
@@ -134,29 +134,29 @@ def _host(text: str, default: int) -> HostPort:
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise RedisUrlError("an IPv6 address stands in brackets, with the port behind them")
+            raise RedisUrlError("write an IPv6 address in brackets, followed by the port")
         separator, port = rest[:1], rest[1:]
     else:
         name, separator, port = text.partition(":")
     if not name:
-        raise RedisUrlError("there is no host")
+        raise RedisUrlError("the host is missing")
     if not separator:
         return unquote(name), default
     # Six digits are enough to see that a port is too large; int() refuses strings of thousands of digits.
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise RedisUrlError("a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX")
+        raise RedisUrlError("a port must be from 1 to 65535; in a password, : / ? # and @ must be written as %XX")
     return unquote(name), int(port)
 
 
 def _socket_path(path: str) -> str:
     if not path:
-        raise RedisUrlError("unix:// is followed by the whole path of a socket, as in unix:///run/redis.sock")
+        raise RedisUrlError("unix:// needs the absolute path of a socket, as in unix:///run/redis.sock")
     return "/" + unquote(path)
 
 
 def _service(path: str) -> str:
     if not path or "/" in path:
-        raise RedisUrlError("the hosts are followed by the name that the Sentinels give the master, as in …/mymaster")
+        raise RedisUrlError("the name of the Sentinel master must follow the hosts, as in …/mymaster")
     return unquote(path)
 
 
@@ -165,7 +165,7 @@ def _database(path: str, option: str | None, kind: RedisKind) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit() and len(text) <= 5):
-        raise RedisUrlError("the database is a number")
+        raise RedisUrlError("the database must be a number")
     if kind == "cluster" and int(text) != 0:
         raise RedisUrlError("a cluster has only database 0")
     return int(text)
@@ -177,18 +177,18 @@ def _options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
     options = dict(pairs)
     # An unknown option is not repeated in the message: it may be the end of a password that contains a `?`.
     if len(options) < len(pairs) or any(name not in known or not value for name, value in pairs):
-        without_tls = "" if tls else "; those of TLS need a scheme with rediss"
-        raise RedisUrlError(f"the options here are {', '.join(known)}, each once and with a value{without_tls}")
+        without_tls = "" if tls else "; TLS options need a rediss scheme"
+        raise RedisUrlError(f"the known options are {', '.join(known)}, each once and with a value{without_tls}")
     return options
 
 
 def _tls_options(options: Mapping[str, str]) -> dict[str, str | bool]:
     tls_options: dict[str, str | bool] = {name: options[name] for name in _TLS_OPTIONS if name in options}
     if options.get("ssl_cert_reqs", "none") not in ("none", "optional", "required"):
-        raise RedisUrlError("ssl_cert_reqs is none, optional or required")
+        raise RedisUrlError("ssl_cert_reqs must be none, optional or required")
     if "ssl_check_hostname" in options:
         check_hostname = _BOOLEANS.get(options["ssl_check_hostname"].lower())
         if check_hostname is None:
-            raise RedisUrlError("ssl_check_hostname is true or false")
+            raise RedisUrlError("ssl_check_hostname must be true or false")
         tls_options["ssl_check_hostname"] = check_hostname
     return tls_options

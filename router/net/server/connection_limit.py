@@ -30,8 +30,6 @@ class ConnectionLimit:
         now = time.monotonic()
         if self._last_logged is None or now - self._last_logged >= _LOG_INTERVAL:
             self._last_logged = now
-            log.warning(
-                "%d clients are connected, which is as many as there may be; others get 503", self.max_connections
-            )
+            log.warning("connection limit reached: %d clients are connected, others get 503", self.max_connections)
         self._on_rejected("too_many_connections")
         return ProtocolError(503, "too_many_connections", retry_after=1)

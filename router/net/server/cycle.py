@@ -182,7 +182,7 @@ class Cycle:
         if error is not None:
             log.error("Exception in ASGI application\n", exc_info=error)
         elif not self.response_complete and not self.disconnected:
-            log.error("the application has ended, and its answer has not")
+            log.error("the application returned before its response was complete")
         if not self.response_complete and not self.disconnected:
             if self.response_started:
                 # Part of the response is sent: only closing tells the client that it is incomplete.
@@ -216,7 +216,7 @@ class Cycle:
 
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
         if self._response_head is not None:
-            raise RuntimeError("the answer has begun")
+            raise RuntimeError("the response has already started")
         defaults, closes = self._connection.default_headers()
         if closes:
             self.keep_alive = False
@@ -241,11 +241,11 @@ class Cycle:
         kind = message["type"]
         if self._response_head is None:
             if kind != "http.response.start":
-                raise RuntimeError(f"the answer begins with {kind}")
+                raise RuntimeError(f"the response starts with {kind}")
             self._start_from_asgi_headers(message["status"], message.get("headers", ()))
             return connection.completed_future
         if kind != "http.response.body" or self.response_complete:
-            raise RuntimeError(f"{kind} has no place there")
+            raise RuntimeError(f"unexpected message {kind}")
         data, last = self._frame_body(message.get("body", b"")), not message.get("more_body", False)
         if last:
             data += self._body_terminator()
@@ -277,7 +277,7 @@ class Cycle:
         """Starts a response from ASGI headers; `start_response` decides on framing and persistence for both forms."""
         fields = dict(headers)
         if b"transfer-encoding" in fields:
-            raise RuntimeError("the framing is the server's")
+            raise RuntimeError("the server sets the framing headers")
         if b"connection" in fields and b"close" in [word.strip() for word in fields[b"connection"].lower().split(b",")]:
             self.keep_alive = False
         length = fields.get(b"content-length")
@@ -307,7 +307,7 @@ def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     lines = b"\r\n".join([*map(_join_with_colon, headers), b""])
     # Each header has the CR and LF of its own line; any other control byte makes the difference larger.
     if len(lines.translate(None, _CONTROL_BYTES)) != len(lines) - 2 * len(headers):
-        raise RuntimeError("a header that cannot be sent")
+        raise RuntimeError("invalid response header")
     return lines
 
 
@@ -316,4 +316,4 @@ def _chunk_size_line(size: int) -> bytes:
 
 
 def _length_mismatch() -> RuntimeError:
-    return RuntimeError("the body has another length than the head says")
+    return RuntimeError("the body does not match its content-length")

@@ -150,7 +150,7 @@ async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     stored = decode_entry(fields)
     problem = None
     if kind != b"hash":
-        problem = f"not a hash, but what Redis calls a {decode_text(kind)}"
+        problem = f"not a hash, but of the Redis type {decode_text(kind)}"
     elif stored is None:
         problem = invalid_entry_reason(fields)
     return EntryDetail(

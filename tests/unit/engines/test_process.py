@@ -97,7 +97,7 @@ async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Star
     with pytest.raises(StartError) as raised:
         await child.wait_until_ready(never, timeout=10)
     assert str(raised.value) == (
-        f"it: ended with code 3 before it was ready; its last line: the reason (all of it: {child.log})"
+        f"it: ended with code 3 before it was ready; its last line: the reason (full log: {child.log})"
     )
 
 

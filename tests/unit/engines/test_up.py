@@ -119,7 +119,7 @@ async def test_it_says_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[...
     await tree.ready()
     assert set(tree.children()) == {"redis", "router", *map(str, tree.engine_ports)}
     assert f"Roundhouse serves on {tree.url}" in tree.said
-    assert "simulated, in place of target + draft" in tree.said
+    assert "simulated instead of target + draft" in tree.said
     assert (tree.folder / "state").stat().st_mode & 0o077 == 0, "it is for its owner alone"
     async with client(tree) as http:
         answers = [await http.post("/v1/chat/completions", json=HELLO) for _ in range(2)]
@@ -213,7 +213,7 @@ async def test_a_second_one_is_refused_in_one_clear_line_and_the_first_goes_on(u
     second = up()
     assert await second.ended() == 1
     state = first.folder / "state"
-    assert second.said == f"roundhouse: `roundhouse up` runs already with {state} (pid {first.process.pid})\n"
+    assert second.said == f"roundhouse: `roundhouse up` is already running with {state} (pid {first.process.pid})\n"
     async with client(first) as http:
         assert (await http.get("/readyz")).status_code == 200
     first.process.send_signal(signal.SIGINT)
@@ -243,7 +243,7 @@ async def test_an_engine_that_dies_is_told_of_and_the_others_go_on(up: Callable[
     tree = up()
     await tree.ready()
     os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
-    await tree.says("roundhouse: e0 was ended by SIGKILL; the others go on")
+    await tree.says("roundhouse: e0 was ended by SIGKILL; the others keep running")
     async with client(tree) as http:
         answer = await http.post("/v1/chat/completions", json=HELLO)
         assert (answer.status_code, answer.headers["x-engine"]) == (200, "e1")
@@ -255,7 +255,7 @@ async def test_without_its_redis_it_goes_on(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()["redis"], signal.SIGKILL)
-    await tree.says("roundhouse: redis was ended by SIGKILL; the others go on")
+    await tree.says("roundhouse: redis was ended by SIGKILL; the others keep running")
     async with client(tree) as http:
         answer = await http.post("/v1/chat/completions", json=HELLO)
         assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")

@@ -164,8 +164,8 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("ttl", 'is no duration; write a number and one of ms, s, m, h, d, as in "10s"'),
-        ("local", 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'),
+        ("ttl", 'is not a duration; write a number and one of ms, s, m, h, d, as in "10s"'),
+        ("local", 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'),
     ],
 )
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, te
 @pytest.mark.parametrize(
     ("name", "unit", "said"),
     [
-        ("ttl", "d", "is too long; a duration has at most 10^12 s"),
-        ("local", "GiB", "is too large; a size has at most 10^12 B"),
+        ("ttl", "d", "is too long; the maximum is 10^12 s"),
+        ("local", "GiB", "is too large; the maximum is 10^12 B"),
     ],
 )
 def test_an_amount_that_no_clock_and_no_machine_can_count_is_refused(name: str, unit: str, said: str) -> None:
@@ -222,14 +222,14 @@ def test_a_variable_is_put_in_as_a_shell_would(written: str, environment: dict[s
 
 def test_a_variable_that_is_not_there_is_told_by_its_place_and_name() -> None:
     assert config_error(f'{MODEL}aliases = ["a", "${{NOWHERE}}"]\n{ENGINE}') == (
-        "model[0].aliases[1]: the environment has no NOWHERE; set it, or write ${NOWHERE:-…} with a default"
+        "model[0].aliases[1]: environment variable NOWHERE is not set; set it, or write ${NOWHERE:-…} with a default"
     )
 
 
 def test_a_variable_can_hold_an_amount_but_no_number() -> None:
     assert parse_config(f'[cache]\nttl = "${{TTL}}"\n{MINIMAL}', TTL="5m").cache.ttl == Seconds(300)
     assert config_error(f'[router]\nport = "${{PORT}}"\n{MINIMAL}', PORT="80") == (
-        "router.port: '${PORT}' is no whole number from 1 to 65535; a number cannot come from the environment"
+        "router.port: '${PORT}' is not an integer from 1 to 65535; a number cannot be set from the environment"
     )
 
 

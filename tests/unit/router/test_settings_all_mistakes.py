@@ -46,16 +46,16 @@ def test_mistakes_of_every_kind_are_told_at_once_in_the_order_of_the_file() -> N
     """
     assert mistakes(text) == (
         "router.prot: no such setting; did you mean port?",
-        "router.port: '8080' is no whole number from 1 to 65535; numbers stand without quotes",
-        "router.workers: the environment has no NOWHERE; set it, or write ${NOWHERE:-…} with a default",
+        "router.port: '8080' is not an integer from 1 to 65535; write numbers without quotes",
+        "router.workers: environment variable NOWHERE is not set; set it, or write ${NOWHERE:-…} with a default",
         "auth.mode: 'key' is none of open, keys, header",
         "tenant[0].keys[0] is no hash; make one with `roundhouse keys hash`",
         'tenant[0].name is missing; write name = "…" below [[tenant]]',
         "model[1].name: 'Bad:Name' may only have a-z, 0-9, '.', '_' and '-'",
-        "cache.ttl: '1ms' is too short; every entry needs a time to live of at least 1s",
-        "model[1].fallback: 'lama' is no model; did you mean llama?",
-        "engine[0].url is missing; write it, or urls for several replicas",
-        "engine[1].name: 'one' is also engine[0].name; every engine needs its own",
+        "cache.ttl: '1ms' is too short; the time to live of an entry is at least 1s",
+        "model[1].fallback: 'lama' is not a model; did you mean llama?",
+        "engine[0].url is missing; set it, or urls for several replicas",
+        "engine[1].name: 'one' is already used by engine[0].name; choose another",
     )
 
 
@@ -69,14 +69,14 @@ def test_each_line_names_the_file(tmp_path: Path) -> None:
 
 def test_each_variable_that_is_missing_is_told() -> None:
     text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
-    assert [mistake.split(";")[0] for mistake in mistakes(text)] == [
-        f"engine[0].url: the environment has no {name}" for name in ("HOST", "PORT")
+    assert [said.split(";")[0] for said in mistakes(text)] == [
+        f"engine[0].url: environment variable {name} is not set" for name in ("HOST", "PORT")
     ]
 
 
 # No false ones
 
-SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
+SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
 
 
 @pytest.mark.parametrize(
@@ -84,25 +84,25 @@ SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, G
     [
         (MINIMAL.replace("[[model]]", "[[modle]]"), "modle: no such setting; did you mean model?"),
         (MINIMAL.replace("[[engine]]", "[[engin]]"), "engin: no such setting; did you mean engine?"),
-        (MINIMAL.replace("[[engine]]", "[engine]"), "engine is no list; write [[engine]]"),
+        (MINIMAL.replace("[[engine]]", "[engine]"), "engine is not a list; write [[engine]]"),
         (MINIMAL.replace("url =", "ulr ="), "engine[0].ulr: no such setting; did you mean url?"),
         (
             MINIMAL.replace("url =", "urls ="),
-            "engine[0].urls is no list; write [ and ] around it",
+            "engine[0].urls is not a list; write [ and ] around it",
         ),
         (MODEL.replace("name", "nmae") + ENGINE, "model[0].nmae: no such setting; did you mean name?"),
         (
             f"model = [1]\n{ENGINE}",
-            "model[0] is no table; write [[model]] on a line of its own, and its settings below",
+            "model[0] is not a table; write [[model]] on its own line and its settings below",
         ),
-        (MODEL.replace('"llama"', "1") + ENGINE, "model[0].name: 1 is no text; write it in quotes"),
+        (MODEL.replace('"llama"', "1") + ENGINE, "model[0].name: 1 is not a string; write it in quotes"),
         (
             MINIMAL.replace('url = "http://127.0.0.1:8001"', "urls = [1]"),
-            "engine[0].urls[0] is no text; write it in quotes",
+            "engine[0].urls[0] is not a string; write it in quotes",
         ),
         (
             f'[auth]\nmode = "keys"\n[[tenant]]\nname = "a"\nkeys = "{HASH}"\n{MINIMAL}',
-            "tenant[0].keys is no list; write [ and ] around it",
+            "tenant[0].keys is not a list; write [ and ] around it",
         ),
         (
             f'[router]\nmax_body = "1 GiB"\nmax_bodies = "2 gib"\n{MINIMAL}',
@@ -110,7 +110,7 @@ SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, G
         ),
         (
             f"[breaker]\nopen_above = 0\nclose_below = 0.9\n{MINIMAL}",
-            "breaker.open_above: 0 is no number of more than 0 and at most 1",
+            "breaker.open_above: 0 is not a number greater than 0 and at most 1",
         ),
         (
             MINIMAL.replace("llama", "Llama"),

@@ -10,15 +10,15 @@ from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.settings import ConfigurationError, load
 from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_error, parse_config
 
-DURATION: Final = 'is no duration; write a number and one of ms, s, m, h, d, as in "10s"'
-SIZE: Final = 'is no size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
-SHORT: Final = "is too short; every entry needs a time to live of at least 1s"
-TAKEN: Final = "stands for something else in Redis and cannot be a tenant's name"
-AUTOMATIC: Final = "stands for the choice by task and cannot be a model's name"
-ADDRESS: Final = "is no address such as http://127.0.0.1:8001, with http:// or https:// and without user and password"
+DURATION: Final = 'is not a duration; write a number and one of ms, s, m, h, d, as in "10s"'
+SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'
+SHORT: Final = "is too short; the time to live of an entry is at least 1s"
+TAKEN: Final = "is reserved in Redis keys and cannot be a tenant's name"
+AUTOMATIC: Final = "is reserved for the choice by task and cannot be a model's name"
+ADDRESS: Final = "is not a URL such as http://127.0.0.1:8001; use http:// or https:// and no user or password"
 NAME: Final = "may only have a-z, 0-9, '.', '_' and '-'"
 NO_HASH: Final = "is no hash; make one with `roundhouse keys hash`"
-NO_MEMORY: Final = "memory:// is not supported: replicas would share nothing; embedded needs no Redis of yours either"
+NO_MEMORY: Final = "memory:// is not supported, since replicas could not share it; embedded starts a private Redis"
 SCHEMES: Final = (
     "expected embedded, redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, "
     "redis+cluster://, rediss+cluster://"
@@ -32,17 +32,17 @@ SCHEMES: Final = (
         ("[routre]\n", "routre: no such setting; did you mean router?"),
         (
             '[router]\nport = "8080"\n',
-            "router.port: '8080' is no whole number from 1 to 65535; numbers stand without quotes",
+            "router.port: '8080' is not an integer from 1 to 65535; write numbers without quotes",
         ),
         (
             '["a\\nb"]\n',
-            '"a\\nb": no such setting; there are router, cache, auth, tenant, model, engine, breaker, timeouts',
+            '"a\\nb": no such setting; known settings: router, cache, auth, tenant, model, engine, breaker, timeouts',
         ),
-        ("[router]\nport = 0\n", "router.port: 0 is no whole number from 1 to 65535"),
-        ("[router]\nport = 65536\n", "router.port: 65536 is no whole number from 1 to 65535"),
-        ("[router]\nworkers = 0\n", "router.workers: 0 is no whole number from 1 to 256"),
+        ("[router]\nport = 0\n", "router.port: 0 is not an integer from 1 to 65535"),
+        ("[router]\nport = 65536\n", "router.port: 65536 is not an integer from 1 to 65535"),
+        ("[router]\nworkers = 0\n", "router.workers: 0 is not an integer from 1 to 256"),
         ('[router]\nlog_format = "xml"\n', "router.log_format: 'xml' is none of text, json"),
-        ("[router]\nhost = 1979-05-27\n", "router.host: 1979-05-27 is no text; write it in quotes"),
+        ("[router]\nhost = 1979-05-27\n", "router.host: 1979-05-27 is not a string; write it in quotes"),
         ('[cache]\nstore = "some"\n', "cache.store: 'some' is none of all, deterministic"),
         (
             '[cache]\nurl = "memcached://x"\n',
@@ -84,24 +84,24 @@ SCHEMES: Final = (
             f"tenant[0].ttl: 'soon' {DURATION}",
         ),
         ('[[tenant]]\nname = "a"\nstore = "some"\n', "tenant[0].store: 'some' is none of all, deterministic"),
-        ('[cache]\ntimeout = "0s"\n', "cache.timeout: '0s' must be more than nothing"),
+        ('[cache]\ntimeout = "0s"\n', "cache.timeout: '0s' must be greater than 0"),
         ('[cache]\ncontext_open = ""\n', "cache.context_open: '' must not be empty"),
         ('[auth]\nmode = "none"\n', "auth.mode: 'none' is none of open, keys, header"),
         ('[auth]\nmode = "keys"\n', "auth.mode: 'keys' needs at least one [[tenant]] that has a key"),
         ('[auth]\nmode = "header"\n', "auth.mode: 'header' needs at least one [[tenant]]"),
         ('[auth]\nadmin_keys = ["secret"]\n', f"auth.admin_keys[0] {NO_HASH}"),
-        ('[auth]\nadmin_keys = "x"\n', "auth.admin_keys is no list; write [ and ] around it"),
-        ("[breaker]\nopen_above = 1.5\n", "breaker.open_above: 1.5 is no number of more than 0 and at most 1"),
+        ('[auth]\nadmin_keys = "x"\n', "auth.admin_keys is not a list; write [ and ] around it"),
+        ("[breaker]\nopen_above = 1.5\n", "breaker.open_above: 1.5 is not a number greater than 0 and at most 1"),
         ("[breaker]\nclose_below = 0.9\n", "breaker.close_below: 0.9 must be less than breaker.open_above"),
-        ('[router]\nreceive = "0s"\n', "router.receive: '0s' must be more than nothing"),
-        ("[router]\nsend = 0\n", "router.send: 0 must be more than nothing"),
+        ('[router]\nreceive = "0s"\n', "router.receive: '0s' must be greater than 0"),
+        ("[router]\nsend = 0\n", "router.send: 0 must be greater than 0"),
         (
             '[router]\ndrain = "soon"\n',
             f"router.drain: 'soon' {DURATION}",
         ),
-        ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: '0s' must be more than nothing"),
-        ("[timeouts]\nconnect = 0\n", "timeouts.connect: 0 must be more than nothing"),
-        ("[timeouts]\nmin_tokens_per_second = 0\n", "timeouts.min_tokens_per_second: 0 is no number of more than 0"),
+        ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: '0s' must be greater than 0"),
+        ("[timeouts]\nconnect = 0\n", "timeouts.connect: 0 must be greater than 0"),
+        ("[timeouts]\nmin_tokens_per_second = 0\n", "timeouts.min_tokens_per_second: 0 is not a number greater than 0"),
         ('[[tenant]]\nname = "a:b"\n', f"tenant[0].name: 'a:b' {NAME}"),
         ('[[tenant]]\nname = "Acme"\n', f"tenant[0].name: 'Acme' {NAME}"),
         ('[[tenant]]\nname = ""\n', "tenant[0].name: '' must not be empty"),
@@ -111,7 +111,7 @@ SCHEMES: Final = (
             f'[[tenant]]\nname = "a"\nkeys = ["{HASH}\\n"]\n',
             f"tenant[0].keys[0] {NO_HASH}",
         ),
-        (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name has 65 characters and may have no more than 64"),
+        (f'[[tenant]]\nname = "{"a" * 65}"\n', "tenant[0].name has 65 characters; the maximum is 64"),
         ("[[tenant]]\n", 'tenant[0].name is missing; write name = "…" below [[tenant]]'),
         (
             '[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nkeys = ["sha256:x"]\n',
@@ -119,17 +119,17 @@ SCHEMES: Final = (
         ),
         (
             '[[tenant]]\nname = "a"\nrequests_per_minute = 0\n',
-            "tenant[0].requests_per_minute: 0 is no whole number from 1 to 1000000000000",
+            "tenant[0].requests_per_minute: 0 is not an integer from 1 to 1000000000000",
         ),
         (
             '[[tenant]]\nname = "a"\n[[tenant]]\nname = "a"\n',
-            "tenant[1].name: 'a' is also tenant[0].name; every tenant needs its own",
+            "tenant[1].name: 'a' is already used by tenant[0].name; choose another",
         ),
         (
             f'[[tenant]]\nname = "a"\nkeys = ["{HASH}"]\n[[tenant]]\nname = "b"\nkeys = ["{HASH}"]\n',
-            "tenant[1].keys[0] is also tenant[0].keys[0]; every tenant needs its own",
+            "tenant[1].keys[0] is already used by tenant[0].keys[0]; choose another",
         ),
-        ("[tenant]\n", "tenant is no list; write [[tenant]]"),
+        ("[tenant]\n", "tenant is not a list; write [[tenant]]"),
     ],
 )
 def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
@@ -139,8 +139,8 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "model is missing; write at least one [[model]]"),
-        (MODEL, "model[0].name: 'llama' is the model of no engine; write an [[engine]] that has it as its model"),
+        ("", "model is missing; add at least one [[model]]"),
+        (MODEL, "model[0].name: 'llama' has no engine; add an [[engine]] with this model"),
         (
             MODEL.replace("llama", "auto") + ENGINE.replace("llama", "auto"),
             f"model[0].name: 'auto' {AUTOMATIC}",
@@ -151,16 +151,16 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         ),
         (
             MODEL + 'aliases = ["x", "x"]\n' + ENGINE,
-            "model[0].aliases[1]: 'x' is also model[0].aliases[0]; every model needs its own",
+            "model[0].aliases[1]: 'x' is already used by model[0].aliases[0]; choose another",
         ),
         (
             MODEL + 'aliases = ["llama"]\n' + ENGINE,
-            "model[0].aliases[0]: 'llama' is also model[0].name; every model needs its own",
+            "model[0].aliases[0]: 'llama' is already used by model[0].name; choose another",
         ),
-        (MODEL + 'fallback = "phi"\n' + ENGINE, "model[0].fallback: 'phi' is no model; the models are llama"),
+        (MODEL + 'fallback = "phi"\n' + ENGINE, "model[0].fallback: 'phi' is not a model; the models are llama"),
         (
             MODEL + 'fallback = "llama"\n' + ENGINE,
-            "model[0].fallback: 'llama' is the model itself, which cannot fall back on itself",
+            "model[0].fallback: 'llama' is the model itself; a model cannot be its own fallback",
         ),
         (MODEL + 'auto = ["poetry"]\n' + ENGINE, "model[0].auto[0]: 'poetry' is none of code, chat"),
         (
@@ -169,20 +169,20 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         ),
         (
             MINIMAL.replace('model = "llama"', 'model = "phi"') + ENGINE.replace("one", "two"),
-            "engine[0].model: 'phi' is no model; the models are llama",
+            "engine[0].model: 'phi' is not a model; the models are llama",
         ),
-        (MINIMAL + ENGINE, "engine[1].name: 'one' is also engine[0].name; every engine needs its own"),
-        ("[router]\nexplore = 1.5\n" + MINIMAL, "router.explore: 1.5 is no number from 0 to 1"),
-        ("[router]\nexplore = -0.1\n" + MINIMAL, "router.explore: -0.1 is no number from 0 to 1"),
+        (MINIMAL + ENGINE, "engine[1].name: 'one' is already used by engine[0].name; choose another"),
+        ("[router]\nexplore = 1.5\n" + MINIMAL, "router.explore: 1.5 is not a number from 0 to 1"),
+        ("[router]\nexplore = -0.1\n" + MINIMAL, "router.explore: -0.1 is not a number from 0 to 1"),
         (MINIMAL + 'task = "poetry"\n', "engine[0].task: 'poetry' is none of code, chat, any"),
-        (MINIMAL + "max_model_len = 0\n", "engine[0].max_model_len: 0 is no whole number of at least 1"),
+        (MINIMAL + "max_model_len = 0\n", "engine[0].max_model_len: 0 is not an integer of at least 1"),
         (
             MINIMAL + 'urls = ["http://a"]\n',
-            "engine[0].url: 'http://127.0.0.1:8001' stands beside urls; write only one of them",
+            "engine[0].url: 'http://127.0.0.1:8001' cannot be combined with urls; set only one of them",
         ),
         (
             MINIMAL.replace("url =", "served_model ="),
-            "engine[0].url is missing; write it, or urls for several replicas",
+            "engine[0].url is missing; set it, or urls for several replicas",
         ),
         (
             MINIMAL.replace("http://", ""),
@@ -198,11 +198,11 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         ),
         (
             '[cache]\nurl = "redis://:secret@h:abc/0"\n' + MINIMAL,
-            "cache.url: a port is a number from 1 to 65535; in a password, : / ? # and @ must be written as %XX",
+            "cache.url: a port must be from 1 to 65535; in a password, : / ? # and @ must be written as %XX",
         ),
         (
             '[cache]\nurl = "redis://:secret@h?socket_timeout=soon"\n' + MINIMAL,
-            "cache.url: the options here are db, each once and with a value; those of TLS need a scheme with rediss",
+            "cache.url: the known options are db, each once and with a value; TLS options need a rediss scheme",
         ),
         (
             MINIMAL.replace("8001", "0"),
@@ -227,16 +227,16 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         (MINIMAL + "[engine.launch]\n", 'engine[0].launch.target is missing; write target = "…" below [engine.launch]'),
         (
             MINIMAL + '[engine.launch]\ntarget = "t"\ngpus = [-1]\n',
-            "engine[0].launch.gpus[0]: -1 is no whole number of at least 0",
+            "engine[0].launch.gpus[0]: -1 is not an integer of at least 0",
         ),
         (
             MINIMAL + '[engine.launch]\ntarget = "t"\nenv = { A = 1 }\n',
-            "engine[0].launch.env.A is no text; write it in quotes",
+            "engine[0].launch.env.A is not a string; write it in quotes",
         ),
         (
             MINIMAL.replace('url = "http://127.0.0.1:8001"', 'urls = ["http://a", "http://b"]')
             + '[engine.launch]\ntarget = "t"\n',
-            "engine[0].launch is for an engine with one url; write an [[engine]] for each",
+            "engine[0].launch needs an engine with one url; add an [[engine]] for each",
         ),
     ],
 )
@@ -272,7 +272,7 @@ def test_what_is_too_much_for_a_parser_is_told_too(text: str) -> None:
 
 def test_a_number_of_any_length_is_refused() -> None:
     assert config_error(f"[router]\nport = 0x{'f' * 10_000}\n{MINIMAL}") == (
-        "router.port: so large a number is no whole number from 1 to 65535"
+        "router.port: a number this large is not an integer from 1 to 65535"
     )
 
 

@@ -72,7 +72,7 @@ def test_what_was_not_made_here_is_left_alone(tmp_path: Path, kind: str) -> None
     else:
         out.mkdir()
         (out / "mine").touch()
-    with pytest.raises(ForeignFolderError, match="name another folder"), atomic_replace(out, "v1"):
+    with pytest.raises(ForeignFolderError, match="choose another folder"), atomic_replace(out, "v1"):
         pass
     assert out.read_text() == "mine" if kind == "file" else (out / "mine").exists()
 

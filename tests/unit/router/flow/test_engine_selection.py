@@ -205,14 +205,14 @@ def test_a_draft_that_stops_paying_is_told_once_and_again_when_it_pays(caplog: p
             house.counted("a.1", steps, accepted)
             house.counted("a.2", 0, 0)
         assert [record.getMessage() for record in caplog.records] == [
-            "engine a: its draft does not pay for code: unknown tokens a second, 1.15 a step",
-            "engine a: its draft does not pay for chat: unknown tokens a second, 1.15 a step",
+            "engine a: its draft model slows code down: unknown tokens per second, 1.15 tokens per step",
+            "engine a: its draft model slows chat down: unknown tokens per second, 1.15 tokens per step",
         ]
         assert house.engines["a.2"].drafts["code"].pays is False
         house.counted("a.1", 31_500, 43_110)
     assert [record.getMessage() for record in caplog.records][2:] == [
-        "engine a: its draft pays for code again",
-        "engine a: its draft pays for chat again",
+        "engine a: its draft model speeds code up again",
+        "engine a: its draft model speeds chat up again",
     ]
 
 

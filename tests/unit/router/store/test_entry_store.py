@@ -181,7 +181,7 @@ async def test_a_defect_in_connecting_does_not_end_the_looking(
     store = StoreFixture(redis_server.url)
     monkeypatch.setattr(store.backend, "execute", lambda *_: 1 / 0)
     opening = asyncio.ensure_future(store.start())
-    await eventually(lambda: "Redis cannot be asked" in caplog.text)
+    await eventually(lambda: "the probe of Redis failed" in caplog.text)
     assert not store.is_up
     opening.cancel()
     await store.aclose()

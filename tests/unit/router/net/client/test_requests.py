@@ -130,5 +130,5 @@ def test_a_page_is_what_its_address_says(address: str, origin: tuple[str, str, i
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""])
 def test_what_is_no_address_of_an_http_server_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match="no address"):
+    with pytest.raises(ValueError, match="is not "):
         RequestTarget(address)

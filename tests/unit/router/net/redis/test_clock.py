@@ -95,7 +95,7 @@ def test_a_redis_whose_clock_is_set_is_followed_and_the_log_says_so(
     with caplog.at_level(logging.WARNING):
         machine.ask(1e9 + step)
     assert machine.offset() == about(1e9 + step)
-    assert f"Redis' clock has gone {word} by 360" in caplog.text
+    assert f"Redis' clock has jumped {word} by 360" in caplog.text
 
 
 @pytest.mark.parametrize("said", [None, Exception("NOPERM"), [], [b"x", b"y"], [b"1"], 5, b"12"])

@@ -239,7 +239,7 @@ async def test_a_defect_of_whoever_is_told_does_not_end_the_listening(
     await redis.set("rh:1:acme:k", "x")
     await told.hears("deaf")
     await told.hears("listening")
-    assert "listening to Redis failed" in caplog.text
+    assert "the Redis listener failed" in caplog.text
 
 
 async def test_who_stops_listening_is_told_nothing_and_leaves_no_connection(

@@ -231,7 +231,7 @@ async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) 
     problems = [one.problem for one in details if one is not None]
     assert problems[0] == problems[3] == "written in format 1; this router reads format 2"
     assert problems[1] == "written in format 3; this router reads format 2"
-    assert (problems[2] or "").startswith("not an entry")
+    assert (problems[2] or "").startswith("not a valid entry")
     assert details[3] is not None
     assert (details[3].text, details[3].stream, details[3].fields["frames"]) == (None, None, "data: {}\n\n")
 
