@@ -91,6 +91,7 @@ def _state_lock(state: Path) -> Iterator[None]:
             raise UpError(
                 f"`roundhouse up` is already running with {state} (pid {file.read().strip() or '?'})"
             ) from None
+        # The pid is only for the error message of a second `up`; the lock itself is the flock.
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -75,9 +75,7 @@ def make_fault(kind: str, given: Mapping[str, object]) -> Fault:
             try:
                 options.append((name, value_type(given[name])))
             except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"option {name!r} of fault {kind!r} is not of type {value_type.__name__}"
-                ) from error
+                raise ValueError(f"option {name!r} of fault {kind!r} is not of type {value_type.__name__}") from error
         elif default is _REQUIRED:
             raise ValueError(f"fault {kind!r} needs option {name!r}")
         else:
