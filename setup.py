@@ -22,14 +22,16 @@ MODULES: Final = {
     "router/core/endpoints": [
         "answer_shapes",
         "chat_body",
+        "choices",
+        "choices_recorder",
         "delta_merge",
         "delta_template",
         "frames",
-        "recorders",
         "recording",
         "replay",
         "sse",
         "stream_encoding",
+        "typed_events",
     ],
     "router/flow": [
         "admission",

@@ -12,6 +12,7 @@ the engine sent them. Nothing is timed.
 Many: answers that differ in id, text and key are written in the same way to one redis-server without persistence.
 `memory` is by how much `used_memory` grew; `rss` is resident memory. How long it takes to make and write them all is
 not measured. Then one router process answers over HTTP, 16 connections that ask one thing after the other. Latency is
+from router.core.endpoints.table import ENDPOINT_BY_PATH
 from the write of the request until the last byte of the answer, at the client, which shares the machine with all that
 is measured; `cpu_ms` is the router's own CPU time for a hit. `local` is the setting. `uniform` asks for any of all
 entries; `popular` for any of the first 1,000, each of which was asked for once before. Every answer is checked to be a
@@ -35,10 +36,11 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.cache.miss_reason import fingerprint_request
 from router.core.endpoints.recorded_response import NotStoredReason
-from router.core.endpoints.recorders import make_recorder
 from router.core.endpoints.request import parse_request
-from router.core.types import DEFAULT_TENANT, Endpoint, Entry
+from router.core.endpoints.table import ENDPOINT_BY_PATH
+from router.core.types import DEFAULT_TENANT, Entry
 from router.settings import Cache
+from tests.support.endpoints import make_recorder
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.store_fixture import StoreFixture
@@ -52,7 +54,7 @@ LARGE: Final = 64  # bytes; longer fields are shown by name
 
 def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     """What a router stores of a stream under which key, or why it stores nothing."""
-    request = parse_request(Endpoint(stream.path), msgspec.json.encode(stream.asked))
+    request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.asked))
     parts = split_parts(request, ContextMarkers())
     key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
     recorder = make_recorder(request.endpoint, Cache().max_entry)

@@ -18,12 +18,12 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts, sharing_group_name
+from router.core.endpoints.table import ENDPOINTS
 from router.core.quota.rate_limit import Quota
 from router.core.resilience.breaker import BreakerPolicy, BreakerState
 from router.core.resilience.timeouts import EngineTimeouts
 from router.core.routing.classify import Classifier
 from router.core.routing.draft_stats import DraftStats
-from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
@@ -162,7 +162,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         max_body=settings.router.max_body,
     )
     inference_endpoints = {
-        endpoint.value: InferenceEndpoint(
+        endpoint.path: InferenceEndpoint(
             endpoint,
             gateway,
             auth,
@@ -172,7 +172,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
             max_body=settings.router.max_body,
             max_bodies=settings.router.max_bodies,
         )
-        for endpoint in Endpoint
+        for endpoint in ENDPOINTS
     }
     starlette_app = Starlette(
         routes=[*ops.routes(), *admin.routes()],

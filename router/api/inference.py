@@ -13,9 +13,8 @@ from typing import Any, Final
 from router.api.auth import Authenticator
 from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
-from router.core.endpoints.error_format import error_frame
+from router.core.endpoints.endpoint import Endpoint
 from router.core.routing.affinity import SESSION_ID
-from router.core.types import Endpoint
 from router.errors import ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.exchange import Exchange, new_request_id
@@ -102,7 +101,7 @@ class InferenceEndpoint:
         self, exchange: Exchange, headers: RawHeaders, client: ClientConnection, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         try:
-            exchange.tenant = self._auth.authenticate(headers, allow_x_api_key=self._endpoint is Endpoint.MESSAGES)
+            exchange.tenant = self._auth.authenticate(headers, allow_x_api_key=self._endpoint.accepts_x_api_key)
             cache_control = _parse_cache_control(headers)
             if self._limits.has_limits(exchange.tenant):
                 # Before the body is read: an exceeded limit costs no memory.
@@ -150,8 +149,9 @@ class InferenceEndpoint:
                     return
                 exchange.outcome, exchange.error_reason = "failed", error.code
                 # A JSON body that remains incomplete makes the server close the connection.
-                if exchange.stream:
-                    await send({"type": "http.response.body", "body": error_frame(self._endpoint, error)})
+                streaming = self._endpoint.streaming
+                if exchange.stream and streaming is not None:
+                    await send({"type": "http.response.body", "body": streaming.error_frame(error)})
 
     async def _send_stream(
         self, exchange: Exchange, subscriber: Subscriber, client: ClientConnection, send: AsgiSend

@@ -28,7 +28,8 @@ from router.commands.options import DocumentOption, ModelOption, RagOption, Syst
 from router.commands.redis import parse_filter, with_redis
 from router.commands.transfer import export_, import_from
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
-from router.core.types import DEFAULT_TENANT, Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.types import DEFAULT_TENANT
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
@@ -262,7 +263,7 @@ def explain(
     file: Annotated[Path, typer.Argument(help="Request body as JSON; - is standard input.")] = Path("-"),
     config: ConfigOption = Path(DEFAULT_PATH),
     tenant: Annotated[str, typer.Option(help="Tenant of the request.")] = DEFAULT_TENANT,
-    path: Annotated[str, typer.Option(help="Endpoint path of the request.")] = Endpoint.CHAT.value,
+    path: Annotated[str, typer.Option(help="Endpoint path of the request.")] = CHAT.path,
     as_json: JsonOption = False,
 ) -> None:
     """Explain whether a request would hit, and if not, how it differs from the nearest entry of its tenant."""

@@ -1,6 +1,6 @@
 """Types that all parts of the router share."""
 
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Final, Literal
 
 import msgspec
@@ -16,21 +16,6 @@ AUTO: Final = "auto"
 
 DEFAULT_TENANT: Final = "default"
 """The tenant of all requests if authentication is off."""
-
-
-class Endpoint(Enum):
-    """The paths whose requests are routed and cached. The value is the path, of the router and of engines."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RESPONSES = "/v1/responses"
-    MESSAGES = "/v1/messages"
-
-    def __init__(self, path: str) -> None:
-        self.path = path  # a plain attribute: Enum's `value` is a descriptor that runs Python code at each access
-
-    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at each look-up in a dict
 
 
 class CacheStatus(StrEnum):

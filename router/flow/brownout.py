@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from router.core.endpoints.endpoint import Endpoint
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.brownout import BrownoutLevel, brownout_level
-from router.core.types import Endpoint
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Catalog
 
@@ -47,11 +47,8 @@ class Brownout:
         return self.level(model) >= BrownoutLevel.STALE
 
     def candidate_models(self, model: str, endpoint: Endpoint) -> Sequence[str]:
-        """The models whose engines may get the request, in this order: usually the model, then its fallbacks.
-
-        Embeddings have no fallback, because vectors of different models cannot be compared.
-        """
-        if endpoint is Endpoint.EMBEDDINGS:
+        """The models whose engines may get the request, in this order: usually the model, then its fallbacks."""
+        if not endpoint.may_fall_back:
             return [model]
         chain = self._catalog.fallback_chain(model)
         if len(chain) > 1 and self.level(model) >= BrownoutLevel.FALLBACK and self._is_healthy(chain[1]):

@@ -19,7 +19,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key import CacheKey
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.errors import internal_error
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import GenerationRecord

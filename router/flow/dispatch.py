@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.endpoints.engine_errors import (
     MAX_ERROR_BODY,
     answer_too_large,
@@ -24,9 +25,8 @@ from router.core.endpoints.engine_errors import (
     parse_refusal_event,
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import make_recorder, record_body
-from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE, Recorder
-from router.core.endpoints.request import InferenceRequest, engine_body
+from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.core.endpoints.request import engine_body
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import UPSTREAM, ApiError, unavailable
@@ -246,7 +246,8 @@ class Dispatcher:
     ) -> EngineStream:
         timeouts = self._timeouts
         response = await self._post(slot.engine, record, request, timeouts.first_token)
-        recorder = make_recorder(request.endpoint, self._max_entry, self._shapes)
+        assert request.endpoint.streaming is not None  # else the request would not be for a stream
+        recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
         stream = EngineStream(slot, response, recorder, self._health, publish, chunk_timeout=timeouts.between_tokens)
         try:
             await stream.wait_first_token()
@@ -262,7 +263,7 @@ class Dispatcher:
             body, complete = await response.read_up_to(MAX_RESPONSE)
         if not complete:
             raise answer_too_large("The response", MAX_RESPONSE)
-        recorded = record_body(request, body, self._max_entry)
+        recorded = request.endpoint.record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
             if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], _address(slot.engine))) is not None:
                 raise refusal

@@ -7,7 +7,8 @@ from typing import Final, get_args
 
 import msgspec
 
-from router.core.endpoints.request import InferenceRequest, without_fields
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import affinity_key
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, min_context, token_bounds
 from router.core.routing.draft_stats import DraftStats, unsupported_fields

@@ -6,8 +6,9 @@ from typing import Literal
 import msgspec
 
 from router.core.cache.fingerprint import MissReason
+from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.recorded_response import NotStoredReason
-from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Endpoint, Task
+from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.body_budget import BodyAllocation
 from router.shared.rate_limits import Reservation
 

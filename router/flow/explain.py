@@ -10,8 +10,10 @@ from router.core.cache.fingerprint import MissReason
 from router.core.cache.policy import RemoteContentPolicy, decide_caching
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.cache.redis_keys import EMPTY_HASH
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.replay import replay
-from router.core.types import DEFAULT_TENANT, CacheStatus, Endpoint, Task
+from router.core.endpoints.table import ENDPOINT_BY_PATH
+from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
@@ -51,7 +53,7 @@ class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     body: msgspec.Raw
     tenant: str = DEFAULT_TENANT
-    path: str = Endpoint.CHAT.value
+    path: str = CHAT.path
 
 
 class KeyPart(msgspec.Struct, frozen=True):
@@ -106,11 +108,9 @@ class Explainer:
         store_policy = self._store_policies.get(request.tenant)
         if store_policy is None:
             raise bad_request(f"Unknown tenant {request.tenant[:64]!r}.", param="tenant")
-        try:
-            endpoint = Endpoint(request.path)
-        except ValueError:
-            paths = ", ".join(known.value for known in Endpoint)
-            raise bad_request(f"`path` must be one of {paths}.", param="path") from None
+        endpoint = ENDPOINT_BY_PATH.get(request.path)
+        if endpoint is None:
+            raise bad_request(f"`path` must be one of {', '.join(ENDPOINT_BY_PATH)}.", param="path")
         parsed = self._resolver.resolve(endpoint, request.tenant, bytes(request.body))
         common: dict[str, Any] = {
             "key": parsed.key.text,

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.cache.key import CacheKey
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import is_refusal
-from router.core.endpoints.error_format import error_frame
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import InferenceRequest
 from router.core.quota.rate_limit import estimate_tokens
 from router.errors import UPSTREAM, ApiError
 from router.flow.exchange import Exchange, GenerationRecord
@@ -332,7 +331,9 @@ class Subscriber:
     def _error_event(self, reason: str, message: str) -> bytes:
         self._exchange.outcome = "failed"
         self._exchange.error_reason = reason
-        return error_frame(self._request.endpoint, ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
+        streaming = self._request.endpoint.streaming
+        assert streaming is not None  # only streams are read piece by piece
+        return streaming.error_frame(ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
 
     def _record_usage(self, result: GenerationResult) -> None:
         exchange = self._exchange

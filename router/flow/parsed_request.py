@@ -8,7 +8,7 @@ from router.core.cache.cache_control import CacheControl
 from router.core.cache.fingerprint import Fingerprint
 from router.core.cache.key import CacheKey, RequestParts
 from router.core.cache.miss_reason import PartHashes, fingerprint_request, hash_parts
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.types import Task
 from router.upstream.catalog import Model
 

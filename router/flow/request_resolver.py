@@ -5,8 +5,9 @@ from collections.abc import Callable
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
+from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
-from router.core.types import AUTO, Endpoint, Task
+from router.core.types import AUTO, Task
 from router.flow.parsed_request import ParsedRequest
 from router.upstream.catalog import Catalog
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable
 
-from router.core.types import Endpoint
+from router.core.endpoints.endpoint import Endpoint
 from router.net.client.response import EngineResponse
 from router.net.client.target import header_line
 from router.net.client.transport import HTTPTransport

@@ -19,7 +19,7 @@ from engines.simulator.generation_log import PLACEHOLDER
 from router.core.cache.key import CacheKey, ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.request import parse_request
-from router.core.types import Endpoint
+from router.core.endpoints.table import ENDPOINT_BY_PATH
 
 
 class TenantSpec(NamedTuple):
@@ -210,7 +210,7 @@ class ClientRequest:
 
 @cache
 def expected_key(tenant: str, question: WorkloadQuestion) -> CacheKey:
-    request = parse_request(Endpoint(question.path), msgspec.json.encode(question.body()))
+    request = parse_request(ENDPOINT_BY_PATH[question.path], msgspec.json.encode(question.body()))
     return derive_cache_key(split_parts(request, ContextMarkers()), tenant=tenant, model=question.model, revision="1")
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.request import parse_request
-from router.core.types import Endpoint
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.inflight import InFlightRequest, RetryRequest
 from router.flow.outcome_codec import decode_result, encode_result
@@ -171,7 +171,7 @@ class SizeRecordingPipeline:
         self._pipeline.send(*commands, size=size, on_reply=on_reply)
 
 
-EXCHANGE = Exchange(endpoint=Endpoint.CHAT, request_id="1", started_at=0.0)
+EXCHANGE = Exchange(endpoint=CHAT, request_id="1", started_at=0.0)
 
 
 def made_flight() -> InFlightRequest:
@@ -180,7 +180,7 @@ def made_flight() -> InFlightRequest:
     )
     return InFlightRequest(
         "1",
-        parse_request(Endpoint.CHAT, json.dumps(chat_body("x")).encode()),
+        parse_request(CHAT, json.dumps(chat_body("x")).encode()),
         CacheKey("rh:1:default:llama:0:0:0", ("d",)),
         work,
         documents=(),

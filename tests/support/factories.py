@@ -8,12 +8,20 @@ from hypothesis import strategies as st
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.embeddings import EMBEDDINGS
+from router.core.endpoints.endpoint import Endpoint, InferenceRequest, Recorder
+from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import Recorder, StreamRecorder
-from router.core.endpoints.request import InferenceRequest, parse_request
+from router.core.endpoints.request import parse_request
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.sse import DONE, payload, split_events
 from router.core.endpoints.stream_encoding import decode_stream
-from router.core.types import Endpoint, Entry
+from router.core.endpoints.table import ENDPOINT_BY_PATH
+from router.core.types import Entry
+from tests.support.endpoints import choices_recorder
 from tests.support.paths import CAPTURES, FULL_CAPTURES
 
 JSON_VALUES: Final = st.recursive(
@@ -30,24 +38,24 @@ TEXTS: Final = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max
 
 def chat(**fields: Any) -> InferenceRequest:
     """A chat request with one user message; `fields` are added or replaced."""
-    return request(Endpoint.CHAT, {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields})
+    return request(CHAT, {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
 def completion(**fields: Any) -> InferenceRequest:
-    return request(Endpoint.COMPLETIONS, {"model": "llama", "prompt": "def f", **fields})
+    return request(COMPLETIONS, {"model": "llama", "prompt": "def f", **fields})
 
 
 def embeddings(**fields: Any) -> InferenceRequest:
-    return request(Endpoint.EMBEDDINGS, {"model": "llama", "input": "Hi", **fields})
+    return request(EMBEDDINGS, {"model": "llama", "input": "Hi", **fields})
 
 
 def responses(**fields: Any) -> InferenceRequest:
-    return request(Endpoint.RESPONSES, {"model": "llama", "input": "Hi", **fields})
+    return request(RESPONSES, {"model": "llama", "input": "Hi", **fields})
 
 
 def messages(**fields: Any) -> InferenceRequest:
     user_messages = [{"role": "user", "content": "Hi"}]
-    return request(Endpoint.MESSAGES, {"model": "llama", "max_tokens": 9, "messages": user_messages, **fields})
+    return request(MESSAGES, {"model": "llama", "max_tokens": 9, "messages": user_messages, **fields})
 
 
 def conversation(*messages: tuple[str, Any], **fields: Any) -> InferenceRequest:
@@ -118,9 +126,9 @@ def event_payloads(frames: bytes | None) -> list[Any]:
     return [json.loads(payload(event) or b"") for event in split_events(frames)]
 
 
-def record_stream(sent: bytes, limit: int = 1 << 20) -> StreamRecorder:
+def record_stream(sent: bytes, limit: int = 1 << 20, *, endpoint: Endpoint = CHAT) -> ChoicesRecorder:
     """A recorder that has received the stream in one chunk."""
-    recorder = StreamRecorder(limit, AnswerShapes())
+    recorder = choices_recorder(limit, AnswerShapes(), endpoint=endpoint)
     recorder.feed(sent)
     return recorder
 
@@ -165,7 +173,7 @@ def load_capture(name: str) -> tuple[InferenceRequest, bytes]:
     captured_request = json.loads((CAPTURES / "requests.json").read_text())[name]
     full = FULL_CAPTURES / f"{name}.sse"
     body = full.read_bytes() if full.exists() else (CAPTURES / f"{name}.http").read_bytes().partition(b"\n\n")[2]
-    return parse_request(Endpoint(captured_request["path"]), captured_request["body"].encode()), body
+    return parse_request(ENDPOINT_BY_PATH[captured_request["path"]], captured_request["body"].encode()), body
 
 
 NAMES: Final = st.sampled_from(

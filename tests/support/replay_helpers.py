@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from router.core.endpoints.chat_convert import frames_from_body
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE, payload, split_events
-from router.core.types import Endpoint, Entry
+from router.core.types import Entry
+from tests.support.endpoints import record_body
 from tests.support.factories import (
     chat,
     chat_event,
@@ -23,7 +23,7 @@ from tests.support.factories import (
     sse_stream,
 )
 
-CHAT: Final = chat()
+CHAT_REQUEST: Final = chat()
 STREAM: Final = chat(stream=True)
 STREAM_USAGE: Final = chat(stream=True, stream_options={"include_usage": True})
 LIMIT: Final = 1 << 20
@@ -39,14 +39,14 @@ TOOL_CALLS: Final = [
 ]
 
 
-def replay_json(recording: RecordedResponse, request: InferenceRequest = CHAT) -> Any:
+def replay_json(recording: RecordedResponse, request: InferenceRequest = CHAT_REQUEST) -> Any:
     """The JSON that a client without streaming receives from a recording."""
     return json.loads(replay(recording, replace(request, stream=False)) or b"null")
 
 
 def record_and_replay_json(*events: Any, asked: InferenceRequest = STREAM) -> Any:
     """The JSON response that the entry of a stream gives; None if it gives none."""
-    return replay_json(recorded_response(record_stream(sse_stream(*events)), asked))
+    return replay_json(recorded_response(record_stream(sse_stream(*events), endpoint=asked.endpoint), asked))
 
 
 def stream_events(sent: bytes | None) -> list[Any]:
@@ -57,7 +57,7 @@ def stream_events(sent: bytes | None) -> list[Any]:
     return [json.loads(payload(frame) or b"") for frame in frames]
 
 
-def entry_of_body(answer: Any, asked: InferenceRequest = CHAT) -> Entry:
+def entry_of_body(answer: Any, asked: InferenceRequest = CHAT_REQUEST) -> Entry:
     recording = record_body(asked, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse), recording
     return entry_from(recording)
@@ -79,10 +79,12 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def round_trip(body: Any, asked: InferenceRequest = CHAT) -> Any:
+def round_trip(body: Any, asked: InferenceRequest = CHAT_REQUEST) -> Any:
     """A JSON response after a replay as a stream, whose recording is replayed as JSON."""
     streaming = completion(stream=True, n=asked.fields.get("n", 1))
-    if asked.endpoint is Endpoint.CHAT:
+    if asked.endpoint is CHAT:
         streaming = chat(stream=True, n=asked.fields.get("n", 1))
-    sent = frames_from_body(asked.endpoint, json.dumps(body).encode(), include_usage=True)
-    return replay_json(recorded_response(record_stream(sent), streaming), streaming)
+    assert asked.endpoint.streaming is not None
+    sent = asked.endpoint.streaming.frames_from_body(json.dumps(body).encode(), True)
+    assert sent is not None
+    return replay_json(recorded_response(record_stream(sent, endpoint=asked.endpoint), streaming), streaming)

@@ -15,15 +15,15 @@ another without changing it. xxHash locates an entry; the SHA-256 over the same 
 verifies it. See docs/decisions/0003-key-parts.md.
 """
 
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import xxhash
 
 from router.core.cache import json_schema as schemas
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
 from router.core.cache.redis_keys import EMPTY_HASH, entry_key
-from router.core.endpoints.request import InferenceRequest
-from router.core.types import Endpoint
+from router.core.endpoints.endpoint import Conversation, EmbeddingInput, InferenceRequest, Prompt
+from router.core.endpoints.table import ENDPOINTS
 from router.errors import bad_request
 
 # Both limits bound the time that one request keeps the event loop busy while its key is derived.
@@ -47,26 +47,13 @@ IGNORED_FIELDS: Final = {
     "priority": "vLLM's scheduling order; affects latency, not the content",
     "request_id": "the request's id in vLLM's logs",
 }
-"""Request fields that are not part of the key, each with the reason; ECHOED_FIELDS lists exceptions by endpoint."""
-
-ECHOED_FIELDS: Final = {
-    Endpoint.RESPONSES: {
-        "user": "echoed in the response",
-        "metadata": "echoed in the response",
-        "service_tier": "echoed in the response",
-        "store": "echoed in the response by OpenAI; also stores the response for later requests to refer to",
-        "request_id": "becomes the response's id",
-    },
-}
-"""Fields of IGNORED_FIELDS that are part of the key at an endpoint, because its response repeats them."""
+"""Request fields that are not part of the key, each with the reason; Endpoint.echoed_fields has the exceptions."""
 
 _IGNORED_BY_ENDPOINT: Final = {
-    endpoint: IGNORED_FIELDS.keys() - ECHOED_FIELDS.get(endpoint, {}).keys() for endpoint in Endpoint
+    endpoint: IGNORED_FIELDS.keys() - endpoint.echoed_fields.keys() for endpoint in ENDPOINTS
 }
-_CONVERSATION_FIELD: Final = {Endpoint.CHAT: "messages", Endpoint.RESPONSES: "input", Endpoint.MESSAGES: "messages"}
 _TEXT_TYPES: Final = ("text", "input_text")  # content part types that hold user or system text
 _SYSTEM_ROLES: Final = ("system", "developer")
-_SYSTEM_FIELD: Final = {Endpoint.RESPONSES: "instructions", Endpoint.MESSAGES: "system"}
 # Placeholders for text that was cut out of a message. They are numbers, so that no text in a request can imitate one.
 _SYSTEM_PLACEHOLDER: Final = 0
 _CONTEXT_PLACEHOLDER: Final = 1
@@ -85,31 +72,34 @@ def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestPa
         for name in schemas.SCHEMA_FIELDS.intersection(other_fields):
             other_fields[name] = schemas.preserve_property_order(name, other_fields[name])
     question = ""
-    texts_only = endpoint is not Endpoint.EMBEDDINGS
-    conversation_rest: list[Any] = []
-    conversation_field = _CONVERSATION_FIELD.get(endpoint)
-    if conversation_field is not None:
+    texts_only = True
+    rest: list[Any] = []
+    layout = endpoint.input
+    if isinstance(layout, Conversation):
         documents = other_fields.pop("documents", None)
         if documents is not None:
             _check_document_count(len(documents))
             rag.append(documents)
-        system_field = _SYSTEM_FIELD.get(endpoint)
-        if system_field in other_fields:
+        system_field = layout.system_field
+        if system_field is not None and system_field in other_fields:
             other_fields[system_field], _ = _split_content(other_fields[system_field], markers, system, rag)
-        messages = other_fields.pop(conversation_field)
+        messages = other_fields.pop(layout.field)
         if isinstance(messages, str):
-            conversation_rest, question = _split_content(messages, markers, None, rag)
+            rest, question = _split_content(messages, markers, None, rag)
         else:
-            conversation_rest, question, texts_only = _split_messages(messages, markers, system, rag)
-    elif endpoint is Endpoint.COMPLETIONS:
-        prompt = fields["prompt"]
+            rest, question, texts_only = _split_messages(messages, markers, system, rag)
+    elif isinstance(layout, Prompt):
+        prompt = fields[layout.field]
         first = prompt[0] if isinstance(prompt, list) else prompt
         question = first if isinstance(first, str) else ""
-    else:  # an embeddings request has no question
-        conversation_rest = [other_fields.pop("input", None), other_fields.pop("messages", None)]
+    elif isinstance(layout, EmbeddingInput):
+        rest = [other_fields.pop(layout.field, None), other_fields.pop(layout.messages_field, None)]
+        texts_only = False  # the messages may have images
+    else:
+        assert_never(layout)
     if request.stream and (event_options := _event_options(fields)):
         other_fields["stream_options"] = event_options
-    return RequestParts(system, rag, [endpoint.path, conversation_rest, other_fields], question, texts_only)
+    return RequestParts(system, rag, [endpoint.path, rest, other_fields], question, texts_only)
 
 
 def _split_messages(

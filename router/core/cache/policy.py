@@ -1,29 +1,19 @@
 """Decides whether a request is looked up, whether its response is stored, and whether a stored response is served."""
 
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.remote_content import find_remote_content
-from router.core.endpoints.request import InferenceRequest
-from router.core.types import BypassReason, Endpoint
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.types import BypassReason
 
 StorePolicy = Literal["all", "deterministic"]
 
 RemoteContentPolicy = Literal["uncacheable", "stable"]
 """How to treat content that a request refers to by URL or id: it may change, or it never does."""
-
-# Any other type, such as `mcp` or `web_search`, runs on the server: its results can change, and it can have effects.
-_CLIENT_TOOL_TYPES: Final = (None, "function", "custom", "namespace")
-"""The types of tools that the client runs itself."""
-
-_STATE_FIELDS: Final = {
-    Endpoint.RESPONSES: ("previous_response_id", "conversation", "background", "prompt"),
-    Endpoint.MESSAGES: ("mcp_servers", "container"),
-}
-"""Fields that refer to state on a server, or create some."""
 
 
 class Bypass(msgspec.Struct, frozen=True):
@@ -67,7 +57,7 @@ def decide_caching(
     if control.no_store:
         return CacheDecision(_NO_STORE, may_store=False)
     # Skips the search for most requests: texts alone refer to nothing, except at endpoints with state.
-    if request.endpoint in _STATE_FIELDS or not texts_only:
+    if request.endpoint.find_server_state is not None or not texts_only:
         bypass = _find_uncacheable(request, "stable" if texts_only else remote_policy)
         if bypass is not None:
             return CacheDecision(bypass, may_store=False)
@@ -85,25 +75,12 @@ def _find_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPol
 
 def _explain_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> str | None:
     """Why the response depends on more than the request, so that it must not be reused; None if it does not."""
-    if request.endpoint in _STATE_FIELDS:
-        fields = request.fields
-        for name in _STATE_FIELDS[request.endpoint]:
-            if fields.get(name):
-                return f"`{name}` refers to server-side state, or creates it."
-        for tool in fields.get("tools") or ():
-            if (kind := tool.get("type")) not in _CLIENT_TOOL_TYPES:
-                return f"`tools` has a tool of type `{str(kind)[:64]}`, which is not run by the client."
-        items = fields.get("input")
-        if isinstance(items, list) and any(map(_is_item_reference, items)):
-            return "`input` has a reference to an item in server-side state."
+    find_server_state = request.endpoint.find_server_state
+    if find_server_state is not None and (explanation := find_server_state(request.fields)) is not None:
+        return explanation
     if remote_policy == "uncacheable" and (where := find_remote_content(request)) is not None:
         return f"`{where}` refers to remote content, which can change; see cache.remote_content."
     return None
-
-
-def _is_item_reference(item: dict[str, Any]) -> bool:
-    """Whether an item of /v1/responses refers to a stored item: by its type, or by having nothing but an id."""
-    return item.get("type") == "item_reference" or item.keys() == {"id"}
 
 
 class Freshness(Enum):

@@ -9,7 +9,7 @@ The shapes are those of OpenAI, Anthropic and vLLM (which accepts `{"image_url":
 
 from typing import Any, Final
 
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 
 _TEXT_TYPES: Final = frozenset(
     ("text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "reasoning_text", "summary_text",

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.delta_merge import may_merge
+from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.delta_template import StreamParts, TemplateRun
 from router.core.endpoints.frames import EVENT_PARSE_ERRORS, finish_reasons, join_events, parse_frames
-from router.core.types import Endpoint
 
 MAX_SHAPES: Final = 256
 MAX_SKELETON_SIZE: Final = 8192
@@ -67,8 +66,8 @@ class AnswerShapes:
     __slots__ = ("_shapes",)
 
     def __init__(self) -> None:
-        # By path and skeleton; None where a skeleton has no shape, so that this is not computed again.
-        self._shapes: dict[tuple[str, bytes], AnswerShape | None] = {}
+        # By format and skeleton; None where a skeleton has no shape, so that this is not computed again.
+        self._shapes: dict[tuple[ChoicesFormat, bytes], AnswerShape | None] = {}
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -78,7 +77,7 @@ class AnswerShapes:
         return sum([shape is not None for shape in self._shapes.values()])
 
     def fill(
-        self, endpoint: Endpoint, parts: StreamParts, usage_frame: bytes | None, usage: bytes | None
+        self, choices_format: ChoicesFormat, parts: StreamParts, usage_frame: bytes | None, usage: bytes | None
     ) -> tuple[bytes, list[Any]] | None:
         """The JSON answer and the finish reasons of a stream of chats or completions; None if it must be decoded.
 
@@ -124,11 +123,11 @@ class AnswerShapes:
         skeleton = skeleton.replace(id_[0], b'"id":"%b"' % _ID_PLACEHOLDER)
         if created is not None:
             skeleton = skeleton.replace(created[0], b'"created":%b,' % _CREATED_PLACEHOLDER)
-        key = (endpoint.path, skeleton)
+        key = (choices_format, skeleton)
         if key in self._shapes:
             shape = self._shapes[key]
         else:
-            shape = _build_shape(endpoint, skeleton)
+            shape = _build_shape(choices_format, skeleton)
             if len(self._shapes) >= MAX_SHAPES:
                 del self._shapes[next(iter(self._shapes))]
             self._shapes[key] = shape
@@ -146,7 +145,7 @@ class AnswerShapes:
         return b"".join(body), shape.finish_reasons
 
 
-def _build_shape(endpoint: Endpoint, skeleton: bytes) -> AnswerShape | None:
+def _build_shape(choices_format: ChoicesFormat, skeleton: bytes) -> AnswerShape | None:
     if _ANY_SENTINEL.search(skeleton) is not None:
         return None
     filled = skeleton.replace(_ID_PLACEHOLDER, _ID_SENTINEL).replace(_CREATED_PLACEHOLDER, _CREATED_SENTINEL)
@@ -156,7 +155,7 @@ def _build_shape(endpoint: Endpoint, skeleton: bytes) -> AnswerShape | None:
     )
     run_event = next((event for event in events if _TEXT_PLACEHOLDER in event), b"")
     begin, _, end = run_event.partition(_TEXT_PLACEHOLDER)
-    if not may_merge(endpoint, begin, end):  # `fill` puts the joined text of the run into one hole
+    if not choices_format.may_merge(begin, end):  # `fill` puts the joined text of the run into one hole
         return None
     frames = [
         event.replace(_TEXT_PLACEHOLDER, _TEXT_SENTINEL).replace(_LAST_TEXT_PLACEHOLDER, _LAST_TEXT_SENTINEL)
@@ -165,7 +164,7 @@ def _build_shape(endpoint: Endpoint, skeleton: bytes) -> AnswerShape | None:
     try:
         parsed = parse_frames(frames)
         reasons = list(finish_reasons(parsed).values())
-        body = join_events(endpoint, parsed, usage_frame)
+        body = join_events(choices_format, parsed, usage_frame)
     except EVENT_PARSE_ERRORS:
         return None
     expected = [_ID_SENTINEL, _TEXT_SENTINEL]

@@ -11,28 +11,15 @@ This module is compiled, and events are any JSON: what the decoder does not chec
 The shapes are vLLM's and OpenAI's: https://platform.openai.com/docs/api-reference/chat-streaming.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
-from router.core.types import Endpoint
+from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.delta_merge import JOINED_FIELDS, REPEATED_FIELDS
 
 _encode = msgspec.json.Encoder().encode
 
-JOINED_FIELDS: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("content", "refusal", "reasoning", "reasoning_content", "text", "arguments"), str),
-    **dict.fromkeys(("token_ids", "annotations"), list),
-}
-"""Fields whose pieces are joined, and the type of the pieces."""
-
-REPEATED_FIELDS: Final = frozenset(
-    ("role", "id", "type", "name", "index", "object", "finish_reason", "stop_reason", "native_finish_reason")
-)
-"""Fields of a choice, a message or a call that some engines repeat in each event. They are never pieces."""
-
-_OBJECT_NAMES: Final = {Endpoint.CHAT: "chat.completion", Endpoint.COMPLETIONS: "text_completion"}
-_COMPLETIONS: Final = Endpoint.COMPLETIONS  # looking up a member of an Enum runs Python code each time
 _MISSING: Final = object()
 _LEADING_FIELDS: Final = ("id", "object", "created", "model")
 
@@ -41,7 +28,7 @@ class _ConflictingValuesError(Exception):
     """Two events have different values of a field that is not joined."""
 
 
-def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | None:
+def body_from_events(choices_format: ChoicesFormat, events: Any, usage: Any) -> bytes | None:
     """The JSON response with all the information of the events; None if no JSON has it.
 
     `events`: a list of objects. `usage`: the usage event, if the engine sent one. May raise KeyError, TypeError and
@@ -67,12 +54,12 @@ def body_from_events(endpoint: Endpoint, events: Any, usage: Any) -> bytes | Non
     except _ConflictingValuesError:
         return None
     for choice in choices.values():
-        if "message" in choice and endpoint is not _COMPLETIONS:
+        if "message" in choice and choices_format.has_messages:
             return None  # the message that is joined from the deltas would replace it
-    top["object"] = _OBJECT_NAMES[endpoint]
+    top["object"] = choices_format.body_object
     usage = top.pop("usage", None) or running
     body: Any = {name: top.pop(name) for name in _LEADING_FIELDS if name in top}
-    body["choices"] = [_finish_choice(endpoint, choices[index]) for index in sorted(choices)]
+    body["choices"] = [_finish_choice(choices_format, choices[index]) for index in sorted(choices)]
     return _encode({**body, **top, "usage": usage})
 
 
@@ -147,9 +134,9 @@ def _join_logprobs(into: Any, name: str, fields: Any) -> None:
             _join_field(known, part, value)
 
 
-def _finish_choice(endpoint: Endpoint, choice: Any) -> Any:
+def _finish_choice(choices_format: ChoicesFormat, choice: Any) -> Any:
     """The choice as JSON has it: a `message` in place of the `delta`, its tool calls in a list in place of a dict."""
-    if endpoint is _COMPLETIONS:
+    if not choices_format.has_messages:
         return choice
     delta = choice.pop("delta", {})
     message = {"role": delta.pop("role", None) or "assistant", "content": delta.pop("content", None), **delta}

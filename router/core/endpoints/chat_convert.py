@@ -8,14 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.sse import DONE
-from router.core.types import Endpoint
 
 Json = dict[str, Any]
 
 _encode = msgspec.json.Encoder().encode
-
-_CHUNK_OBJECT_NAMES: Final = {Endpoint.CHAT: b"chat.completion.chunk", Endpoint.COMPLETIONS: b"text_completion"}
 
 # A body is decoded only as deep as events differ from it: down to the fields of a message, in one call. What is deeper
 # stays Raw and is copied as it was written. Raw text is not checked to be UTF-8; the recorder has done that. The types
@@ -35,7 +33,7 @@ _ASSISTANT: Final = msgspec.Raw(b'"assistant"')
 _ROLE_EVENT: Final = b'%b{"index":%b,"delta":{"role":%b,"content":""},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) -> bytes:
+def frames_from_body(choices_format: ChoicesFormat, body: bytes, include_usage: bool) -> bytes:
     """The event stream, `[DONE]` included, with all the information of a JSON response.
 
     As in vLLM, the stream of a chat begins with an event for each choice that has only the role. Raises
@@ -51,13 +49,13 @@ def frames_from_body(endpoint: Endpoint, body: bytes, *, include_usage: bool) ->
         raise TypeError("the choices are not a list")
     head = (
         _encode(take("id", None)),
-        _CHUNK_OBJECT_NAMES[endpoint],
+        choices_format.event_object.encode(),
         _encode(take("created", None)),
         _encode(take("model", None)),
     )
     take("object", None)
     start = b'data: {"id":%b,"object":"%b","created":%b,"model":%b,"choices":[' % head
-    frames = _convert_to_deltas(start, choices) if endpoint is Endpoint.CHAT else []
+    frames = _convert_to_deltas(start, choices) if choices_format.has_messages else []
     for choice in choices:
         frames += (start, _encode(choice), b"]}\n\n")
     rest = {name: value for name, value in response.items() if value is not None}

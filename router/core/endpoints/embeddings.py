@@ -1,4 +1,4 @@
-"""Responses of /v1/embeddings: always JSON, and complete if there is a vector for each input.
+"""/v1/embeddings. Responses are always JSON, and complete if there is a vector for each input.
 
 Source: https://platform.openai.com/docs/api-reference/embeddings, and vLLM's entrypoints/pooling/embed/protocol.py,
 which accepts a conversation as an input too, in `input` or in `messages`.
@@ -8,11 +8,28 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.endpoint import EmbeddingInput, Endpoint, InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, parse_usage
 from router.core.endpoints.recording import record_json
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.errors import ApiError, bad_request
 
 _EMPTY_VECTORS: Final = (b"", b"[]", b'""', b"null")
+
+
+class _EmbeddingsFields(RequestFields):
+    input: str | list[Any] | None = None
+    messages: list[Any] | None = None  # vLLM's, in place of `input`
+    dimensions: int | None = None
+    encoding_format: str | None = None
+
+    def validate(self) -> ApiError | None:
+        if self.input in (None, []) and not self.messages:
+            return missing_field_error("input")
+        if self.encoding_format not in (None, "float", "base64"):
+            # For `bytes` and `bytes_only`, vLLM sends a body that is not JSON.
+            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
+        return None
 
 
 class _Vector(msgspec.Struct):
@@ -48,3 +65,18 @@ def _input_count(request: InferenceRequest) -> int:
     if not isinstance(value, list) or isinstance(value[0], int):
         return 1
     return 1 if isinstance(value[0], dict) else len(value)
+
+
+EMBEDDINGS: Final = Endpoint(
+    path="/v1/embeddings",
+    accepts_x_api_key=False,
+    fields_type=_EmbeddingsFields,
+    input=EmbeddingInput("input", messages_field="messages"),
+    echoed_fields={},
+    find_server_state=None,
+    samples=False,
+    applies_logit_fields=False,
+    may_fall_back=False,  # vectors of different models cannot be compared
+    record_body=record_embeddings,
+    streaming=None,
+)

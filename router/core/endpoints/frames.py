@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.chat_body import body_from_events
+from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.sse import payload
-from router.core.types import Endpoint
 
 _TEXT_FIELDS: Final = frozenset(
     ("content", "text", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json")
@@ -59,11 +59,11 @@ def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
     return reasons
 
 
-def join_events(endpoint: Endpoint, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
+def join_events(choices_format: ChoicesFormat, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
     """The JSON response of chats or completions; None if no JSON has all the information of the events."""
     try:
         usage = _decode_event(payload(usage_frame) or b"") if usage_frame is not None else None
-        return body_from_events(endpoint, events, usage)
+        return body_from_events(choices_format, events, usage)
     except EVENT_PARSE_ERRORS:
         return None
 

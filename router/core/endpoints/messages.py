@@ -1,4 +1,4 @@
-"""Responses of /v1/messages: when they are complete, and the conversion of stream and JSON into each other.
+"""/v1/messages: when a response is complete, and the conversion of stream and JSON into each other.
 
 A stream begins with `message_start`, which has the message without its content. The content blocks follow, each with a
 start, deltas and a stop. `message_delta` has the stop reason and the usage; `message_stop` is the end. Known deltas are
@@ -8,20 +8,28 @@ JSON; such an entry serves streams only.
 Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM's entrypoints/anthropic/serving.py.
 """
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.delta_merge import may_merge
+from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
+from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
+from router.core.endpoints.server_state import find_server_state
 from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
-from router.core.types import Endpoint
+from router.errors import ApiError
 
 Json = dict[str, Any]
 
 _DELTA_FIELDS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """By the type of a delta: the field that has its text. In the block, the field of the same name has the joined text."""
+
+_TEXT_FIELDS: Final = frozenset(("text", "thinking", "partial_json"))
+_MERGED_DELTAS: Final = ("text_delta", "thinking_delta", "input_json_delta")
 
 _EVENT_FIELDS: Final = {
     "message_start": {"type", "message"},
@@ -37,6 +45,17 @@ _EVENT_FIELDS: Final = {
 
 # Tokens of the prompt that `input_tokens` does not include.
 _CACHED_TOKEN_FIELDS: Final = ("cache_creation_input_tokens", "cache_read_input_tokens")
+
+
+class _MessagesFields(RequestFields, kw_only=True):
+    max_tokens: int
+    messages: list[InputMessage] = msgspec.field(default_factory=list)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def validate(self) -> ApiError | None:
+        return None if self.messages else no_messages_error()
 
 
 class _MessagesResponse(msgspec.Struct):
@@ -73,18 +92,19 @@ def _merge_usage(value: Any, previous: ReportedUsage | None = None) -> ReportedU
     return ReportedUsage(prompt, previous.completion_tokens if completion is None else parse_token_count(completion))
 
 
-class MessagesRecorder(TypedRecorder):
-    """Records the stream of a message. A piece of text, thinking or arguments counts as a token, and a tool's name."""
+class MessagesReader:
+    """See EventReader. A piece of text, thinking or arguments counts as a token, and a tool's name."""
 
-    __slots__ = ("_stop_reason",)
-
-    NON_TEXT_MARKERS = (b'"message_start"', b'"message_delta"', b'"message_stop"', b'"error"')
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
+    def __init__(self) -> None:
+        self.non_text_markers: tuple[bytes, ...] = (
+            b'"message_start"', b'"message_delta"', b'"message_stop"', b'"error"',
+        )  # fmt: skip
+        self.started = False
+        self.failure: bytes | None = None
+        self.usage: ReportedUsage | None = None
         self._stop_reason: Any = None
 
-    def _on_event(self, data: bytes) -> bool:
+    def on_event(self, data: bytes) -> bool:
         event = _decode_event(data)
         if event.type == "error" or event.error is not None:
             self.failure = data
@@ -100,10 +120,10 @@ class MessagesRecorder(TypedRecorder):
             self.started = self.started or any(name != "type" and is_nonempty(delta[name]) for name in delta)
         return event.type == "message_stop"
 
-    def _may_merge(self, begin: bytes, end: bytes) -> bool:
-        return may_merge(Endpoint.MESSAGES, begin, end)
+    def may_merge(self, begin: bytes, end: bytes) -> bool:
+        return may_merge(begin, end, _TEXT_FIELDS, _text_container)
 
-    def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
+    def build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
         if self._stop_reason is None:
             return NotStoredReason.INCOMPLETE
         if not self.started:
@@ -116,7 +136,15 @@ class MessagesRecorder(TypedRecorder):
         return None if message is None else _encode(message)
 
 
-def record_message(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
+def _text_container(event: Any) -> Any:
+    """See delta_merge.FindContainer."""
+    delta = event.pop("delta", None)
+    if type(delta) is not dict or event.pop("type", None) != "content_block_delta":
+        return None
+    return delta if delta.pop("type", None) in _MERGED_DELTAS and event.keys() == {"index"} else None
+
+
+def record_message(_: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     try:
         message = _decode_message(body)
     except TYPED_EVENT_ERRORS:
@@ -187,8 +215,11 @@ def _join_delta(block: Json, arguments: dict[int, str], index: int, delta: Json)
     return True
 
 
-def frames_from_message(body: bytes) -> bytes | None:
-    """The event stream with all the information of a JSON response; None if a block has an unknown form."""
+def frames_from_message(body: bytes, _include_usage: bool) -> bytes | None:
+    """The event stream with all the information of a JSON response; None if a block has an unknown form.
+
+    The events always have the usage.
+    """
     message = msgspec.json.decode(body, type=Json)
     usage = message.pop("usage", None) or {}
     content = message.pop("content")
@@ -222,3 +253,33 @@ def _block_start_and_deltas(block: Json) -> list[Json] | None:
         case {"type": "redacted_thinking"}:  # it has no deltas: its data is encrypted, and is sent in the start event
             return [block]
     return None
+
+
+def _error_frame(error: ApiError) -> bytes:
+    """Anthropic's `error` event."""
+    return encode_event({"type": "error", "error": {"type": error.kind, "message": error.message}})
+
+
+def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
+    return TypedRecorder(MessagesReader(), limit)
+
+
+MESSAGES: Final = Endpoint(
+    path="/v1/messages",
+    accepts_x_api_key=True,  # Anthropic's clients send it
+    fields_type=_MessagesFields,
+    input=Conversation("messages", system_field="system"),
+    echoed_fields={},
+    find_server_state=partial(find_server_state, ("mcp_servers", "container")),
+    samples=True,
+    applies_logit_fields=False,
+    may_fall_back=True,
+    record_body=record_message,
+    streaming=Streaming(
+        needs_usage_option=False,
+        make_recorder=_make_recorder,
+        replay_end=b"",
+        frames_from_body=frames_from_message,
+        error_frame=_error_frame,
+    ),
+)

@@ -6,13 +6,13 @@ an engine only, into its top-level fields. These are forwarded byte for byte, ex
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Final
 
 import msgspec
 
 from router.core.endpoints.cache_salt import combine_salts
+from router.core.endpoints.endpoint import Endpoint, InferenceRequest
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
-from router.core.types import Endpoint
 from router.errors import ApiError, bad_request
 
 MAX_MODEL_NAME: Final = 256
@@ -35,135 +35,6 @@ MAX_FLOATS: Final = 250_000
 MAX_FIELDS: Final = 1000
 """Top-level fields of a body. The APIs of OpenAI and vLLM together have about a hundred."""
 
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
-"""An id that a client may pass to an engine. It cannot hold an address, as some vLLM connectors parse one from ids."""
-
-
-class _CommonFields(msgspec.Struct):
-    model: str
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    request_id: EngineId | None = None
-
-    def validate(self) -> ApiError | None:
-        """The error for a field that has a valid type but is missing, empty or not supported."""
-        return None
-
-    def max_answer_tokens(self) -> int | None:
-        return self.max_tokens
-
-
-class _InputMessage(msgspec.Struct):
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-
-
-class _Chat(_CommonFields):
-    messages: list[_InputMessage] = msgspec.field(default_factory=list)
-    max_completion_tokens: int | None = None
-    documents: list[dict[str, Any]] | None = None
-
-    def validate(self) -> ApiError | None:
-        return None if self.messages else _no_messages_error()
-
-    def max_answer_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-
-class _Completions(_CommonFields):
-    prompt: str | list[Any] | None = None
-
-    def validate(self) -> ApiError | None:
-        return None if self.prompt else bad_request("`prompt` is required.", param="prompt")
-
-
-class _Embeddings(_CommonFields):
-    input: str | list[Any] | None = None
-    messages: list[Any] | None = None  # vLLM's, in place of `input`
-    dimensions: int | None = None
-    encoding_format: str | None = None
-
-    def validate(self) -> ApiError | None:
-        if self.input in (None, []) and not self.messages:
-            return bad_request("`input` is required.", param="input")
-        if self.encoding_format not in (None, "float", "base64"):
-            # For `bytes` and `bytes_only`, vLLM sends a body that is not JSON.
-            return bad_request("`encoding_format` must be `float` or `base64`.", param="encoding_format")
-        return None
-
-
-class _InputItem(msgspec.Struct):
-    role: str | None = None
-    content: str | list[dict[str, Any]] | None = None
-
-
-class _Responses(_CommonFields):
-    input: str | list[_InputItem] | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-    store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
-
-    def validate(self) -> ApiError | None:
-        return bad_request("`input` is required.", param="input") if self.input in (None, []) else None
-
-    def max_answer_tokens(self) -> int | None:
-        return self.max_output_tokens
-
-
-class _Messages(_CommonFields, kw_only=True):
-    max_tokens: int
-    messages: list[_InputMessage] = msgspec.field(default_factory=list)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
-
-    def validate(self) -> ApiError | None:
-        return None if self.messages else _no_messages_error()
-
-
-def _no_messages_error() -> ApiError:
-    return bad_request("`messages` must not be empty.", param="messages")
-
-
-class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A request whose known fields have valid types.
-
-    - `fields`: the body as plain values; equal JSON gives equal fields, however its numbers are written.
-    - `model`: the model that the client requests: a public name, an alias or `auto`.
-    - `stream`: whether the client wants events. Always False for embeddings, where vLLM ignores the field.
-    - `include_usage`: whether the client wants the usage event at the end of its stream.
-    - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.
-    - `body`: the client's bytes.
-    """
-
-    endpoint: Endpoint
-    fields: dict[str, Any]
-    model: str
-    stream: bool
-    include_usage: bool
-    temperature: float | None
-    seed: int | None
-    max_tokens: int | None
-    body: bytes
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the same request always gives the same response. An omitted temperature is 1, not 0."""
-        return self.temperature == 0 or self.seed is not None or self.endpoint is Endpoint.EMBEDDINGS
-
-
 # Bytes. In a larger body, floats are normalized after decoding, in a compiled loop: the decoder's hook is a call of
 # Python for each float, and 1 million floats in 4 MiB took 350 ms with it, and take 40 ms without.
 _LARGE_BODY: Final = 64 * 1024
@@ -181,16 +52,8 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 _decode_large = msgspec.json.Decoder().decode
 _split_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_FIELDS_BY_ENDPOINT: Final[dict[Endpoint, type[_CommonFields]]] = {
-    Endpoint.CHAT: _Chat,
-    Endpoint.COMPLETIONS: _Completions,
-    Endpoint.EMBEDDINGS: _Embeddings,
-    Endpoint.RESPONSES: _Responses,
-    Endpoint.MESSAGES: _Messages,
-}
 _ABSENT: Final = object()
 _USAGE_OPTION: Final = b',"stream_options":{"include_usage":true}}'
-_USAGE_OPTION_ENDPOINTS: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS)  # the other streams always have the usage
 
 
 def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
@@ -220,7 +83,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
-        known = msgspec.convert(fields, _FIELDS_BY_ENDPOINT[endpoint])
+        known = msgspec.convert(fields, endpoint.fields_type)
     except msgspec.ValidationError as error:
         raise _wrong_type_error(error) from None
     if (lacking := known.validate()) is not None:
@@ -231,7 +94,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         endpoint=endpoint,
         fields=fields,
         model=known.model,
-        stream=bool(known.stream) and endpoint is not Endpoint.EMBEDDINGS,
+        stream=bool(known.stream) and endpoint.streaming is not None,
         include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
         temperature=known.temperature,
         seed=known.seed,
@@ -268,13 +131,14 @@ def _wrong_type_error(error: msgspec.ValidationError) -> ApiError:
 def engine_body(request: InferenceRequest, served_model: str, salt: str | None = None) -> bytes:
     """The body that an engine gets: the client's fields byte for byte, with the engine's name of the model.
 
-    A stream of chats or completions always requests the usage event, by which tokens are counted; a client that does
-    not want it never gets it. The streams of /v1/responses and /v1/messages always have the usage.
+    A stream always has the usage, by which tokens are counted, also where an engine sends it only if it is requested; a
+    client that does not want it never gets it.
 
     `salt`: the tenant's `cache_salt` where tenants are isolated; see router.core.endpoints.cache_salt. Raises ApiError
     for an invalid `cache_salt` of the client.
     """
-    needs_usage = request.stream and request.endpoint in _USAGE_OPTION_ENDPOINTS
+    streaming = request.endpoint.streaming if request.stream else None
+    needs_usage = streaming is not None and streaming.needs_usage_option
     # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
     client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and client_salt is not _ABSENT:

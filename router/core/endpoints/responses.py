@@ -1,4 +1,4 @@
-"""Responses of /v1/responses: when they are complete, and the conversion of stream and JSON into each other.
+"""/v1/responses: when a response is complete, and the conversion of stream and JSON into each other.
 
 The final event of a stream has the complete response object, so the JSON form of a stream is this object, byte for
 byte. From JSON, the events are made as vLLM makes them, with each text in one piece, if all items of the output are of
@@ -8,13 +8,19 @@ Source: https://platform.openai.com/docs/api-reference/responses-streaming, and 
 entrypoints/openai/responses/streaming_events.py.
 """
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
+from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.server_state import find_server_state
 from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
+from router.errors import ApiError
 
 Json = dict[str, Any]
 
@@ -26,6 +32,28 @@ _FINAL_FIELDS: Final = (
     "usage", "incomplete_details", "completed_at", "input_messages", "output_messages", "kv_transfer_params",
     "ec_transfer_params", "metrics",
 )  # fmt: skip
+
+
+class _InputItem(msgspec.Struct):
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _ResponsesFields(RequestFields):
+    input: str | list[_InputItem] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def validate(self) -> ApiError | None:
+        return missing_field_error("input") if self.input in (None, []) else None
+
+    def max_answer_tokens(self) -> int | None:
+        return self.max_output_tokens
 
 
 class _Details(msgspec.Struct):
@@ -58,18 +86,17 @@ _decode_events = msgspec.json.Decoder(list[_ResponsesEvent]).decode
 _decode_response = msgspec.json.Decoder(_ResponsesObject).decode
 
 
-class ResponsesRecorder(TypedRecorder):
-    """Records a stream. A piece of text or arguments counts as a token, and the name of a called function."""
+class ResponsesReader:
+    """See EventReader. A piece of text or arguments counts as a token, and the name of a called function."""
 
-    __slots__ = ("_final_response",)
-
-    NON_TEXT_MARKERS = (b'"response"', b'"error"')
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(limit)
+    def __init__(self) -> None:
+        self.non_text_markers: tuple[bytes, ...] = (b'"response"', b'"error"')
+        self.started = False
+        self.failure: bytes | None = None
+        self.usage: ReportedUsage | None = None
         self._final_response: msgspec.Raw | None = None
 
-    def _on_event(self, data: bytes) -> bool:
+    def on_event(self, data: bytes) -> bool:
         event = _decode_event(data)
         if event.type in _ERROR_EVENTS or event.error is not None:
             self.failure = data
@@ -83,11 +110,11 @@ class ResponsesRecorder(TypedRecorder):
             )
         return False
 
-    def _may_merge(self, begin: bytes, end: bytes) -> bool:
+    def may_merge(self, begin: bytes, end: bytes) -> bool:
         return True  # nothing is joined: the final event has the complete response
 
-    def _build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
-        assert self._final_response is not None  # set with `ended`, which the caller has checked
+    def build_body(self, payloads: list[bytes]) -> bytes | NotStoredReason | None:
+        assert self._final_response is not None  # set by the final event
         bad = _not_stored_reason(_decode_response(self._final_response))
         if bad is not None:
             return bad
@@ -98,7 +125,7 @@ class ResponsesRecorder(TypedRecorder):
         return bytes(self._final_response)
 
 
-def record_response(body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
+def record_response(_: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     try:
         response = _decode_response(body)
         bad = _not_stored_reason(response)
@@ -123,8 +150,11 @@ def _has_content(item: Json) -> bool:
     return True
 
 
-def frames_from_response(body: bytes) -> bytes | None:
-    """The event stream with all the information of a JSON response; None if an item has an unknown form."""
+def frames_from_response(body: bytes, _include_usage: bool) -> bytes | None:
+    """The event stream with all the information of a JSON response; None if an item has an unknown form.
+
+    The final event always has the usage.
+    """
     response = msgspec.json.decode(body, type=Json)
     unset: Json = {name: None for name in _FINAL_FIELDS if name in response}
     initial = {**response, **unset, "output": [], "status": "in_progress"}
@@ -184,3 +214,43 @@ def _parts_events(item: Json, parts: list[Json], kind: str) -> list[Json] | None
         events.append({**ids, "text": text, **logprobs, "type": f"response.{kind}.done"})
         events.append({**ids, "part": part, "type": "response.content_part.done"})
     return events
+
+
+def _error_frame(error: ApiError) -> bytes:
+    """OpenAI's `error` event as documented, plus the `error` field that OpenAI sends and on which its clients raise.
+
+    Without `sequence_number`, since the router does not count events.
+    """
+    details = {"message": error.message, "code": error.code, "param": error.param}
+    return encode_event({"type": "error", **details, "error": {"type": error.kind, **details}})
+
+
+def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
+    return TypedRecorder(ResponsesReader(), limit)
+
+
+RESPONSES: Final = Endpoint(
+    path="/v1/responses",
+    accepts_x_api_key=False,
+    fields_type=_ResponsesFields,
+    input=Conversation("input", system_field="instructions"),
+    echoed_fields={
+        "user": "echoed in the response",
+        "metadata": "echoed in the response",
+        "service_tier": "echoed in the response",
+        "store": "echoed in the response by OpenAI; also stores the response for later requests to refer to",
+        "request_id": "becomes the response's id",
+    },
+    find_server_state=partial(find_server_state, ("previous_response_id", "conversation", "background", "prompt")),
+    samples=True,
+    applies_logit_fields=True,
+    may_fall_back=True,
+    record_body=record_response,
+    streaming=Streaming(
+        needs_usage_option=False,
+        make_recorder=_make_recorder,
+        replay_end=b"",
+        frames_from_body=frames_from_response,
+        error_frame=_error_frame,
+    ),
+)

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.request import InferenceRequest
-from router.core.types import Endpoint
+from router.core.endpoints.endpoint import InferenceRequest
 from router.errors import ApiError, bad_request
 
 TEMPLATE_OVERHEAD: Final = 256
@@ -28,11 +27,6 @@ _TEXT_TYPES: Final = (
     "function_call",
 )
 _REFERENCE_FIELDS: Final = frozenset(("previous_response_id", "conversation", "prompt_embeds"))
-_PROMPT_FIELD: Final = {
-    Endpoint.COMPLETIONS: "prompt",
-    Endpoint.EMBEDDINGS: "input",
-    Endpoint.RESPONSES: "input",
-}
 
 
 class TokenBounds(msgspec.Struct, frozen=True):
@@ -69,11 +63,10 @@ def min_context(request: InferenceRequest) -> int:
 def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
     """`min_prompt` and `completion` of TokenBounds."""
     fields, completion = request.fields, max(request.max_tokens or 0, 0)
-    prompt_field = _PROMPT_FIELD.get(request.endpoint)
     # With truncate_prompt_tokens, vLLM cuts the prompt to fit, so any length is fine.
-    if prompt_field is None or fields.get("truncate_prompt_tokens") is not None:
+    if fields.get("truncate_prompt_tokens") is not None:
         return 0, completion
-    return _token_id_count(fields.get(prompt_field)), completion
+    return _token_id_count(fields.get(request.endpoint.input.field)), completion
 
 
 def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
@@ -88,7 +81,7 @@ def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
 
 def context_length_error(request: InferenceRequest, bounds: TokenBounds, max_context: int) -> ApiError:
     """The 400 for a request that fits no engine, in OpenAI's words; `max_context` is the largest context."""
-    field = "messages" if "messages" in request.fields else _PROMPT_FIELD.get(request.endpoint, "messages")
+    field = "messages" if "messages" in request.fields else request.endpoint.input.field
     return bad_request(
         f"This model's maximum context length is {max_context} tokens. However, you requested at least "
         f"{bounds.min_prompt + bounds.completion} tokens ({bounds.min_prompt} in the {field}, "

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.request import InferenceRequest
-from router.core.types import Endpoint, Task
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.types import Task
 
 HALF_LIFE: Final = 600.0
 """Seconds after which a measurement has half its weight."""
@@ -40,7 +40,6 @@ _MIN_ANSWER_TOKENS: Final = 8  # a shorter response says little about the speed
 _DOMINANT_SHARE: Final = 0.9  # the share of a task's tokens from which on a probe's counters are attributed to it
 # Hysteresis: a draft that stopped paying off must be better than the threshold by this, so that it does not flap.
 _RECOVERY_MARGIN: Final = 0.1
-_SAMPLING_ENDPOINTS: Final = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
 _SAMPLING_EPSILON: Final = 1e-5  # vLLM treats a temperature or min_p below it as 0
 
 
@@ -50,8 +49,8 @@ def unsupported_fields(request: InferenceRequest) -> tuple[str, ...]:
     Source: SamplingParams._validate_spec_decode of vLLM 0.32: "The min_p and logit_bias sampling parameters are not yet
     supported with speculative decoding". With greedy sampling, min_p has no effect and is accepted.
     """
-    if request.endpoint not in _SAMPLING_ENDPOINTS:
-        return ()  # the other endpoints ignore these fields
+    if not request.endpoint.applies_logit_fields:
+        return ()
     fields = request.fields
     min_p, logit_bias = fields.get("min_p"), fields.get("logit_bias")
     if not min_p and not logit_bias:

@@ -10,7 +10,8 @@ from typing import Final
 import pytest
 
 from router.access_log import ACCESS_LOGGER, AccessLog, set_up_logging
-from router.core.types import CacheStatus, Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
 from tests.support.waiting import eventually
 
@@ -28,7 +29,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 def exchange(number: int) -> Exchange:
-    return Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
+    return Exchange(endpoint=CHAT, request_id=f"r{number}", started_at=0.0)
 
 
 def write(log: AccessLog, exchange: Exchange) -> None:
@@ -72,12 +73,12 @@ async def test_access_lines_are_written_together_in_a_moment_and_keep_their_orde
 LAST_WORDS = """
 import asyncio
 from router.access_log import AccessLog, set_up_logging
-from router.core.types import Endpoint
+from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
 
 async def main():
     set_up_logging("text")
-    log, exchange = AccessLog("text"), Exchange(endpoint=Endpoint.CHAT, request_id="last", started_at=0.0)
+    log, exchange = AccessLog("text"), Exchange(endpoint=CHAT, request_id="last", started_at=0.0)
     log.write(log.line_template(exchange), exchange, 1.0)
 
 asyncio.run(main())

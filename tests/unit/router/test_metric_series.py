@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.types import CacheStatus, Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, GenerationRecord
 from router.metric_series import BatchHistogram
 from router.telemetry import Telemetry
@@ -36,7 +37,7 @@ def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: 
 
 
 def hit(number: int) -> Exchange:
-    exchange = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
+    exchange = Exchange(endpoint=CHAT, request_id=f"r{number}", started_at=0.0)
     exchange.model, exchange.engine, exchange.task = "m", "e", "chat"
     exchange.cache_status, exchange.status, exchange.completion_tokens = CacheStatus.HIT, 200, 7
     return exchange

@@ -3,12 +3,13 @@
 import pytest
 
 from router.api.response_headers import ResponseHeaders
-from router.core.types import BypassReason, CacheStatus, Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.types import BypassReason, CacheStatus
 from router.flow.exchange import Exchange
 
 
 def exchange(number: int = 1) -> Exchange:
-    facts = Exchange(endpoint=Endpoint.CHAT, request_id=f"r{number}", started_at=0.0)
+    facts = Exchange(endpoint=CHAT, request_id=f"r{number}", started_at=0.0)
     facts.engine, facts.task, facts.key, facts.status = "e", "chat", f"rh:1:k{number}", 200
     return facts
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from router.core.cache.key import ContextMarkers
+from router.core.endpoints.chat import CHAT
 from router.core.routing.draft_stats import MIN_GENERATIONS, DraftStats, SpeculationCounters
-from router.core.types import Endpoint, Task
+from router.core.types import Task
 from router.errors import ApiError
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
@@ -54,7 +55,7 @@ def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
     """A parsed chat request."""
     reader = RequestResolver(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=ContextMarkers())
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return reader.resolve(Endpoint.CHAT, "acme", json.dumps(body).encode())
+    return reader.resolve(CHAT, "acme", json.dumps(body).encode())
 
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:

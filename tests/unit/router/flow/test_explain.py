@@ -11,9 +11,12 @@ import pytest_asyncio
 
 from router.app import build_catalog, build_explainer, build_request_resolver
 from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.stream_encoding import encode_stream
-from router.core.types import Endpoint, Entry
+from router.core.types import Entry
 from router.errors import ApiError
 from router.flow.explain import Explainer, ExplainRequest, Explanation
 from router.flow.parsed_request import ParsedRequest
@@ -39,7 +42,7 @@ def explainer(url: str, client: Any, *, cache: str = "") -> Explainer:
     return build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client)
 
 
-def read(body: Any, tenant: str = "default", endpoint: Endpoint = Endpoint.CHAT) -> ParsedRequest:
+def read(body: Any, tenant: str = "default", endpoint: Endpoint = CHAT) -> ParsedRequest:
     settings = parse(router_config("redis://x", ENGINES), {})
     return build_request_resolver(settings, build_catalog(settings)).resolve(
         endpoint, tenant, json.dumps(body).encode()
@@ -247,22 +250,22 @@ async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields", "said"),
+    ("endpoint", "fields", "said"),
     [
-        (Endpoint.RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
-        (Endpoint.RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
-        (Endpoint.RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
+        (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
         (
-            Endpoint.CHAT,
+            CHAT,
             {"messages": [{"role": "user", "content": [{"image_url": "https://example.com/cat.png"}]}]},
             "`image_url`",
         ),
     ],
 )
 async def test_an_uncacheable_request_is_explained_by_what_makes_it_so(
-    explain: Explain, path: Endpoint, fields: dict[str, Any], said: str
+    explain: Explain, endpoint: Endpoint, fields: dict[str, Any], said: str
 ) -> None:
-    explanation = await explain({"model": "llama", **fields}, path=path.value)
+    explanation = await explain({"model": "llama", **fields}, path=endpoint.path)
     assert (explanation.result, explanation.reason) == ("BYPASS", "uncacheable")
     assert said in explanation.why
     assert "cache.store" not in explanation.why

@@ -9,9 +9,9 @@ import pytest
 
 from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
 from router.core.resilience.timeouts import EngineTimeouts
-from router.core.types import Endpoint
 from router.errors import ApiError
 from router.flow.admission import Admission
 from router.flow.coalescer import Coalescer
@@ -209,8 +209,8 @@ async def test_a_claim_that_was_free_at_the_second_asking_is_given_up_as_any_oth
     await store.aclose()
 
 
-EXCHANGE = Exchange(endpoint=Endpoint.CHAT, request_id="1", started_at=0.0)
-REQUEST = parse_request(Endpoint.CHAT, json.dumps(chat_body("x")).encode())
+EXCHANGE = Exchange(endpoint=CHAT, request_id="1", started_at=0.0)
+REQUEST = parse_request(CHAT, json.dumps(chat_body("x")).encode())
 
 
 def idle_dispatcher() -> Dispatcher:

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from router.core.cache.key import CacheKey
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import InferenceRequest, parse_request
+from router.core.endpoints.request import parse_request
 from router.core.endpoints.stream_encoding import encode_stream
-from router.core.types import Endpoint, Entry
+from router.core.types import Entry
 from router.store.cached_entry import MAX_CANONICAL_SIZE, CachedEntry
 from router.store.local_cache import LocalCache
 
@@ -26,7 +28,7 @@ ENTRY = Entry(
 
 
 def asking(**fields: Any) -> InferenceRequest:
-    return parse_request(Endpoint.CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
+    return parse_request(CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
 
 
 EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]}\n\n'

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from router.core.cache.key_derivation import IGNORED_FIELDS, derive_cache_key
 from router.core.cache.redis_keys import EMPTY_HASH, KEY_PREFIX
-from router.core.endpoints.request import InferenceRequest, parse_request
-from router.core.types import Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.request import parse_request
 from router.errors import ApiError
 from tests.support.factories import (
     JSON_VALUES,
@@ -216,8 +218,8 @@ def test_equal_json_has_one_key_however_it_is_written(data: Any) -> None:
         "n": 1,
         "x": data.draw(JSON_VALUES),
     }
-    one = parse_request(Endpoint.CHAT, json.dumps(fields).encode())
-    other = parse_request(Endpoint.CHAT, spelt_otherwise(fields, data.draw).encode())
+    one = parse_request(CHAT, json.dumps(fields).encode())
+    other = parse_request(CHAT, spelt_otherwise(fields, data.draw).encode())
     assert derive_key(one).canonical_parts == derive_key(other).canonical_parts
 
 
@@ -225,14 +227,14 @@ def test_equal_json_has_one_key_in_another_process() -> None:
     message = {"content": "x", "role": "system", "z": 1, "y": 2}
     body = {"tools": [{"b": 1, "a": 2}], "messages": [message], "model": "m", "q": 1.0}
     code = (
-        "import sys; from router.core import types; from router.core.cache import key, key_derivation as derive\n"
-        "from router.core.endpoints import request\n"
-        "asked = request.parse_request(types.Endpoint.CHAT, sys.stdin.buffer.read())\n"
+        "import sys; from router.core.cache import key, key_derivation as derive\n"
+        "from router.core.endpoints import chat, request\n"
+        "asked = request.parse_request(chat.CHAT, sys.stdin.buffer.read())\n"
         "parts = derive.split_parts(asked, key.ContextMarkers())\n"
         "found = derive.derive_cache_key(parts, tenant='acme', model='llama', revision='1')\n"
         "print(found.text, found.digest)"
     )
-    expected = derive_key(parse_request(Endpoint.CHAT, json.dumps(body).encode()))
+    expected = derive_key(parse_request(CHAT, json.dumps(body).encode()))
     for seed in ("1", "2"):
         shuffled = json.dumps(dict(reversed(body.items())), indent=2)
         done = subprocess.run(
@@ -280,7 +282,7 @@ def test_a_tenant_cannot_be_spelt_in_a_request() -> None:
 def test_a_chat_is_not_a_completion() -> None:
     fields = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x"}
     body = json.dumps(fields).encode()
-    assert changed_parts(parse_request(Endpoint.CHAT, body), parse_request(Endpoint.COMPLETIONS, body)) == {"query"}
+    assert changed_parts(parse_request(CHAT, body), parse_request(COMPLETIONS, body)) == {"query"}
 
 
 def test_a_body_too_deep_for_its_key_is_refused() -> None:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from router.core.cache.key_derivation import ECHOED_FIELDS, IGNORED_FIELDS
-from router.core.endpoints.request import InferenceRequest
-from router.core.types import Endpoint
+from router.core.cache.key_derivation import IGNORED_FIELDS
+from router.core.endpoints.embeddings import EMBEDDINGS
+from router.core.endpoints.endpoint import Endpoint, InferenceRequest
+from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError
 from tests.support.factories import (
     JSON_VALUES,
@@ -25,20 +27,20 @@ from tests.support.factories import (
 )
 
 MAKE: Final = {
-    Endpoint.EMBEDDINGS: embeddings,
-    Endpoint.RESPONSES: responses,
-    Endpoint.MESSAGES: messages,
+    EMBEDDINGS: embeddings,
+    RESPONSES: responses,
+    MESSAGES: messages,
 }
-ENDPOINTS: Final = pytest.mark.parametrize("endpoint", MAKE, ids=lambda endpoint: endpoint.name.lower())
+ENDPOINTS: Final = pytest.mark.parametrize("endpoint", MAKE, ids=lambda endpoint: endpoint.path)
 
 OTHER_VALUES: Final[dict[Endpoint, dict[str, Any]]] = {
-    Endpoint.EMBEDDINGS: {
+    EMBEDDINGS: {
         "input": "Ho", "dimensions": 8, "encoding_format": "base64", "embed_dtype": "float16", "endianness": "big",
         "use_activation": False, "truncate_prompt_tokens": 4, "truncation_side": "left", "add_special_tokens": False,
         "padding": "max_length", "mm_processor_kwargs": {"x": 1}, "cache_salt": "x", "chat_template": "x",
         "chat_template_kwargs": {"x": 1}, "messages": [{"role": "user", "content": "x"}], "frobnicate": 1,
     },
-    Endpoint.RESPONSES: {
+    RESPONSES: {
         "input": "Ho", "max_output_tokens": 5, "max_tool_calls": 2, "temperature": 0, "top_p": 0.5, "top_k": 3,
         "min_p": 0.1, "tools": [{"type": "function", "name": "f"}], "tool_choice": "required", "stop": ["x"],
         "parallel_tool_calls": False, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "seed": 3,
@@ -49,7 +51,7 @@ OTHER_VALUES: Final[dict[Endpoint, dict[str, Any]]] = {
         "previous_input_messages": [{"role": "user"}], "structured_outputs": {"json": {}}, "cache_salt": "x",
         "chat_template_kwargs": {"x": 1}, "vllm_xargs": {"x": 1}, "kv_transfer_params": {"x": 1}, "frobnicate": 1,
     },
-    Endpoint.MESSAGES: {
+    MESSAGES: {
         "messages": [{"role": "user", "content": "Ho"}], "max_tokens": 8, "temperature": 0, "top_p": 0.5, "top_k": 3,
         "stop_sequences": ["x"], "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"},
         "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "low"}, "cache_salt": "x",
@@ -86,7 +88,7 @@ LEFT_OUT: Final[dict[str, Any]] = {
 @ENDPOINTS
 def test_what_is_left_out_of_the_key_is_left_out_unless_the_answer_repeats_it(endpoint: Endpoint) -> None:
     make = MAKE[endpoint]
-    said_back = ECHOED_FIELDS.get(endpoint, {})
+    said_back = endpoint.echoed_fields
     assert all(said_back.values())
     assert said_back.keys() <= IGNORED_FIELDS.keys() == LEFT_OUT.keys()
     for name, value in LEFT_OUT.items():
@@ -112,9 +114,9 @@ def test_the_same_words_at_another_endpoint_are_another_request() -> None:
 
 
 def system_of(endpoint: Endpoint, content: Any) -> InferenceRequest:
-    if endpoint is Endpoint.MESSAGES:
+    if endpoint is MESSAGES:
         return messages(system=content)
-    if endpoint is Endpoint.RESPONSES and isinstance(content, str):
+    if endpoint is RESPONSES and isinstance(content, str):
         return responses(instructions=content)
     kind = "input_text"
     parts = content if isinstance(content, str) else [{**part, "type": kind} for part in content]
@@ -122,8 +124,8 @@ def system_of(endpoint: Endpoint, content: Any) -> InferenceRequest:
 
 
 SYSTEMS: Final = [
-    (Endpoint.MESSAGES, str), (Endpoint.MESSAGES, lambda text: [{"type": "text", "text": text}]),
-    (Endpoint.RESPONSES, str), (Endpoint.RESPONSES, lambda text: [{"type": "text", "text": text}]),
+    (MESSAGES, str), (MESSAGES, lambda text: [{"type": "text", "text": text}]),
+    (RESPONSES, str), (RESPONSES, lambda text: [{"type": "text", "text": text}]),
 ]  # fmt: skip
 
 

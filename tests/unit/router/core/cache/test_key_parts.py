@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import split_parts
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.errors import ApiError
 from tests.support.factories import changed_parts, chat, completion, conversation, derive_key, request_parts
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from router.core.endpoints.request import InferenceRequest, parse_request
-from router.core.types import Endpoint
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.request import parse_request
 from tests.support.factories import (
     JSON_VALUES,
     changed_parts,
@@ -72,10 +73,7 @@ def test_the_order_around_a_schema_does_not_matter(place: str) -> None:
 def test_the_spelling_of_a_schema_does_not_matter() -> None:
     one = b'{"model":"llama","prompt":"x","guided_json":{"b": 1.0, "a": "\\u0041"}}'
     other = b'{"guided_json":{"b":1,"a":"A"},"prompt":"x","model":"llama"}'
-    assert (
-        derive_key(parse_request(Endpoint.COMPLETIONS, one)).text
-        == derive_key(parse_request(Endpoint.COMPLETIONS, other)).text
-    )
+    assert derive_key(parse_request(COMPLETIONS, one)).text == derive_key(parse_request(COMPLETIONS, other)).text
 
 
 @pytest.mark.parametrize("field", ["logit_bias", "chat_template_kwargs", "vllm_xargs", "frobnicate", "schema"])

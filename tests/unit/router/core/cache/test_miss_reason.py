@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.fingerprint import Fingerprint, entry_fingerprint
 from router.core.cache.miss_reason import SeenKeys, fingerprint_request, hash_parts
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from tests.support.factories import chat, completion, conversation, derive_key, request_parts
 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]

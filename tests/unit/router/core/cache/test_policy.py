@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.policy import CacheDecision, Freshness, StorePolicy, decide_caching, evaluate_freshness
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.types import BypassReason
 from tests.support.factories import chat, embeddings, messages, responses
 

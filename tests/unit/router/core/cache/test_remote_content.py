@@ -6,7 +6,7 @@ import pytest
 
 from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.policy import CacheDecision, decide_caching
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.types import BypassReason
 from tests.support.factories import chat, completion, embeddings, messages, request_parts, responses
 

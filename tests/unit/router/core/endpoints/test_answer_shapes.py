@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.answer_shapes import MAX_SHAPES, AnswerShapes
+from router.core.endpoints.chat import CHAT, CHAT_CHOICES
+from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.delta_template import StreamParts
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import StreamRecorder
-from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE
-from router.core.types import Endpoint
+from tests.support.endpoints import choices_recorder
 from tests.support.factories import (
     TEXTS,
     chat,
@@ -26,7 +27,7 @@ from tests.support.factories import (
 )
 
 LIMIT: Final = 1 << 20
-CHAT: Final = chat(stream=True)
+CHAT_REQUEST: Final = chat(stream=True)
 
 
 def events(
@@ -42,8 +43,10 @@ def events(
     return [*map(encode_event, payloads), DONE]
 
 
-def recording(sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRequest = CHAT) -> RecordedResponse:
-    recorder = StreamRecorder(LIMIT, shapes)
+def recording(
+    sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRequest = CHAT_REQUEST
+) -> RecordedResponse:
+    recorder = choices_recorder(LIMIT, shapes, endpoint=asked.endpoint)
     for one in sent:
         recorder.feed(one)
     return recorded_response(recorder, asked)
@@ -120,7 +123,7 @@ def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
     for one in events("chatcmpl-1", 1795432012, ["a", "b"], None)[:-1]:
         if not parts.try_append(one.replace(b'"b"', b'"\x01"')) and not parts.learn_template(one):
             parts.append(one)
-    assert AnswerShapes().fill(Endpoint.CHAT, parts, None, None) is None
+    assert AnswerShapes().fill(CHAT_CHOICES, parts, None, None) is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
 )
 def test_what_vllm_streams_has_a_shape(name: str) -> None:
     request, sent = load_capture(name)
-    assert request.endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+    assert request.endpoint in (CHAT, COMPLETIONS)
     shapes = AnswerShapes()
     recorded = recording([sent], shapes, request)
     assert as_read(recorded) == as_read(recording([sent], None, request))
@@ -182,7 +185,7 @@ def test_values_that_stand_elsewhere_too_change_nothing(sent: list[bytes]) -> No
 def test_an_id_that_is_not_utf_8_makes_no_answer() -> None:
     shapes = AnswerShapes()
     recording(said(), shapes)
-    broken = StreamRecorder(LIMIT, shapes)
+    broken = choices_recorder(LIMIT, shapes)
     for one in said():
         broken.feed(one.replace(b"7d1c4be2", b"7d1c4b\xff\xfe"))
-    assert broken.recorded_response(CHAT) is NotStoredReason.ERROR
+    assert broken.recorded_response(CHAT_REQUEST) is NotStoredReason.ERROR

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from router.core.cache.key_parts import KeyParts
 from router.core.endpoints.cache_salt import combine_salts, derive_salts, sharing_group_name
-from router.core.endpoints.request import InferenceRequest, engine_body
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.request import engine_body
 from router.core.routing.affinity import affinity_key
 from router.errors import ApiError
 from tests.support.factories import chat, completion, embeddings, messages, responses

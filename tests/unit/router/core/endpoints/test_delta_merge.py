@@ -1,7 +1,6 @@
 """Events that differ only in their text are merged; everything else stays unchanged."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.chat import CHAT_CHOICES
 from router.core.endpoints.chat_body import body_from_events
-from router.core.endpoints.delta_merge import may_merge
+from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.completions import COMPLETIONS_CHOICES
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.sse import payload, split_events
-from router.core.types import Endpoint
 from tests.support.paths import FULL_CAPTURES
 
 
-def body(endpoint: Endpoint, payloads: list[bytes]) -> bytes | None:
+def body(choices_format: ChoicesFormat, payloads: list[bytes]) -> bytes | None:
     events = msgspec.json.decode(b"[%b]" % b",".join(payloads), type=list[dict[str, Any]])
-    return body_from_events(endpoint, events, None)
+    return body_from_events(choices_format, events, None)
 
 
-def compacted(endpoint: Endpoint, payloads: list[bytes]) -> list[bytes]:
+def compacted(choices_format: ChoicesFormat, payloads: list[bytes]) -> list[bytes]:
     """The payloads of a stream, in which each mergeable run is merged."""
     parts = StreamParts()
     for payload_ in payloads:
         frame = b"data: %b\n\n" % payload_
         if not parts.try_append(frame) and not parts.learn_template(frame):
             parts.append(frame)
-    return [payload(frame) or b"" for frame in parts.merged_events(partial(may_merge, endpoint))]
+    return [payload(frame) or b"" for frame in parts.merged_events(choices_format.may_merge)]
 
 
 def event(choice: dict[str, Any], **beside: Any) -> bytes:
@@ -44,18 +44,18 @@ def said(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **re
 
 
 def test_a_run_of_text_is_one_event() -> None:
-    (one,) = compacted(Endpoint.CHAT, [said("a"), said("\n"), said(' "b"'), said("é\\")])
+    (one,) = compacted(CHAT_CHOICES, [said("a"), said("\n"), said(' "b"'), said("é\\")])
     assert one == said('a\n "b"é\\')
 
 
 def test_a_run_of_reasoning_is_one_event() -> None:
     pieces = [event({"index": 0, "delta": {"reasoning": text}}) for text in ("I", " see")]
-    assert compacted(Endpoint.CHAT, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
+    assert compacted(CHAT_CHOICES, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
 
 
 def test_a_run_of_a_completions_text_is_one_event() -> None:
     pieces = [event({"index": 0, "text": text, "token_ids": None}) for text in ("def", " f", "():")]
-    (one,) = compacted(Endpoint.COMPLETIONS, pieces)
+    (one,) = compacted(COMPLETIONS_CHOICES, pieces)
     assert one == event({"index": 0, "text": "def f():", "token_ids": None})
 
 
@@ -63,7 +63,7 @@ def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
     other = event({"index": 0, "delta": {"tool_calls": []}})
     stream = [said("a"), said("b"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
     expected = [said("ab"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
-    assert compacted(Endpoint.CHAT, stream) == expected
+    assert compacted(CHAT_CHOICES, stream) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
     ],
 )
 def test_an_event_with_more_to_join_than_its_text_is_left_as_it_is(same: bytes) -> None:
-    assert compacted(Endpoint.CHAT, [same, same]) == [same, same]
+    assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
 
 
-@pytest.mark.parametrize("endpoint", list(Endpoint))
-def test_an_empty_stream_stays_empty(endpoint: Endpoint) -> None:
-    assert compacted(endpoint, []) == []
+@pytest.mark.parametrize("choices_format", [CHAT_CHOICES, COMPLETIONS_CHOICES])
+def test_an_empty_stream_stays_empty(choices_format: ChoicesFormat) -> None:
+    assert compacted(choices_format, []) == []
 
 
 @pytest.mark.parametrize("path", sorted(FULL_CAPTURES.glob("*.sse")), ids=lambda path: path.stem)
 def test_what_vllm_streamed_gives_the_same_answer(path: Path) -> None:
     frames = [payload(frame) for frame in split_events(path.read_bytes()) if frame.startswith(b"data: {")]
     payloads = [data for data in frames if data is not None]
-    endpoint = Endpoint.CHAT if "chat" in path.name else Endpoint.COMPLETIONS
-    assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)
+    choices_format = CHAT_CHOICES if "chat" in path.name else COMPLETIONS_CHOICES
+    assert body(choices_format, compacted(choices_format, payloads)) == body(choices_format, payloads)
 
 
 texts = st.one_of(
@@ -125,20 +125,20 @@ choices = st.fixed_dictionaries(
 beside = st.fixed_dictionaries({}, optional={"service_tier": st.sampled_from([None, "a"]), "text": texts})
 
 
-@given(st.lists(st.tuples(choices, beside), max_size=8), st.sampled_from([Endpoint.CHAT, Endpoint.COMPLETIONS]))
+@given(st.lists(st.tuples(choices, beside), max_size=8), st.sampled_from([CHAT_CHOICES, COMPLETIONS_CHOICES]))
 def test_any_stream_gives_the_same_answer_compacted_or_not(
-    stream: list[tuple[dict[str, Any], dict[str, Any]]], endpoint: Endpoint
+    stream: list[tuple[dict[str, Any], dict[str, Any]]], choices_format: ChoicesFormat
 ) -> None:
     payloads = [event(choice, **more) for choice, more in stream for _ in range(2)]
-    assert body(endpoint, compacted(endpoint, payloads)) == body(endpoint, payloads)
+    assert body(choices_format, compacted(choices_format, payloads)) == body(choices_format, payloads)
 
 
 @pytest.mark.parametrize("name", ["thinking", "partial_json"])
 def test_a_text_of_another_endpoint_is_left_as_it_is(name: str) -> None:
     same = event({"index": 0, "delta": {name: "x"}})
-    assert compacted(Endpoint.CHAT, [same, same]) == [same, same]
+    assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
 
 
 def test_numbered_events_are_left_as_they_are() -> None:
     events = [event({"index": 0, "delta": {"content": "x"}}, sequence_number=number) for number in (1, 2)]
-    assert compacted(Endpoint.CHAT, events) == events
+    assert compacted(CHAT_CHOICES, events) == events

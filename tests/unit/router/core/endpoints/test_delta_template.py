@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.delta_template import MAX_TEMPLATES, StreamParts, TemplateRun
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.sse import DONE
+from tests.support.endpoints import choices_recorder
 
 from tests.support.factories import chat, chat_event, encode_event, replayed_frames, client_view, choice_delta  # isort: skip
 
@@ -147,7 +147,7 @@ def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() 
     abort, stop = (
         event(b"x").replace(b'"finish_reason":null', b'"finish_reason":"%b"' % how) for how in (b"abort", b"stop")
     )
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     for one in (event(b"a"), abort, stop, abort, DONE):
         recorder.feed(one)
     assert recorder.recorded_response(chat(stream=True)) is NotStoredReason.INCOMPLETE
@@ -162,7 +162,7 @@ def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> N
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\nb", b"\x01", b"a\\", b"\\ud83d"])
 def test_a_stream_with_a_text_that_json_does_not_allow_is_not_kept(text: bytes) -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     for one in (event(b"first"), event(b"fine"), event(text), event(b",n"), END, DONE):
         recorder.feed(one)
     assert recorder.recorded_response(chat(stream=True)) is NotStoredReason.ERROR
@@ -189,7 +189,7 @@ LETTERS: Final = ["a", "n", "u", "0", "\\", "\\\\", "\\n", '\\"', '"', ",", "}",
 @example(["a", "[DONE]", '\\"error\\"'])
 def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str]) -> None:
     events = [event(b"first"), *[event(text.encode()) for text in texts], END, DONE]
-    together, apart = StreamRecorder(LIMIT), StreamRecorder(LIMIT)
+    together, apart = choices_recorder(LIMIT), choices_recorder(LIMIT)
     passed = together.feed(b"".join(events))
     also_passed = b"".join(map(apart.feed, events))
     request = chat(stream=True)
@@ -202,7 +202,7 @@ def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str])
 
 def test_what_is_alike_is_kept_as_it_came() -> None:
     events = [event(b"first"), *[event(b"%d" % number) for number in range(9)], END]
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     assert b"".join(map(recorder.feed, [*events, DONE])) == b"".join(events)
     recording = recorder.recorded_response(chat(stream=True))
     assert isinstance(recording, RecordedResponse)

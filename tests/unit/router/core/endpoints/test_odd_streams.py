@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.recorders import make_recorder, record_body
-from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.sse import DONE
-from router.core.types import Endpoint
+from tests.support.endpoints import choices_recorder, make_recorder, record_body
 from tests.support.factories import (
     HELLO_EVENTS,
     ROLE_EVENT,
@@ -54,7 +55,7 @@ def test_a_piece_beside_the_text_is_seen_where_runs_of_text_are_joined() -> None
         .replace(b", ", b",")
     )
     twice = twice.replace(b"data:", b"data: ")
-    recorder = StreamRecorder(1 << 20)
+    recorder = choices_recorder(1 << 20)
     recorder.feed(twice)
     assert in_json_of(recorder) is None
 
@@ -116,7 +117,7 @@ def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
 # -- usage -------------------------------------------------------------------------------------------------------------
 
 
-def in_json_of(recorder: StreamRecorder) -> Any:
+def in_json_of(recorder: ChoicesRecorder) -> Any:
     return replay_json(recorded_response(recorder, STREAM))
 
 
@@ -143,7 +144,7 @@ ODD_USAGE: list[Any] = [
 @pytest.mark.parametrize("usage", ODD_USAGE, ids=str)
 @pytest.mark.parametrize("choices", [[], None], ids=str)
 def test_odd_usage_and_choices_fail_no_stream(usage: Any, choices: Any) -> None:
-    recorder = StreamRecorder(1 << 20)
+    recorder = choices_recorder(1 << 20)
     recorder.feed(
         sse_stream(*HELLO_EVENTS).removesuffix(DONE) + encode_event({"choices": choices, "usage": usage}) + DONE
     )
@@ -171,11 +172,11 @@ def test_odd_usage_fails_no_json_answer(usage: Any) -> None:
 def test_odd_usage_fails_no_response_and_no_message(used: Any) -> None:
     item = {"type": "message", "content": [{"type": "output_text", "text": "x"}]}
     response = {"status": "completed", "output": [item], "usage": used}
-    recorder = make_recorder(Endpoint.RESPONSES, 1 << 20)
+    recorder = make_recorder(RESPONSES, 1 << 20)
     recorder.feed(encode_event({"type": "response.output_text.delta", "delta": "x"}))
     recorder.feed(encode_event({"type": "response.completed", "response": response}))
     assert (recorder.failure, recorder.is_complete) == (None, True)
-    recorder = make_recorder(Endpoint.MESSAGES, 1 << 20)
+    recorder = make_recorder(MESSAGES, 1 << 20)
     for event in (
         {"type": "message_start", "message": {"type": "message", "content": [], "usage": used}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "x"}},

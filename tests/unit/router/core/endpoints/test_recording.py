@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import record_body
-from router.core.endpoints.recording import MAX_EVENT_SIZE, StreamRecorder
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.recording import MAX_EVENT_SIZE
 from router.core.endpoints.sse import DONE
+from tests.support.endpoints import choices_recorder, record_body
 from tests.support.factories import (
     HELLO_EVENTS,
     JSON_VALUES,
@@ -36,17 +38,17 @@ from tests.support.factories import (
 from tests.support.replay_helpers import replay_json
 
 LIMIT: Final = 1 << 20
-CHAT: Final = chat(stream=True)
+CHAT_REQUEST: Final = chat(stream=True)
 
 
-def cut(sent: bytes, cuts: list[int]) -> tuple[StreamRecorder, bytes]:
+def cut(sent: bytes, cuts: list[int]) -> tuple[ChoicesRecorder, bytes]:
     """A recorder that was fed in pieces, and everything that it passed on."""
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     passed = b"".join(recorder.feed(sent[a:b]) for a, b in pairwise([0, *cuts, len(sent)]))
     return recorder, passed
 
 
-def seen(recorder: StreamRecorder, asked: InferenceRequest = CHAT) -> tuple[Any, ...]:
+def seen(recorder: ChoicesRecorder, asked: InferenceRequest = CHAT_REQUEST) -> tuple[Any, ...]:
     """Everything that a recorder reports at the end."""
     return (
         recorder.started,
@@ -106,8 +108,8 @@ def test_a_stream_is_recorded_the_same_wherever_it_is_cut(name: str, data: st.Da
 def test_a_stream_of_vllm_is_recorded_the_same_byte_by_byte(name: str) -> None:
     request, sent = load_capture(name)
     again, passed = cut(sent, list(range(1, len(sent))))
-    assert seen(again, request) == seen(record_stream(sent), request)
-    assert passed == StreamRecorder(LIMIT).feed(sent)
+    assert seen(again, request) == seen(record_stream(sent, endpoint=request.endpoint), request)
+    assert passed == choices_recorder(LIMIT).feed(sent)
 
 
 # Passing on
@@ -116,11 +118,11 @@ def test_a_stream_of_vllm_is_recorded_the_same_byte_by_byte(name: str) -> None:
 def test_what_passes_is_unchanged_but_for_the_usage_and_the_end() -> None:
     sent = b"".join(map(encode_event, HELLO_EVENTS))
     for usage in ((), (USAGE_EVENT,)):
-        assert StreamRecorder(LIMIT).feed(sse_stream(*HELLO_EVENTS, *usage)) == sent
+        assert choices_recorder(LIMIT).feed(sse_stream(*HELLO_EVENTS, *usage)) == sent
 
 
 def test_the_first_complete_event_passes_at_once() -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     first, second = map(encode_event, HELLO_EVENTS[:2])
     assert recorder.feed(first) == first
     assert recorder.feed(second + b"data: {") == second
@@ -138,7 +140,7 @@ def test_the_first_complete_event_passes_at_once() -> None:
     ],
 )
 def test_a_role_or_a_comment_is_no_first_token(silent: bytes) -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     assert recorder.feed(silent) == silent
     assert not recorder.started
 
@@ -157,7 +159,7 @@ def test_a_role_or_a_comment_is_no_first_token(silent: bytes) -> None:
     ],
 )
 def test_any_content_is_a_first_token(event: Any) -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     recorder.feed(encode_event(ROLE_EVENT))
     recorder.feed(encode_event(event))
     assert recorder.started
@@ -174,7 +176,7 @@ def test_text_that_looks_like_an_end_passes_unchanged(text: str) -> None:
     sent = b"".join(map(encode_event, events))
     recorder, passed = cut(sent + DONE, [len(encode_event(ROLE_EVENT)), len(sent) - 5])
     assert passed == sent
-    body = replay_json(recorded_response(recorder, CHAT))
+    body = replay_json(recorded_response(recorder, CHAT_REQUEST))
     assert body["choices"][0]["message"]["content"] == f"{text}b{text}"
 
 
@@ -190,8 +192,8 @@ def test_without_usage_from_the_engine_there_is_none() -> None:
     recorder = record_stream(sse_stream(*HELLO_EVENTS))
     assert recorder.final_frames(include_usage=True) == DONE
     assert recorder.usage is None
-    assert replayed_usage_frame(recorded_response(recorder, CHAT)) == b""
-    assert recorded_response(recorder, CHAT).prompt_tokens == 0
+    assert replayed_usage_frame(recorded_response(recorder, CHAT_REQUEST)) == b""
+    assert recorded_response(recorder, CHAT_REQUEST).prompt_tokens == 0
 
 
 def test_usage_beside_choices_is_part_of_the_stream() -> None:
@@ -201,7 +203,7 @@ def test_usage_beside_choices_is_part_of_the_stream() -> None:
         chat_event(choice_delta(content="x"), usage=usage_so_far),
         chat_event(choice_delta(finish="stop"), usage=usage_so_far),
     ]
-    assert StreamRecorder(LIMIT).feed(sse_stream(*events, USAGE_EVENT)) == b"".join(map(encode_event, events))
+    assert choices_recorder(LIMIT).feed(sse_stream(*events, USAGE_EVENT)) == b"".join(map(encode_event, events))
 
 
 def test_a_usage_below_nothing_is_nothing() -> None:
@@ -213,11 +215,11 @@ def test_a_usage_below_nothing_is_nothing() -> None:
 def test_a_usage_of_null_is_none() -> None:
     events = [{**event, "usage": None, "error": None} for event in HELLO_EVENTS]
     recorder = record_stream(sse_stream(*events, USAGE_EVENT))
-    assert replayed_frames(recorded_response(recorder, CHAT)) == b"".join(map(encode_event, events))
+    assert replayed_frames(recorded_response(recorder, CHAT_REQUEST)) == b"".join(map(encode_event, events))
 
 
 def test_an_error_and_what_comes_after_it_is_held_back() -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     error = encode_event({"error": {"message": "EngineCore died", "code": 500}})
     assert recorder.feed(encode_event(HELLO_EVENTS[0]) + encode_event(HELLO_EVENTS[1])) == encode_event(
         HELLO_EVENTS[0]
@@ -232,7 +234,7 @@ def test_nothing_passes_after_the_end() -> None:
     recorder = record_stream(sse_stream(*HELLO_EVENTS))
     assert recorder.feed(encode_event(HELLO_EVENTS[1])) == b""
     assert recorder.is_complete
-    assert replayed_frames(recorded_response(recorder, CHAT)) == b"".join(map(encode_event, HELLO_EVENTS))
+    assert replayed_frames(recorded_response(recorder, CHAT_REQUEST)) == b"".join(map(encode_event, HELLO_EVENTS))
 
 
 @pytest.mark.parametrize(
@@ -248,11 +250,11 @@ def test_nothing_passes_after_the_end() -> None:
 def test_an_event_that_is_no_answer_is_a_failure_before_the_first_token(event: bytes) -> None:
     recorder = record_stream(event)
     assert recorder.failure is not None
-    assert recorder.recorded_response(CHAT) is NotStoredReason.ERROR
+    assert recorder.recorded_response(CHAT_REQUEST) is NotStoredReason.ERROR
 
 
 def test_an_event_without_end_is_a_failure() -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     assert recorder.feed(b"data: " + b"x" * (MAX_EVENT_SIZE - 10)) == b""
     assert recorder.failure is None
     assert recorder.feed(b"x" * 10) == b""
@@ -263,7 +265,7 @@ def test_an_event_without_end_is_a_failure() -> None:
 
 
 def test_a_whole_stream_is_kept_as_it_came_and_as_json() -> None:
-    recording = recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), CHAT)
+    recording = recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), CHAT_REQUEST)
     assert replayed_frames(recording) == b"".join(map(encode_event, HELLO_EVENTS))
     assert replayed_usage_frame(recording) == encode_event(USAGE_EVENT)
     assert (recording.prompt_tokens, recording.completion_tokens) == (3, 2)
@@ -296,9 +298,9 @@ FINISH: Final = chat_event(choice_delta(finish="stop"))
     ],
 )
 def test_nothing_but_a_whole_well_ended_answer_is_kept(sent: bytes, reason: NotStoredReason) -> None:
-    assert record_stream(sent).recorded_response(CHAT) is reason
+    assert record_stream(sent).recorded_response(CHAT_REQUEST) is reason
     again, _ = cut(sent, list(range(1, len(sent))))
-    assert again.recorded_response(CHAT) is reason
+    assert again.recorded_response(CHAT_REQUEST) is reason
 
 
 def test_every_choice_that_was_asked_for_must_end() -> None:
@@ -328,7 +330,10 @@ def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], exp
     request = completion(**fields)
     for count in (expected - 1, expected):
         choices = [{"index": index, "text": "x", "finish_reason": "stop"} for index in range(count)]
-        kept = isinstance(record_stream(sse_stream({"choices": choices})).recorded_response(request), RecordedResponse)
+        kept = isinstance(
+            record_stream(sse_stream({"choices": choices}), endpoint=COMPLETIONS).recorded_response(request),
+            RecordedResponse,
+        )
         assert kept == (count == expected)
         body = json.dumps({"choices": choices}).encode()
         assert isinstance(record_body(request, body, LIMIT), RecordedResponse) == (count == expected)
@@ -337,18 +342,18 @@ def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], exp
 def test_a_stream_over_the_limit_passes_on_and_is_not_kept() -> None:
     frames = b"".join(map(encode_event, HELLO_EVENTS))
 
-    def fed(limit: int) -> StreamRecorder:
-        recorder = StreamRecorder(limit)
+    def fed(limit: int) -> ChoicesRecorder:
+        recorder = choices_recorder(limit)
         assert b"".join(recorder.feed(encode_event(event)) for event in HELLO_EVENTS) == frames
         recorder.feed(encode_event(USAGE_EVENT) + DONE)
         assert recorder.is_complete
         assert recorder.usage is not None
         return recorder
 
-    size = entry_from(recorded_response(fed(LIMIT), CHAT)).size
-    assert isinstance(fed(size).recorded_response(CHAT), RecordedResponse)
-    assert fed(size - 1).recorded_response(CHAT) is NotStoredReason.TOO_LARGE
-    assert fed(0).recorded_response(CHAT) is NotStoredReason.TOO_LARGE
+    size = entry_from(recorded_response(fed(LIMIT), CHAT_REQUEST)).size
+    assert isinstance(fed(size).recorded_response(CHAT_REQUEST), RecordedResponse)
+    assert fed(size - 1).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
+    assert fed(0).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
 
 
 def test_a_message_beside_the_deltas_leaves_the_stream_without_a_json_form() -> None:
@@ -356,7 +361,7 @@ def test_a_message_beside_the_deltas_leaves_the_stream_without_a_json_form() -> 
         chat_event(choice_delta(content="Hel")),
         chat_event({**choice_delta(content="lo", finish="stop"), "message": {"content": "x"}}),
     ]
-    assert replay_json(recorded_response(record_stream(sse_stream(*events)), CHAT)) is None
+    assert replay_json(recorded_response(record_stream(sse_stream(*events)), CHAT_REQUEST)) is None
 
 
 def test_events_that_are_json_only_together_are_an_error() -> None:
@@ -364,7 +369,7 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
     assert (
         record_stream(
             sse_stream(*HELLO_EVENTS[:2]).removesuffix(DONE) + broken + sse_stream(*HELLO_EVENTS[2:])
-        ).recorded_response(CHAT)
+        ).recorded_response(CHAT_REQUEST)
         is NotStoredReason.ERROR
     )
 
@@ -375,14 +380,15 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
 @settings(max_examples=300)
 @given(st.lists(ODD_EVENT | JSON_VALUES, max_size=3), st.booleans())
 def test_no_events_of_an_engine_raise_anything(events: list[Any], begun: bool) -> None:
-    recorder = record_stream(sse_stream(*([ROLE_EVENT, HELLO_EVENTS[1]] if begun else []), *events))
-    for request in (CHAT, completion(stream=True)):
+    for request in (CHAT_REQUEST, completion(stream=True)):
+        beginning = [ROLE_EVENT, HELLO_EVENTS[1]] if begun else []
+        recorder = record_stream(sse_stream(*beginning, *events), endpoint=request.endpoint)
         assert isinstance(recorder.recorded_response(request), RecordedResponse | NotStoredReason)
 
 
 @given(st.lists(st.binary(max_size=20) | st.sampled_from([b"data: ", b"\n\n", b"\r\n", b"[DONE]", b'{"choices":[]}'])))
 def test_no_bytes_of_an_engine_raise_anything(pieces: list[bytes]) -> None:
-    recorder = StreamRecorder(LIMIT)
+    recorder = choices_recorder(LIMIT)
     for received in pieces:
         recorder.feed(received)
-    assert isinstance(recorder.recorded_response(CHAT), NotStoredReason)
+    assert isinstance(recorder.recorded_response(CHAT_REQUEST), NotStoredReason)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import record_body
-from router.core.endpoints.request import InferenceRequest
+from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, ODD_EVENT, chat, completion
 
 LIMIT: Final = 1 << 20

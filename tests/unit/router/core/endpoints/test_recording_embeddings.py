@@ -6,10 +6,10 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 
+from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
-from router.core.types import Endpoint
+from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, embeddings, entry_from, load_capture, request
 
 LIMIT: Final = 1 << 20
@@ -37,9 +37,9 @@ def test_an_answer_is_whole_with_a_vector_for_each_input(given_: Any, count: int
 
 
 def test_a_conversation_in_place_of_the_input_is_one_input_and_several_are_several() -> None:
-    parsed_request = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER, USER]})
+    parsed_request = request(EMBEDDINGS, {"model": "m", "messages": [USER, USER]})
     assert isinstance(record_body(parsed_request, answer([0.5]), LIMIT), RecordedResponse)
-    parsed_request = request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [[USER], [USER]]})
+    parsed_request = request(EMBEDDINGS, {"model": "m", "messages": [[USER], [USER]]})
     assert isinstance(record_body(parsed_request, answer([0.5], [0.5]), LIMIT), RecordedResponse)
 
 

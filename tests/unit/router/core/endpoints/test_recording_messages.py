@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.endpoint import Recorder
+from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import make_recorder, record_body
-from router.core.endpoints.recording import Recorder
 from router.core.endpoints.replay import replay
-from router.core.types import Endpoint
+from tests.support.endpoints import make_recorder, record_body
 from tests.support.factories import (
     JSON_VALUES,
     TEXTS,
@@ -69,7 +69,7 @@ TOOL: Final = {"id": "t", "name": "f", "input": {}}
 
 
 def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
-    recorder = make_recorder(Endpoint.MESSAGES, limit)
+    recorder = make_recorder(MESSAGES, limit)
     recorder.feed(sent)
     return recorder
 
@@ -91,7 +91,7 @@ def message(*content: dict[str, Any], reason: Any = "end_turn", **beside: Any) -
 
 
 def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
-    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(MESSAGES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
     assert not recorder.is_complete
     assert recorder.feed(typed_stream(STOP)) == b""
@@ -111,7 +111,7 @@ def test_a_stream_is_kept_whole_and_as_json() -> None:
 @given(st.data())
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
     sent = typed_stream(*HELLO, STOP)
-    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(MESSAGES, LIMIT)
     received, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 120))
@@ -171,7 +171,7 @@ def test_what_cannot_be_joined_without_loss_is_kept_as_a_stream_alone(events: An
 
 
 def test_events_without_content_do_not_start_a_stream() -> None:
-    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(MESSAGES, LIMIT)
     for one in (START, PING, start(), text(""), start(1, "thinking", thinking="", signature="")):
         recorder.feed(typed_stream(one))
         assert not recorder.started
@@ -189,7 +189,7 @@ def test_a_piece_of_anything_or_the_name_of_a_tool_starts_a_stream(one: dict[str
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_an_error_is_held_back_and_nothing_is_kept(at: int) -> None:
     failed = {"type": "error", "error": {"type": "internal_error", "message": "x"}}
-    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(MESSAGES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO[:at], failed)) == typed_stream(*HELLO[:at])
     assert json.loads(recorder.failure or b"") == failed
     assert recorder.feed(typed_stream(*HELLO[at:], STOP)) == b""
@@ -217,7 +217,7 @@ def test_an_empty_answer_is_not_kept() -> None:
 
 
 def test_a_broken_event_in_the_middle_is_not_kept() -> None:
-    recorder = make_recorder(Endpoint.MESSAGES, LIMIT)
+    recorder = make_recorder(MESSAGES, LIMIT)
     for sent in (
         typed_stream(*HELLO[:4]),
         b'event: content_block_delta\ndata: {"type\n\n',

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recorders import make_recorder, record_body
-from router.core.endpoints.recording import Recorder
 from router.core.endpoints.replay import replay
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.sse import DONE, payload, split_events
-from router.core.types import Endpoint
+from tests.support.endpoints import make_recorder, record_body
 from tests.support.factories import (
     JSON_VALUES,
     TEXTS,
@@ -79,7 +79,7 @@ def completed(answer: dict[str, Any], kind: str = "completed") -> dict[str, Any]
 
 
 def recorded(sent: bytes, limit: int = LIMIT) -> Recorder:
-    recorder = make_recorder(Endpoint.RESPONSES, limit)
+    recorder = make_recorder(RESPONSES, limit)
     recorder.feed(sent)
     return recorder
 
@@ -93,7 +93,7 @@ def kept(*events: dict[str, Any]) -> RecordedResponse | NotStoredReason:
 
 def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
     last = typed_stream(completed(response(message("Hello"))))
-    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(RESPONSES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
     assert not recorder.is_complete
     assert recorder.feed(last) == b""
@@ -116,7 +116,7 @@ def test_the_json_form_of_a_stream_is_the_response_of_its_last_event_byte_for_by
 @given(st.data())
 def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
     sent = typed_stream(*HELLO, completed(response(message("Hello"))))
-    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(RESPONSES, LIMIT)
     received, rest = b"", sent
     while rest:
         size = data.draw(st.integers(1, 200))
@@ -129,7 +129,7 @@ def test_where_the_network_cuts_a_stream_does_not_matter(data: Any) -> None:
 
 
 def test_events_without_content_do_not_start_a_stream() -> None:
-    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(RESPONSES, LIMIT)
     for one in (*OPENING, event("output_text.delta", delta=""), event("web_search_call.in_progress")):
         recorder.feed(typed_stream(one))
         recorder.feed(b": a comment\n\n")
@@ -161,7 +161,7 @@ def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict
     ],
 )
 def test_an_error_is_held_back_and_nothing_is_kept(failed: dict[str, Any]) -> None:
-    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(RESPONSES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO, failed)) == typed_stream(*HELLO)
     assert json.loads(recorder.failure or b"") == failed
     assert not recorder.is_complete
@@ -182,7 +182,7 @@ def test_what_is_no_event_fails_a_stream_that_has_not_begun(broken: bytes) -> No
 
 
 def test_a_broken_event_in_the_middle_is_not_kept() -> None:
-    recorder = make_recorder(Endpoint.RESPONSES, LIMIT)
+    recorder = make_recorder(RESPONSES, LIMIT)
     recorder.feed(typed_stream(*HELLO))
     recorder.feed(b'event: response.output_text.delta\ndata: {"delta\n\n')
     recorder.feed(typed_stream(completed(response(message("Hello")))))
@@ -240,7 +240,7 @@ def test_an_answer_over_the_limit_is_not_kept_its_last_event_included() -> None:
     size = entry_from(recorded_response(recorded(sent), STREAM_FORM)).size
     assert isinstance(recorded(sent, size).recorded_response(STREAM_FORM), RecordedResponse)
     assert recorded(sent, size - 1).recorded_response(STREAM_FORM) is NotStoredReason.TOO_LARGE
-    recorder = make_recorder(Endpoint.RESPONSES, 10)
+    recorder = make_recorder(RESPONSES, 10)
     assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
 
 

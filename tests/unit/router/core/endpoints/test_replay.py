@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.recorders import record_body
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE
-from router.core.types import Endpoint
+from tests.support.endpoints import record_body
 from tests.support.factories import (
     HELLO_EVENTS,
     JSON_VALUES,
@@ -33,7 +33,7 @@ from tests.support.factories import (
     sse_stream,
 )
 from tests.support.replay_helpers import (
-    CHAT,
+    CHAT_REQUEST,
     LIMIT,
     STREAM,
     STREAM_USAGE,
@@ -65,14 +65,14 @@ PLAIN: Final = [
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_is_replayed_byte_for_byte(name: str) -> None:
     request, sent = load_capture(name)
-    entry = entry_from(recorded_response(record_stream(sent), request))
+    entry = entry_from(recorded_response(record_stream(sent, endpoint=request.endpoint), request))
     assert replay(entry, request) == sent
 
 
 @pytest.mark.parametrize("name", STREAMED)
 def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
     request, sent = load_capture(name)
-    body = replay_json(recorded_response(record_stream(sent), request), request)
+    body = replay_json(recorded_response(record_stream(sent, endpoint=request.endpoint), request), request)
     joined: dict[int, str] = {}
     for event in stream_events(sent):
         for part in event["choices"]:
@@ -80,7 +80,7 @@ def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
             joined[part["index"]] = joined.get(part["index"], "") + text
     texts = [part["text"] if "text" in part else part["message"]["content"] or "" for part in body["choices"]]
     assert texts == [joined[index] for index in sorted(joined)]
-    assert body["object"] == ("chat.completion" if request.endpoint is Endpoint.CHAT else "text_completion")
+    assert body["object"] == ("chat.completion" if request.endpoint is CHAT else "text_completion")
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -90,10 +90,10 @@ def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None
     assert isinstance(recording, RecordedResponse)
     assert replay(entry_from(recording), request) == body
     fields = {**request.fields, "stream": True, "stream_options": {"include_usage": True}}
-    streaming = chat(**fields) if request.endpoint is Endpoint.CHAT else completion(**fields)
+    streaming = chat(**fields) if request.endpoint is CHAT else completion(**fields)
     sent = replay(entry_from(recording), streaming)
     assert sent is not None
-    again = recorded_response(record_stream(sent), streaming)
+    again = recorded_response(record_stream(sent, endpoint=request.endpoint), streaming)
     assert without_nulls(replay_json(again, streaming)) == without_nulls(json.loads(body))
 
 
@@ -111,7 +111,7 @@ def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: st
     request, sent = load_capture(other)
     expected, actual = (
         without_nulls(json.loads(body)),
-        without_nulls(replay_json(recorded_response(record_stream(sent), request), request)),
+        without_nulls(replay_json(recorded_response(record_stream(sent, endpoint=request.endpoint), request), request)),
     )
     for response in (expected, actual):
         del response["id"], response["created"]
@@ -183,7 +183,7 @@ def test_usage_follows_the_clients_wish_on_a_hit(streamed: bool) -> None:
     assert (events[-1]["choices"], events[-1]["usage"]) == ([], usage)
     assert not any(event.get("usage") for event in events[:-1])
     assert not any("usage" in event for event in stream_events(replay(entry, STREAM)))
-    body = replay(entry, CHAT)
+    body = replay(entry, CHAT_REQUEST)
     assert body is not None
     assert json.loads(body)["usage"] == usage
 
@@ -212,7 +212,7 @@ def test_usage_that_was_never_told_is_not_made_up() -> None:
 def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> None:
     events = [ROLE_EVENT, *events, chat_event(choice_delta(finish="stop"))]
     recording = recorded_response(record_stream(sse_stream(*events)), STREAM)
-    assert replay(entry_from(recording), CHAT) is None
+    assert replay(entry_from(recording), CHAT_REQUEST) is None
     assert replay(entry_from(recording), STREAM) == sse_stream(*events)
 
 
@@ -228,7 +228,7 @@ def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> N
 def test_a_body_that_cannot_be_taken_apart_is_a_miss_for_a_stream(body: bytes) -> None:
     entry = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
     assert replay(entry, STREAM) is None
-    assert replay(entry, CHAT) == body
+    assert replay(entry, CHAT_REQUEST) == body
 
 
 @settings(max_examples=300)
@@ -269,7 +269,7 @@ def test_any_mixture_of_choices_comes_back_as_it_was_sent(order: list[int], data
         events.append(chat_event(choice_delta(index, content=delta)))
     events.append(chat_event(choice_delta(0, "stop"), choice_delta(1, "stop")))
     request = chat(stream=True, n=2)
-    recording = recorded_response(record_stream(sse_stream(*events)), request)
+    recording = recorded_response(record_stream(sse_stream(*events), endpoint=request.endpoint), request)
     assert replay(entry_from(recording), request) == b"".join(map(encode_event, events)) + DONE
     replayed = replay_json(recording)["choices"]
     assert [choice["message"]["content"] for choice in replayed] == [f"-{text}" for text in texts]

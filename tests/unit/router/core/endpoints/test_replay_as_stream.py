@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.replay import replay
-from router.core.endpoints.request import InferenceRequest
 from router.core.endpoints.sse import DONE, split_events
-from router.core.types import Endpoint
 from tests.support.factories import JSON_VALUES, TEXTS, completion, entry_from
 from tests.support.replay_helpers import STREAM, STREAM_USAGE, TOOL_CALLS, chat_response, response_choice, stream_events
 
@@ -29,7 +29,7 @@ def events(body: Any, asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
 
 def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
     """The events that a response must give, computed in the simplest way."""
-    is_chat = asked.endpoint is Endpoint.CHAT
+    is_chat = asked.endpoint is CHAT
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
     head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}
     openings, deltas = [], []
@@ -77,7 +77,7 @@ TOP: Final = dict.fromkeys(
 def test_each_field_of_any_answer_comes_out_in_its_place(
     data: st.DataObject, asked: InferenceRequest, indent: int | None, escaped: bool
 ) -> None:
-    choices = st.lists(CHOICE if asked.endpoint is Endpoint.CHAT else PIECE, max_size=3)
+    choices = st.lists(CHOICE if asked.endpoint is CHAT else PIECE, max_size=3)
     body = data.draw(st.fixed_dictionaries({"choices": choices}, optional=TOP))
     written = json.dumps(body, indent=indent, ensure_ascii=escaped)
     assert events(written.encode(), asked) == expected(body, asked)

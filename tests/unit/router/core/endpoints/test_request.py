@@ -10,6 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.embeddings import EMBEDDINGS
+from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.request import (
     MAX_DEPTH,
     MAX_FLOATS,
@@ -18,7 +23,8 @@ from router.core.endpoints.request import (
     parse_request,
     without_fields,
 )
-from router.core.types import Endpoint
+from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.table import ENDPOINTS
 from router.errors import ApiError
 from router.process_limits import limit_integer_digits
 from tests.support.factories import JSON_VALUES, chat, completion, request
@@ -60,7 +66,7 @@ def refused(endpoint: Endpoint, fields: Any) -> ApiError:
     ],
 )
 def test_a_wrong_field_of_a_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    error = refused(Endpoint.CHAT, fields)
+    error = refused(CHAT, fields)
     assert error.param == param
     assert f"`{param}`" in error.message
 
@@ -75,7 +81,7 @@ def test_a_wrong_field_of_a_chat_is_refused_by_name(fields: dict[str, Any], para
     ],
 )
 def test_a_completion_needs_a_prompt(fields: dict[str, Any], param: str) -> None:
-    assert refused(Endpoint.COMPLETIONS, fields).param == param
+    assert refused(COMPLETIONS, fields).param == param
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], [[1, 2], [3]]])
@@ -92,12 +98,12 @@ def test_a_prompt_is_text_or_tokens_or_several_of_either(prompt: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_request(Endpoint.CHAT, body)
+        parse_request(CHAT, body)
     assert caught.value.status == 400
     assert caught.value.code == "invalid_json"
 
 
-@given(st.binary(max_size=40) | JSON_VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(Endpoint))
+@given(st.binary(max_size=40) | JSON_VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(ENDPOINTS))
 def test_nothing_that_a_client_sends_raises_anything_but_a_refusal(body: bytes, endpoint: Endpoint) -> None:
     with pytest.raises(ApiError):
         parse_request(endpoint, body)
@@ -108,7 +114,7 @@ def test_nothing_that_a_client_sends_raises_anything_but_a_refusal(body: bytes, 
     JSON_VALUES,
 )
 def test_no_value_of_a_known_field_raises_anything_but_a_refusal(name: str, value: Any) -> None:
-    for endpoint in Endpoint:
+    for endpoint in ENDPOINTS:
         fields = {"model": "m", "messages": [USER], "prompt": "x", name: value}
         with suppress(ApiError):
             assert request(endpoint, fields).fields == fields
@@ -149,13 +155,13 @@ def test_usage_is_asked_for_only_by_a_stream() -> None:
 
 @pytest.mark.parametrize("spelt", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
 def test_a_number_is_one_value_however_it_is_spelt(spelt: str) -> None:
-    parsed_request = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
     assert repr(parsed_request.fields["x"]) == "1"
 
 
 @pytest.mark.parametrize("spelt", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
 def test_a_number_loses_nothing(spelt: str) -> None:
-    parsed_request = parse_request(Endpoint.CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
     assert parsed_request.fields["x"] == json.loads(spelt)
 
 
@@ -166,13 +172,13 @@ def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
 
 def test_a_request_that_needs_no_change_goes_to_the_engine_byte_for_byte() -> None:
     body = b'{ "model" : "m",\n"messages":[{"role":"user","content":"\\u00e9"}] , "x": 1.50 }'
-    assert engine_body(parse_request(Endpoint.CHAT, body), "m") is body
+    assert engine_body(parse_request(CHAT, body), "m") is body
 
 
 def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
     messages = b'[ {"role":"user","content":"\\u00e9\\r\\n"} ]'
     body = b'{"model":"m","messages":%b,"x":1.50,"big":12345678901234567890123,"y":{ "b":1, "a":2 }}' % messages
-    sent = engine_body(parse_request(Endpoint.CHAT, body), "other")
+    sent = engine_body(parse_request(CHAT, body), "other")
     assert messages in sent
     assert b'"x":1.50,' in sent
     assert b'"big":12345678901234567890123,' in sent
@@ -198,7 +204,7 @@ def test_a_json_request_is_given_no_stream_options() -> None:
 
 def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
     body = b'{"model": "llama", "min_p": 0.1, "messages": [ {"role":"user","content":"\\u0048i"} ], "top_p": 1e-1}'
-    left = without_fields(parse_request(Endpoint.CHAT, body), ["min_p", "logit_bias"])
+    left = without_fields(parse_request(CHAT, body), ["min_p", "logit_bias"])
     assert left.body == b'{"model":"llama","messages":[ {"role":"user","content":"\\u0048i"} ],"top_p":1e-1}'
     assert left.fields == {"model": "llama", "messages": [USER], "top_p": 0.1}
 
@@ -220,7 +226,7 @@ NUMBERS = st.from_regex(rb"-?(0|[1-9][0-9]{0,24})(\.[0-9]{1,24})?([eE][+-]?[0-9]
 def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[bytes]) -> None:
     listed = b",".join(numbers)
     body = b'{"model":"m","input":"x","x":[%b],"y":{"z":%b}}' % (listed, numbers[0])
-    small, large = (parse_request(Endpoint.EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
+    small, large = (parse_request(EMBEDDINGS, sent) for sent in (body, body + b" " * 100_000))
     assert repr(small.fields) == repr(large.fields)
 
 
@@ -228,7 +234,7 @@ def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[by
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
 def test_a_number_that_is_none_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_request(Endpoint.EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
+        parse_request(EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
@@ -242,7 +248,7 @@ def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() 
 
     sys.setprofile(count)
     try:
-        parse_request(Endpoint.EMBEDDINGS, body)
+        parse_request(EMBEDDINGS, body)
     finally:
         sys.setprofile(None)
     assert calls == 0
@@ -251,20 +257,20 @@ def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() 
 def test_more_fractional_numbers_than_anybody_needs_are_refused() -> None:
     body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * (MAX_FLOATS + 1))
     with pytest.raises(ApiError) as caught:
-        parse_request(Endpoint.EMBEDDINGS, body)
+        parse_request(EMBEDDINGS, body)
     assert (caught.value.status, caught.value.code) == (400, "too_many_parts")
 
 
 LEAST = {
-    Endpoint.CHAT: b'"messages":[{"role":"user","content":"x"}]', Endpoint.COMPLETIONS: b'"prompt":"x"',
-    Endpoint.EMBEDDINGS: b'"input":"x"', Endpoint.RESPONSES: b'"input":"x"',
-    Endpoint.MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
+    CHAT: b'"messages":[{"role":"user","content":"x"}]', COMPLETIONS: b'"prompt":"x"',
+    EMBEDDINGS: b'"input":"x"', RESPONSES: b'"input":"x"',
+    MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("padding", [0, 100_000], ids=["small", "large"])
 @pytest.mark.parametrize("pair", [(b"[", b"]", b""), (b'{"a":', b"}", b"1")], ids=["lists", "objects"])
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_a_body_may_be_so_deep_and_no_deeper(
     endpoint: Endpoint, pair: tuple[bytes, bytes, bytes], padding: int
 ) -> None:
@@ -287,10 +293,10 @@ def test_an_integer_of_more_digits_than_a_server_allows_is_refused() -> None:
         for digits, allowed in ((640, True), (641, False)):
             body = b'{"model":"m","input":"x","x":%b}' % (b"9" * digits)
             if allowed:
-                assert len(str(parse_request(Endpoint.EMBEDDINGS, body).fields["x"])) == digits
+                assert len(str(parse_request(EMBEDDINGS, body).fields["x"])) == digits
                 continue
             with pytest.raises(ApiError) as caught:
-                parse_request(Endpoint.EMBEDDINGS, body)
+                parse_request(EMBEDDINGS, body)
             assert (caught.value.status, caught.value.code) == (400, "invalid_json")
     finally:
         sys.set_int_max_str_digits(before)

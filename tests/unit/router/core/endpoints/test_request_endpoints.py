@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.request import InferenceRequest, engine_body
-from router.core.types import Endpoint
+from router.core.endpoints.embeddings import EMBEDDINGS
+from router.core.endpoints.endpoint import Endpoint, InferenceRequest
+from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.request import engine_body
+from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError
 from tests.support.factories import embeddings, messages, request, responses
 
@@ -23,29 +26,29 @@ def refused(endpoint: Endpoint, fields: dict[str, Any]) -> ApiError:
 @pytest.mark.parametrize(
     ("endpoint", "fields", "param"),
     [
-        (Endpoint.EMBEDDINGS, {}, "input"),
-        (Endpoint.EMBEDDINGS, {"input": []}, "input"),
-        (Endpoint.EMBEDDINGS, {"input": 1}, "input"),
-        (Endpoint.EMBEDDINGS, {"input": "x", "dimensions": "3"}, "dimensions"),
-        (Endpoint.EMBEDDINGS, {"input": "x", "encoding_format": 3}, "encoding_format"),
-        (Endpoint.EMBEDDINGS, {"input": "x", "encoding_format": "bytes"}, "encoding_format"),
-        (Endpoint.RESPONSES, {}, "input"),
-        (Endpoint.RESPONSES, {"input": []}, "input"),
-        (Endpoint.RESPONSES, {"input": ["x"]}, "input[0]"),
-        (Endpoint.RESPONSES, {"input": [{"role": 1}]}, "input[0].role"),
-        (Endpoint.RESPONSES, {"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
-        (Endpoint.RESPONSES, {"input": "x", "instructions": ["x"]}, "instructions"),
-        (Endpoint.RESPONSES, {"input": "x", "max_output_tokens": "9"}, "max_output_tokens"),
-        (Endpoint.RESPONSES, {"input": "x", "stream": 1}, "stream"),
-        (Endpoint.RESPONSES, {"input": "x", "background": "no"}, "background"),
-        (Endpoint.RESPONSES, {"input": "x", "tools": {}}, "tools"),
-        (Endpoint.MESSAGES, {"max_tokens": 9}, "messages"),
-        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": []}, "messages"),
-        (Endpoint.MESSAGES, {"messages": [USER]}, "max_tokens"),
-        (Endpoint.MESSAGES, {"messages": [USER], "max_tokens": None}, "max_tokens"),
-        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [{"content": "Hi"}]}, "messages[0].role"),
-        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [USER], "system": 1}, "system"),
-        (Endpoint.MESSAGES, {"max_tokens": 9, "messages": [USER], "system": ["x"]}, "system[0]"),
+        (EMBEDDINGS, {}, "input"),
+        (EMBEDDINGS, {"input": []}, "input"),
+        (EMBEDDINGS, {"input": 1}, "input"),
+        (EMBEDDINGS, {"input": "x", "dimensions": "3"}, "dimensions"),
+        (EMBEDDINGS, {"input": "x", "encoding_format": 3}, "encoding_format"),
+        (EMBEDDINGS, {"input": "x", "encoding_format": "bytes"}, "encoding_format"),
+        (RESPONSES, {}, "input"),
+        (RESPONSES, {"input": []}, "input"),
+        (RESPONSES, {"input": ["x"]}, "input[0]"),
+        (RESPONSES, {"input": [{"role": 1}]}, "input[0].role"),
+        (RESPONSES, {"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
+        (RESPONSES, {"input": "x", "instructions": ["x"]}, "instructions"),
+        (RESPONSES, {"input": "x", "max_output_tokens": "9"}, "max_output_tokens"),
+        (RESPONSES, {"input": "x", "stream": 1}, "stream"),
+        (RESPONSES, {"input": "x", "background": "no"}, "background"),
+        (RESPONSES, {"input": "x", "tools": {}}, "tools"),
+        (MESSAGES, {"max_tokens": 9}, "messages"),
+        (MESSAGES, {"max_tokens": 9, "messages": []}, "messages"),
+        (MESSAGES, {"messages": [USER]}, "max_tokens"),
+        (MESSAGES, {"messages": [USER], "max_tokens": None}, "max_tokens"),
+        (MESSAGES, {"max_tokens": 9, "messages": [{"content": "Hi"}]}, "messages[0].role"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER], "system": 1}, "system"),
+        (MESSAGES, {"max_tokens": 9, "messages": [USER], "system": ["x"]}, "system[0]"),
     ],
 )
 def test_a_missing_or_wrong_field_is_refused_by_name(endpoint: Endpoint, fields: dict[str, Any], param: str) -> None:
@@ -60,7 +63,7 @@ def test_embeddings_take_text_tokens_or_conversations(given: Any) -> None:
 
 
 def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
-    assert request(Endpoint.EMBEDDINGS, {"model": "m", "messages": [USER]}).fields["messages"] == [USER]
+    assert request(EMBEDDINGS, {"model": "m", "messages": [USER]}).fields["messages"] == [USER]
 
 
 def test_embeddings_never_stream_since_vllm_passes_over_the_field() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.recorders import make_recorder
 from router.core.endpoints.stream_encoding import (
     MAX_DECODED,
     STREAM_DECODE_ERRORS,
@@ -18,6 +17,7 @@ from router.core.endpoints.stream_encoding import (
     encode_stream,
     is_lossless,
 )
+from tests.support.endpoints import make_recorder
 from tests.support.factories import load_capture
 
 HEAD: Final = b'data: {"id":"c","choices":[{"index":%d,"delta":{"content":"'

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.context_length import (
     TEMPLATE_OVERHEAD,
     Fit,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.endpoints.request import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.draft_stats import (
     HALF_LIFE,
     MIN_GENERATIONS,

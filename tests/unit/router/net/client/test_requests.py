@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from router.core.types import Endpoint
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.completions import COMPLETIONS
 from router.net.client.target import RequestTarget
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient
@@ -45,7 +46,7 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
         for trace in (None, "00-abc-def-01"):
             request = asyncio.ensure_future(
                 client.post(
-                    engine, Endpoint.COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, head_timeout=LONG,
+                    engine, COMPLETIONS, b'{"a":1}', request_id="id-1", traceparent=trace, head_timeout=LONG,
                     total_timeout=LONG,
                 )
             )  # fmt: skip
@@ -88,7 +89,7 @@ async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent
         for value in ("a\r\nevil: 1", "a\nevil: 1", "a\rb", "a\0b", "\r\n", "\N{SNOWMAN}"):
             for ids in ({"request_id": value, "traceparent": None}, {"request_id": "x", "traceparent": value}):
                 with pytest.raises(ValueError, match=r"cannot carry|codec"):
-                    await client.post(engine, Endpoint.CHAT, b"{}", **ids, head_timeout=LONG, total_timeout=LONG)
+                    await client.post(engine, CHAT, b"{}", **ids, head_timeout=LONG, total_timeout=LONG)
         assert server.accepted == 0
 
 

@@ -1,0 +1,42 @@
+"""What differs between the two APIs whose responses are lists of choices: chats and completions."""
+
+from typing import Any, Final
+
+from router.core.endpoints.delta_merge import JOINED_FIELDS, has_no_pieces, may_merge
+
+_TEXT_FIELDS: Final = frozenset(("content", "reasoning", "reasoning_content", "text"))
+
+
+class ChoicesFormat:
+    """The form of the choices of one API.
+
+    - `body_object`, `event_object`: the value of `object` in a JSON response and in the events of a stream.
+    - `has_messages`: a choice has a `message`, or in a stream a `delta`; otherwise it has a `text`.
+    - `takes_prompt_list`: the field `prompt` may be a list of prompts, each with choices of its own.
+    """
+
+    __slots__ = ("body_object", "event_object", "has_messages", "takes_prompt_list")
+
+    def __init__(self, *, body_object: str, event_object: str, has_messages: bool, takes_prompt_list: bool) -> None:
+        self.body_object = body_object
+        self.event_object = event_object
+        self.has_messages = has_messages
+        self.takes_prompt_list = takes_prompt_list
+
+    def may_merge(self, begin: bytes, end: bytes) -> bool:
+        """Whether events with these bytes before and after their text may be merged; see delta_merge.may_merge."""
+        return may_merge(begin, end, _TEXT_FIELDS, self._text_container)
+
+    def _text_container(self, event: Any) -> Any:
+        """See delta_merge.FindContainer."""
+        choices = event.pop("choices", None)
+        if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+            return None
+        for name, value in event.items():
+            if value is not None and (name in JOINED_FIELDS or type(value) is dict or type(value) is list):
+                return None
+        choice = choices[0]
+        if not self.has_messages:
+            return choice
+        delta = choice.pop("delta", None)
+        return delta if type(delta) is dict and has_no_pieces(choice) else None

@@ -1,0 +1,183 @@
+"""Records the responses of chats and completions: lists of choices, in streams that end with `[DONE]`."""
+
+from typing import Any, Final
+
+import msgspec
+
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.frames import EVENT_PARSE_ERRORS, extract_text, finish_reasons, join_events, parse_frames
+from router.core.endpoints.recorded_response import (
+    NotStoredReason,
+    RecordedResponse,
+    ResponseChoice,
+    decode_chat_event,
+    decode_chat_response,
+    parse_usage,
+)
+from router.core.endpoints.recording import StreamRecorder, record_json, record_stream
+from router.core.endpoints.sse import DONE, payload, split_events
+
+_encode = msgspec.json.Encoder().encode
+
+# Finish reasons with which vLLM cuts a choice off.
+_ABNORMAL_FINISH_REASONS: Final = ("abort", "error")
+
+_EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
+
+
+# An event of a started stream is read only if it contains one of these. Inside of a JSON string, the quotes of a name
+# are escaped, so generated text matches only `[DONE]`; then the event is read, and forwarded unchanged.
+_NON_TEXT_MARKERS: Final = (b'"usage"', b'"error"', b"[DONE]")
+
+
+def _is_only_text(frames: bytes) -> bool:
+    # `find`, not `in`: for bytes, `in` first tries its operand as an integer, and raises and discards a TypeError.
+    find = frames.find
+    return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0
+
+
+def _text_prefix_length(frames: bytes) -> int:
+    # Up to the end of the last event before the first marker.
+    first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
+    end = frames.rfind(b"\n\n", 0, first)
+    return end + 2 if end >= 0 else 0
+
+
+class ChoicesRecorder(StreamRecorder):
+    """Records the stream of a chat or of completions. An event that has only a role is no token."""
+
+    __slots__ = ("_choices_format", "_shapes", "_usage_frame", "_usage_json")
+
+    def __init__(self, choices_format: ChoicesFormat, limit: int, shapes: AnswerShapes | None = None) -> None:
+        """`limit`: see StreamRecorder. With `shapes`, most streams get a JSON form without decoding their events."""
+        super().__init__(limit)
+        self._choices_format = choices_format
+        self._shapes = shapes
+        self._usage_json: bytes | None = None
+        self._usage_frame: bytes | None = None
+
+    def _is_only_text(self, frames: bytes) -> bool:
+        return _is_only_text(frames)
+
+    def _filter_events(self, frames: bytes) -> bytes:
+        begin = _text_prefix_length(frames) if self.started else 0
+        forwarded = [frames[:begin]]
+        events = iter(split_events(frames[begin:]))
+        for frame in events:
+            was_started = self.started
+            if was_started and _is_only_text(frame):
+                forwarded.append(frame)
+                continue
+            data = payload(frame)
+            if data is None:
+                forwarded.append(frame)
+            elif data == b"[DONE]":
+                self.ended = True
+            elif self._is_forwarded(frame, data):
+                forwarded.append(frame)
+            if self.ended or self.failure is not None:
+                break
+            if self.started and not was_started and (rest := b"".join(events)):
+                # This was the first token. Most of the rest is text, which `_text_prefix_length` skips in one search.
+                # The recursion is one call deep, since `started` is set now; `events` is exhausted.
+                forwarded.append(self._filter_events(rest))
+        return b"".join(forwarded)
+
+    def _is_forwarded(self, frame: bytes, data: bytes) -> bool:
+        try:
+            event = decode_chat_event(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.failure = b"an event was not JSON"
+            return False
+        if event.error is not None:
+            self.failure = data
+            return False
+        if event.usage is not None:
+            self.usage = parse_usage(event.usage) or self.usage
+            if not event.choices:  # usage beside choices is part of the response, and is forwarded
+                self._usage_frame = frame
+                self._usage_json = _encode(event.usage)
+                return False
+        self.started = self.started or _has_content(event.choices or [])
+        return True
+
+    def final_frames(self, *, include_usage: bool) -> bytes:
+        return (self._usage_frame or b"") + DONE if include_usage else DONE
+
+    def _record_complete(self, request: InferenceRequest) -> RecordedResponse | NotStoredReason:
+        choices_format, parts = self._choices_format, self._parts
+        expected = _expected_choices(choices_format, request)
+        if self._shapes is not None:
+            filled = self._shapes.fill(choices_format, parts, self._usage_frame, self._usage_json)
+            if filled is not None:
+                body, ended = filled
+                bad = _not_stored_reason(expected, ended, has_content=self.started)
+                return bad or record_stream(parts, body, self._usage_frame, self.usage, self._limit)
+        events = parts.merged_events(choices_format.may_merge)
+        try:
+            parsed = parse_frames(events)
+            reasons = finish_reasons(parsed)
+        except EVENT_PARSE_ERRORS:
+            return NotStoredReason.ERROR  # not JSON, or JSON of another form than events have
+        bad = _not_stored_reason(expected, list(reasons.values()), has_content=self.started)
+        if bad is not None:
+            return bad
+        joined = join_events(choices_format, parsed, self._usage_frame)
+        if joined is None:
+            # No JSON body says the same. The entry then serves streams only; its body is the text, for people.
+            return record_stream(
+                parts, extract_text(events), self._usage_frame, self.usage, self._limit, lossless=False
+            )
+        return record_stream(parts, joined, self._usage_frame, self.usage, self._limit)
+
+
+def record_choices(
+    choices_format: ChoicesFormat, request: InferenceRequest, body: bytes, limit: int
+) -> RecordedResponse | NotStoredReason:
+    try:
+        response = decode_chat_response(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NotStoredReason.ERROR
+    if response.error is not None:
+        return NotStoredReason.ERROR
+    reasons = [choice.finish_reason for choice in response.choices]
+    bad = _not_stored_reason(
+        _expected_choices(choices_format, request), reasons, has_content=_has_content(response.choices)
+    )
+    return bad if bad is not None else record_json(body, parse_usage(response.usage), limit)
+
+
+def _not_stored_reason(expected_choices: int, reasons: list[Any], *, has_content: bool) -> NotStoredReason | None:
+    """`reasons`: the finish reason of each choice, or what an engine sent in its place."""
+    if len(reasons) < expected_choices:
+        return NotStoredReason.INCOMPLETE
+    for reason in reasons:
+        if not reason or reason in _ABNORMAL_FINISH_REASONS:
+            return NotStoredReason.INCOMPLETE
+    return None if has_content else NotStoredReason.EMPTY
+
+
+def _expected_choices(choices_format: ChoicesFormat, request: InferenceRequest) -> int:
+    n = request.fields.get("n")
+    count = n if isinstance(n, int) else 1
+    if choices_format.takes_prompt_list:
+        prompt = request.fields["prompt"]
+        # A list of integers is one prompt, as token ids; any other list has a prompt in each item.
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            return count * len(prompt)
+    return count
+
+
+def _has_content(choices: list[ResponseChoice]) -> bool:
+    for choice in choices:
+        # A true value needs no comparison. Of the others, 0 and false are content.
+        if choice.text or choice.text not in _EMPTY_VALUES:
+            return True
+        part = choice.delta or choice.message
+        if isinstance(part, dict):
+            for name, value in part.items():  # also fields that are not known here
+                if name != "role" and (value or value not in _EMPTY_VALUES):
+                    return True
+    return False

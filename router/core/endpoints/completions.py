@@ -1,0 +1,47 @@
+"""/v1/completions."""
+
+from functools import partial
+from typing import Any, Final
+
+from router.core.endpoints.chat_convert import frames_from_body
+from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.choices_recorder import ChoicesRecorder, record_choices
+from router.core.endpoints.endpoint import Endpoint, Prompt, Streaming
+from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.sse import DONE
+from router.errors import ApiError
+
+
+class _CompletionsFields(RequestFields):
+    prompt: str | list[Any] | None = None
+
+    def validate(self) -> ApiError | None:
+        return None if self.prompt else missing_field_error("prompt")
+
+
+COMPLETIONS_CHOICES: Final = ChoicesFormat(
+    body_object="text_completion",
+    event_object="text_completion",
+    has_messages=False,
+    takes_prompt_list=True,
+)
+
+COMPLETIONS: Final = Endpoint(
+    path="/v1/completions",
+    accepts_x_api_key=False,
+    fields_type=_CompletionsFields,
+    input=Prompt("prompt"),
+    echoed_fields={},
+    find_server_state=None,
+    samples=True,
+    applies_logit_fields=True,
+    may_fall_back=True,
+    record_body=partial(record_choices, COMPLETIONS_CHOICES),
+    streaming=Streaming(
+        needs_usage_option=True,
+        make_recorder=partial(ChoicesRecorder, COMPLETIONS_CHOICES),
+        replay_end=DONE,
+        frames_from_body=partial(frames_from_body, COMPLETIONS_CHOICES),
+        error_frame=ApiError.frame,
+    ),
+)

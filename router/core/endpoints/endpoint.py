@@ -1,0 +1,160 @@
+"""What an endpoint is: everything that differs between the APIs, in one object each.
+
+The router treats all endpoints alike; where one differs from another, the code asks its `Endpoint`. Each endpoint has a
+module (chat, completions, embeddings, responses, messages), and router.core.endpoints.table lists them. To add an
+endpoint, add a module and its line in the table; a member that is forgotten is a type error, since none has a default.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
+from router.core.endpoints.request_fields import RequestFields
+from router.errors import ApiError
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A request whose known fields have valid types.
+
+    - `fields`: the body as plain values; equal JSON gives equal fields, however its numbers are written.
+    - `model`: the model that the client requests: a public name, an alias or `auto`.
+    - `stream`: whether the client wants events. Always False at an endpoint that does not stream.
+    - `include_usage`: whether the client wants the usage event at the end of its stream.
+    - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.
+    - `body`: the client's bytes.
+    """
+
+    endpoint: "Endpoint"
+    fields: dict[str, Any]
+    model: str
+    stream: bool
+    include_usage: bool
+    temperature: float | None
+    seed: int | None
+    max_tokens: int | None
+    body: bytes
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same request always gives the same response. An omitted temperature is 1, not 0."""
+        return self.temperature == 0 or self.seed is not None or not self.endpoint.samples
+
+
+class Recorder(Protocol):
+    """One stream, from its first byte to its last.
+
+    - `started`: the first token has arrived. A comment or an event without content is no token.
+    - `failure`: the payload of the engine's error event, or what is wrong with the bytes that it sent.
+    - `ended`: the engine has sent the event that ends a stream of this endpoint.
+    - `is_complete`: the stream has ended, and without a failure.
+    - `usage`: the token counts that the engine has reported; None until then.
+    """
+
+    started: bool
+    ended: bool
+    failure: bytes | None
+    usage: ReportedUsage | None
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes the next bytes of the stream; returns the bytes to forward now, possibly none.
+
+        Ignores all bytes after the end of the stream, normal or not.
+        """
+
+    def final_frames(self, *, include_usage: bool) -> bytes:
+        """The last bytes for the client. Send them only after the recorded response is passed to the store."""
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def recorded_response(self, request: InferenceRequest) -> RecordedResponse | NotStoredReason: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The input is a list of messages, or one text, in `field`; the system prompt may have a field of its own.
+
+    The key has the system text, the context and the rest separately. The last user text is what is classified.
+    """
+
+    field: str
+    system_field: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The input is a text, token ids, or a list of either, in `field`. The first text is what is classified."""
+
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """The input is in `field` or, as vLLM accepts it too, a conversation in `messages_field`. Nothing is classified."""
+
+    field: str
+    messages_field: str
+
+
+InputLayout = Conversation | Prompt | EmbeddingInput
+"""Where a request has its input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """The event stream of an endpoint.
+
+    - `needs_usage_option`: engines send the usage only with `stream_options.include_usage`.
+    - `make_recorder`: a recorder for entries of at most so many bytes. Only chats and completions use the shapes.
+    - `replay_end`: what follows the stored events: `[DONE]`, or nothing if the final event is stored with the others.
+    - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
+      flag is set. None if there are no such events. Raises msgspec.DecodeError, UnicodeDecodeError, KeyError,
+      TypeError, AttributeError or RecursionError for a body of another form.
+    - `error_frame`: the event that ends a stream which fails after its first byte; nothing follows it.
+    """
+
+    needs_usage_option: bool
+    make_recorder: Callable[[int, AnswerShapes | None], Recorder]
+    replay_end: bytes
+    frames_from_body: Callable[[bytes, bool], bytes | None]
+    error_frame: Callable[[ApiError], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Endpoint:
+    """One path whose requests are routed and cached. It is compared by identity.
+
+    - `path`: of the router and of engines.
+    - `accepts_x_api_key`: a client may send its key in `x-api-key`, too.
+    - `fields_type`: the fields of a request that are validated.
+    - `input`: where a request has its input.
+    - `echoed_fields`: fields that are part of the cache key here alone, because the response repeats them; each with
+      the reason. See key_derivation.IGNORED_FIELDS.
+    - `find_server_state`: why the response depends on state at a server, by the request's fields, so that it must not
+      be reused; it returns None if it does not depend on any. None for an API without such state.
+    - `samples`: tokens are sampled, so that only temperature 0 or a seed makes a response deterministic.
+    - `applies_logit_fields`: engines apply `min_p` and `logit_bias`, which vLLM refuses with speculative decoding. At
+      the other endpoints they ignore them.
+    - `may_fall_back`: another model may answer in place of the requested one.
+    - `record_body`: what to store of a JSON response, in at most so many bytes, or why nothing is stored.
+    - `streaming`: None if responses are always JSON; engines then ignore the field `stream`.
+    """
+
+    path: str
+    accepts_x_api_key: bool
+    fields_type: type[RequestFields]
+    input: InputLayout
+    echoed_fields: Mapping[str, str]
+    find_server_state: Callable[[Mapping[str, Any]], str | None] | None
+    samples: bool
+    applies_logit_fields: bool
+    may_fall_back: bool
+    record_body: Callable[[InferenceRequest, bytes, int], RecordedResponse | NotStoredReason]
+    streaming: Streaming | None
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.path!r})"
