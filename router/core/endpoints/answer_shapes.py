@@ -13,7 +13,8 @@ import msgspec
 
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.delta_template import StreamParts, TemplateRun
-from router.core.endpoints.frames import EVENT_PARSE_ERRORS, finish_reasons, join_events, parse_frames
+from router.core.endpoints.frames import finish_reasons, join_events, parse_frames
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 
 MAX_SHAPES: Final = 256
 MAX_SKELETON_SIZE: Final = 8192
@@ -165,7 +166,7 @@ def _build_shape(choices_format: ChoicesFormat, skeleton: bytes) -> AnswerShape 
         parsed = parse_frames(frames)
         reasons = list(finish_reasons(parsed).values())
         body = join_events(choices_format, parsed, usage_frame)
-    except EVENT_PARSE_ERRORS:
+    except MALFORMED_RESPONSE_ERRORS:
         return None
     expected = [_ID_SENTINEL, _TEXT_SENTINEL]
     expected += [_CREATED_SENTINEL] if _CREATED_PLACEHOLDER in skeleton else []

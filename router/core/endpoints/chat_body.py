@@ -31,8 +31,8 @@ class _ConflictingValuesError(Exception):
 def body_from_events(choices_format: ChoicesFormat, events: Any, usage: Any) -> bytes | None:
     """The JSON response with all the information of the events; None if no JSON has it.
 
-    `events`: a list of objects. `usage`: the usage event, if the engine sent one. May raise KeyError, TypeError and
-    AttributeError for objects that are not events.
+    `events`: a list of objects that recorded_response.check_indexes and check_deltas accept. `usage`: the usage event,
+    if the engine sent one; its choices, if it has that field, are empty.
     """
     try:
         top: Any = {}

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.malformed import MalformedResponseError
 from router.core.endpoints.sse import DONE
 
 Json = dict[str, Any]
@@ -22,9 +23,7 @@ _Scalar: Any = str | int | float | bool | None
 _RawObject: Any = dict[str, msgspec.Raw]
 _Choices: Any = list[dict[str, _RawObject | list[Any] | _Scalar] | list[Any] | _Scalar]
 _decode_shallow: Callable[[bytes], Json] = msgspec.json.Decoder(dict[str, _Choices | _RawObject | _Scalar]).decode
-_decode_calls: Callable[[msgspec.Raw], list[Json]] = msgspec.json.Decoder(
-    list[_RawObject] | _RawObject | _Scalar
-).decode
+_decode_calls: Callable[[msgspec.Raw], Any] = msgspec.json.Decoder(list[_RawObject] | _RawObject | _Scalar).decode
 
 _NULL: Final = msgspec.Raw(b"null")
 _EMPTY_STRING: Final = msgspec.Raw(b'""')
@@ -37,16 +36,15 @@ def frames_from_body(choices_format: ChoicesFormat, body: bytes, include_usage: 
     """The event stream, `[DONE]` included, with all the information of a JSON response.
 
     As in vLLM, the stream of a chat begins with an event for each choice that has only the role. Raises
-    msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError or RecursionError for a body of another
-    form.
+    MALFORMED_RESPONSE_ERRORS.
     """
     if body.find(b"\n") >= 0 or body.find(b"\r") >= 0:
         body = msgspec.json.format(body, indent=-1)  # an event has one line, and Raw is copied with its line ends
     response = _decode_shallow(body)
     take = response.pop
-    choices, usage = take("choices"), take("usage", None)
+    choices, usage = take("choices", None), take("usage", None)
     if not isinstance(choices, list):
-        raise TypeError("the choices are not a list")
+        raise MalformedResponseError("the choices are not a list")
     head = (
         _encode(take("id", None)),
         choices_format.event_object.encode(),
@@ -67,18 +65,27 @@ def frames_from_body(choices_format: ChoicesFormat, body: bytes, include_usage: 
     return b"".join(frames)
 
 
-def _convert_to_deltas(start: bytes, choices: list[Json]) -> list[bytes]:
+def _convert_to_deltas(start: bytes, choices: list[Any]) -> list[bytes]:
     """The events that have only a role. Replaces the `message` of each choice by a `delta`, in place."""
     frames = []
     for choice in choices:
-        delta = {name: value for name, value in choice.pop("message").items() if value != _NULL}
+        match choice:
+            case {"message": dict(message), "index": index}:
+                del choice["message"]
+            case _:
+                raise MalformedResponseError("a choice has no index, or no message")
+        delta = {name: value for name, value in message.items() if value != _NULL}
         role = delta.pop("role", _EMPTY_STRING)
         if role == _EMPTY_STRING:
             role = _ASSISTANT
         calls = delta.get("tool_calls", _EMPTY_LIST)
-        if calls != _EMPTY_LIST and (decoded_calls := _decode_calls(calls)):
+        if calls != _EMPTY_LIST:
             # Only streams have an index of a call. One that the response has already takes precedence.
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(decoded_calls)]
+            match _decode_calls(calls):
+                case list(decoded_calls) if all(isinstance(call, dict) for call in decoded_calls):
+                    delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(decoded_calls)]
+                case unknown if unknown:  # an empty value of another type is kept as it is
+                    raise MalformedResponseError("the calls are not a list of objects")
         choice["delta"] = delta
-        frames.append(_ROLE_EVENT % (start, _encode(choice["index"]), role))
+        frames.append(_ROLE_EVENT % (start, _encode(index), role))
     return frames

@@ -7,7 +7,8 @@ import msgspec
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.frames import EVENT_PARSE_ERRORS, extract_text, finish_reasons, join_events, parse_frames
+from router.core.endpoints.frames import extract_text, finish_reasons, join_events, parse_frames
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import (
     NotStoredReason,
     RecordedResponse,
@@ -119,7 +120,7 @@ class ChoicesRecorder(StreamRecorder):
         try:
             parsed = parse_frames(events)
             reasons = finish_reasons(parsed)
-        except EVENT_PARSE_ERRORS:
+        except MALFORMED_RESPONSE_ERRORS:
             return NotStoredReason.ERROR  # not JSON, or JSON of another form than events have
         bad = _not_stored_reason(expected, list(reasons.values()), has_content=self.started)
         if bad is not None:

@@ -112,8 +112,7 @@ class Streaming:
     - `make_recorder`: a recorder for entries of at most so many bytes. Only chats and completions use the shapes.
     - `replay_end`: what follows the stored events: `[DONE]`, or nothing if the final event is stored with the others.
     - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
-      flag is set. None if there are no such events. Raises msgspec.DecodeError, UnicodeDecodeError, KeyError,
-      TypeError, AttributeError or RecursionError for a body of another form.
+      flag is set. None if there are no such events. Raises MALFORMED_RESPONSE_ERRORS.
     - `error_frame`: the event that ends a stream which fails after its first byte; nothing follows it.
     """
 

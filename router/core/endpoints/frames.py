@@ -7,64 +7,57 @@ import msgspec
 
 from router.core.endpoints.chat_body import body_from_events
 from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
+from router.core.endpoints.recorded_response import check_deltas, check_indexes
 from router.core.endpoints.sse import payload
 
 _TEXT_FIELDS: Final = frozenset(
     ("content", "text", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json")
 )
-EVENT_PARSE_ERRORS: Final = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
-"""What parsing and joining raise for frames that are not JSON, or JSON of another form than events have."""
-
 _decode_events = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def parse_frames(frames: list[bytes]) -> list[dict[str, Any]]:
-    """The payloads of the events, without comments. Raises EVENT_PARSE_ERRORS."""
+    """The payloads of the events of a chat or of completions, without comments; their choices have an index each.
+
+    Raises MALFORMED_RESPONSE_ERRORS.
+    """
     payloads = [data for frame in frames if (data := payload(frame)) is not None]
     # One call of the decoder for all. Payloads that are only valid together, such as `{"a":1` and `"b":2}`, would pass,
     # so compare the numbers.
     events = _decode_events(b"[%b]" % b",".join(payloads))
     if len(events) != len(payloads):
-        raise TypeError("an event is not a JSON object")
+        raise MalformedResponseError("an event is not a JSON object")
+    check_indexes(events)
     return events
 
 
 def finish_reasons(events: list[dict[str, Any]]) -> dict[int, Any]:
     """By index, the finish reason of each choice of a chat or of completions; a falsy value if it has none.
 
-    Where there are several, the last one counts. Raises TypeError, KeyError.
+    Where there are several, the last one counts. `events`: as `parse_frames` returns them.
     """
     reasons: dict[int, Any] = {}
     for event in events:
-        choices = event.get("choices")
-        if choices is None:
-            continue
-        if type(choices) is not list:
-            raise TypeError("the choices are not a list")
-        for choice in choices:
+        for choice in event.get("choices") or ():
             index, reason = choice["index"], choice.get("finish_reason")
-            if type(index) is not int:
-                raise TypeError("an index is not an integer")
             if reason or index not in reasons:
                 reasons[index] = reason
     return reasons
 
 
 def join_events(choices_format: ChoicesFormat, events: list[dict[str, Any]], usage_frame: bytes | None) -> bytes | None:
-    """The JSON response of chats or completions; None if no JSON has all the information of the events."""
+    """The JSON response of chats or completions; None if no JSON has all the information of the events.
+
+    `events`: as `parse_frames` returns them.
+    """
     try:
+        check_deltas(events)
         usage = _decode_event(payload(usage_frame) or b"") if usage_frame is not None else None
         return body_from_events(choices_format, events, usage)
-    except EVENT_PARSE_ERRORS:
+    except MALFORMED_RESPONSE_ERRORS:
         return None
 
 
@@ -74,7 +67,7 @@ def extract_text(frames: Iterable[bytes]) -> bytes:
     for frame in frames:
         try:
             _collect_texts(msgspec.json.decode(payload(frame) or b"null"), pieces)
-        except EVENT_PARSE_ERRORS:
+        except MALFORMED_RESPONSE_ERRORS:
             continue  # an event that is not JSON has no text for people
     return _encode({"text": "".join(pieces)})
 

@@ -16,11 +16,12 @@ import msgspec
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.delta_merge import may_merge
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
 from router.core.endpoints.server_state import find_server_state
-from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
+from router.core.endpoints.typed_events import TypedRecorder, encode_event, is_nonempty
 from router.errors import ApiError
 
 Json = dict[str, Any]
@@ -131,7 +132,7 @@ class MessagesReader:
         # One call of the decoder for all; payloads that are only valid together would pass, so compare the numbers.
         events = _decode_events(b"[%b]" % b",".join(payloads))
         if len(events) != len(payloads):
-            raise ValueError("an event is not a JSON object")
+            raise MalformedResponseError("an event is not a JSON object")
         message = _join_events(events)
         return None if message is None else _encode(message)
 
@@ -147,7 +148,7 @@ def _text_container(event: Any) -> Any:
 def record_message(_: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
     try:
         message = _decode_message(body)
-    except TYPED_EVENT_ERRORS:
+    except MALFORMED_RESPONSE_ERRORS:
         return NotStoredReason.ERROR
     if message.type != "message" or message.error is not None:
         return NotStoredReason.ERROR
@@ -163,16 +164,21 @@ def _has_content(block: Json) -> bool:
 
 
 def _join_events(events: list[Json]) -> Json | None:
-    """The message with all the information of the events; None if no JSON has it. Raises TYPED_EVENT_ERRORS."""
-    (started,) = (event for event in events if event["type"] == "message_start")  # ValueError unless there is one
-    message: Json = {**started["message"]}
+    """The message with all the information of the events; None if no JSON has it.
+
+    Raises MalformedResponseError for events of another form than those of a message.
+    """
+    message = _started_message(events)
     if message["content"]:
         return None  # it would be replaced by the blocks
     usage: Json = _object_or_empty(message.get("usage"))
     blocks: dict[int, Json] = {}
     arguments: dict[int, str] = {}  # by index, the JSON text of a tool's `input`
     for event in events:
-        if event.keys() - _EVENT_FIELDS.get(event["type"], set()):
+        kind = event.get("type")
+        if not isinstance(kind, str):
+            raise MalformedResponseError("an event has no type")
+        if event.keys() - _EVENT_FIELDS.get(kind, set()):
             return None
         match event:
             case {"type": "content_block_start", "index": int(index), "content_block": dict(block)}:
@@ -180,13 +186,17 @@ def _join_events(events: list[Json]) -> Json | None:
                     return None
                 blocks[index] = {**block}
             case {"type": "content_block_delta", "index": int(index), "delta": dict(delta)}:
+                if index not in blocks:
+                    raise MalformedResponseError("a delta of a block that has not begun")
                 if not _join_delta(blocks[index], arguments, index, delta):
                     return None
-            case {"type": "message_delta"}:
-                message |= event["delta"]
+            case {"type": "message_delta", "delta": dict(delta)}:
+                message |= delta
                 usage |= {
                     name: value for name, value in _object_or_empty(event.get("usage")).items() if value is not None
                 }
+            case {"type": "content_block_start" | "content_block_delta" | "message_delta"}:
+                raise MalformedResponseError("an event has no index, or no block or delta")
     for index, text in arguments.items():
         try:
             blocks[index]["input"] = msgspec.json.decode(text)
@@ -194,6 +204,14 @@ def _join_events(events: list[Json]) -> Json | None:
             return None
     message["content"] = [blocks[index] for index in sorted(blocks)]
     return {**message, "usage": usage}
+
+
+def _started_message(events: list[Json]) -> Json:
+    started = [event for event in events if event.get("type") == "message_start"]
+    match started:
+        case [{"message": {"content": _} as message}]:
+            return {**message}
+    raise MalformedResponseError("the stream has no message_start, or several, or one without content")
 
 
 def _object_or_empty(value: Any) -> Json:
@@ -207,11 +225,17 @@ def _join_delta(block: Json, arguments: dict[int, str], index: int, delta: Json)
             if text := arguments.get(index, "") + piece:  # without any text, the block keeps its `input`
                 arguments[index] = text
             return True
-    name = _DELTA_FIELDS.get(delta["type"], "")
+    kind = delta.get("type")
+    if not isinstance(kind, str):
+        raise MalformedResponseError("a delta has no type")
+    name = _DELTA_FIELDS.get(kind, "")
     value = delta.get(name)
     if not isinstance(value, str) or len(delta) != 2:
         return False
-    block[name] = (block.get(name) or "") + value
+    text = block.get(name) or ""
+    if not isinstance(text, str):
+        return False
+    block[name] = text + value
     return True
 
 
@@ -222,7 +246,9 @@ def frames_from_message(body: bytes, _include_usage: bool) -> bytes | None:
     """
     message = msgspec.json.decode(body, type=Json)
     usage = message.pop("usage", None) or {}
-    content = message.pop("content")
+    content = message.pop("content", None)
+    if not (isinstance(content, list) and isinstance(usage, dict) and "stop_reason" in message):
+        return None
     last = {"stop_reason": message.pop("stop_reason"), "stop_sequence": message.pop("stop_sequence", None)}
     first = {**message, "content": [], **dict.fromkeys(last), "usage": {**usage, "output_tokens": 0}}
     events: list[Json] = [{"type": "message_start", "message": first}]
@@ -238,7 +264,7 @@ def frames_from_message(body: bytes, _include_usage: bool) -> bytes | None:
     return b"".join(map(encode_event, events))
 
 
-def _block_start_and_deltas(block: Json) -> list[Json] | None:
+def _block_start_and_deltas(block: Any) -> list[Json] | None:
     """The `content_block` of a block's start event, then its deltas; None for an unknown form of a block."""
     match block:
         case {"type": "text", "text": str(text)}:

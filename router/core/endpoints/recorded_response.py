@@ -81,3 +81,40 @@ class ChatResponse(msgspec.Struct, gc=False):
 # These raise msgspec.DecodeError, UnicodeDecodeError and RecursionError.
 decode_chat_event = msgspec.json.Decoder(ChatEvent).decode
 decode_chat_response = msgspec.json.Decoder(ChatResponse).decode
+
+
+class _IndexedChoice(msgspec.Struct, gc=False):
+    index: int
+
+
+class _IndexedEvent(msgspec.Struct, gc=False):
+    choices: list[_IndexedChoice] | None = None
+
+
+class _CallDelta(msgspec.Struct, gc=False):
+    index: int
+    function: dict[str, Any] | None = None
+
+
+class _ChoiceDelta(msgspec.Struct, gc=False):
+    tool_calls: list[_CallDelta] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class _JoinedChoice(msgspec.Struct, gc=False):
+    delta: _ChoiceDelta | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class _JoinedEvent(msgspec.Struct, gc=False):
+    choices: list[_JoinedChoice] | None = None
+
+
+def check_indexes(events: list[dict[str, Any]]) -> None:
+    """Raises msgspec.ValidationError unless each choice of each event is an object with an index."""
+    msgspec.convert(events, list[_IndexedEvent])
+
+
+def check_deltas(events: list[dict[str, Any]]) -> None:
+    """Raises msgspec.ValidationError unless the pieces in the events have a form in which they can be joined."""
+    msgspec.convert(events, list[_JoinedEvent])

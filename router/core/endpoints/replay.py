@@ -2,9 +2,8 @@
 
 from typing import Protocol
 
-import msgspec
-
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 
 
@@ -33,5 +32,5 @@ def replay(entry: Replayable, request: InferenceRequest) -> bytes | None:
             return None
     try:
         return streaming.frames_from_body(entry.body, request.include_usage)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError):
+    except MALFORMED_RESPONSE_ERRORS:
         return None

@@ -15,11 +15,12 @@ import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
 from router.core.endpoints.server_state import find_server_state
-from router.core.endpoints.typed_events import TYPED_EVENT_ERRORS, TypedRecorder, encode_event, is_nonempty
+from router.core.endpoints.typed_events import TypedRecorder, encode_event, is_nonempty
 from router.errors import ApiError
 
 Json = dict[str, Any]
@@ -121,7 +122,7 @@ class ResponsesReader:
         # The events that matched a template have not been decoded yet. One call of the decoder for all; payloads that
         # are only valid together would pass, so compare the numbers.
         if len(_decode_events(b"[%b]" % b",".join(payloads))) != len(payloads):
-            raise ValueError("an event is not a JSON object")
+            raise MalformedResponseError("an event is not a JSON object")
         return bytes(self._final_response)
 
 
@@ -129,7 +130,7 @@ def record_response(_: InferenceRequest, body: bytes, limit: int) -> RecordedRes
     try:
         response = _decode_response(body)
         bad = _not_stored_reason(response)
-    except TYPED_EVENT_ERRORS:
+    except MALFORMED_RESPONSE_ERRORS:
         return NotStoredReason.ERROR
     return bad if bad is not None else record_json(body, response.reported_usage, limit)
 
@@ -145,9 +146,12 @@ def _not_stored_reason(response: _ResponsesObject) -> NotStoredReason | None:
 
 
 def _has_content(item: Json) -> bool:
-    if item["type"] == "message":
-        return any(is_nonempty(part.get("text") or part.get("refusal")) for part in item["content"])
-    return True
+    match item:
+        case {"type": "message", "content": list(parts)} if all(isinstance(part, dict) for part in parts):
+            return any(is_nonempty(part.get("text") or part.get("refusal")) for part in parts)
+        case {"type": kind} if kind != "message":
+            return True
+    raise MalformedResponseError("an item of the output has no type, or a message has no content")
 
 
 def frames_from_response(body: bytes, _include_usage: bool) -> bytes | None:
@@ -156,13 +160,16 @@ def frames_from_response(body: bytes, _include_usage: bool) -> bytes | None:
     The final event always has the usage.
     """
     response = msgspec.json.decode(body, type=Json)
+    output = response.get("output")
+    if not isinstance(output, list):
+        return None
     unset: Json = {name: None for name in _FINAL_FIELDS if name in response}
     initial = {**response, **unset, "output": [], "status": "in_progress"}
     events: list[Json] = [
         {"response": initial, "type": "response.created"},
         {"response": initial, "type": "response.in_progress"},
     ]
-    for index, item in enumerate(response["output"]):
+    for index, item in enumerate(output):
         item_events = _item_events(item)
         if item_events is None:
             return None
@@ -171,7 +178,8 @@ def frames_from_response(body: bytes, _include_usage: bool) -> bytes | None:
     return b"".join(encode_event({**event, "sequence_number": number}) for number, event in enumerate(events))
 
 
-def _item_events(item: Json) -> list[Json] | None:
+def _item_events(item: Any) -> list[Json] | None:
+    """The events of an item of the output; None for an item of an unknown form."""
     match item:
         case {"type": "message", "content": list(parts)}:
             content_events = _parts_events(item, parts, "output_text")
@@ -199,15 +207,18 @@ def _item_events(item: Json) -> list[Json] | None:
     ]
 
 
-def _parts_events(item: Json, parts: list[Json], kind: str) -> list[Json] | None:
+def _parts_events(item: Json, parts: list[Any], kind: str) -> list[Json] | None:
     """The events of an item's parts; None if a part is not of type `kind`, or has annotations or log probabilities."""
     events: list[Json] = []
     logprobs: Json = {"logprobs": []} if kind == "output_text" else {}
     for index, part in enumerate(parts):
-        if part["type"] != kind or part.get("annotations") or part.get("logprobs"):
-            return None
+        match part:
+            case {"type": part_kind, "text": str(text)} if part_kind == kind and "id" in item:
+                if part.get("annotations") or part.get("logprobs"):
+                    return None
+            case _:
+                return None
         ids = {"content_index": index, "item_id": item["id"]}
-        text = part["text"]
         events.append({**ids, "part": {**part, "text": "", **logprobs}, "type": "response.content_part.added"})
         if text:
             events.append({**ids, "delta": text, **logprobs, "type": f"response.{kind}.delta"})

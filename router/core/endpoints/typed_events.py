@@ -11,20 +11,10 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.frames import extract_text
+from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording import StreamRecorder, record_stream
 from router.core.endpoints.sse import payload, split_events
-
-TYPED_EVENT_ERRORS: Final = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    RecursionError,
-)
-"""What decoding and reading events or responses raise for bytes of another form."""
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -52,7 +42,7 @@ class EventReader(Protocol):
     usage: ReportedUsage | None
 
     def on_event(self, data: bytes) -> bool:
-        """Handles the payload of an event; returns whether it is the final one. Raises TYPED_EVENT_ERRORS."""
+        """Handles the payload of an event; returns whether it is the final one. Raises MALFORMED_RESPONSE_ERRORS."""
 
     def may_merge(self, begin: bytes, end: bytes) -> bool:
         """Whether events with these bytes before and after their text may be merged; see delta_merge."""
@@ -61,7 +51,7 @@ class EventReader(Protocol):
         """The JSON body, or why nothing is stored; None if no JSON has all the information of the events.
 
         `payloads`: those of all events, with each run of events that may be merged as one. It is called after the final
-        event. Raises TYPED_EVENT_ERRORS.
+        event. Raises MALFORMED_RESPONSE_ERRORS.
         """
 
 
@@ -95,7 +85,7 @@ class TypedRecorder(StreamRecorder):
             if data is not None:
                 try:
                     self.ended = reader.on_event(data)
-                except TYPED_EVENT_ERRORS:
+                except MALFORMED_RESPONSE_ERRORS:
                     self.failure = b"an event was not JSON"
                     break
                 self.started, self.failure, self.usage = reader.started, reader.failure, reader.usage
@@ -115,7 +105,7 @@ class TypedRecorder(StreamRecorder):
         events = parts.merged_events(self._reader.may_merge)
         try:
             body = self._reader.build_body([data for frame in events if (data := payload(frame)) is not None])
-        except TYPED_EVENT_ERRORS:
+        except MALFORMED_RESPONSE_ERRORS:
             return NotStoredReason.ERROR
         if isinstance(body, NotStoredReason):
             return body
