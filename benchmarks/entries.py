@@ -39,7 +39,7 @@ from router.core.endpoints.recorded_response import NotStoredReason
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, Entry
-from router.settings import Cache
+from router.settings import CacheSettings
 from tests.support.endpoints import make_recorder
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
@@ -57,7 +57,7 @@ def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.asked))
     parts = split_parts(request, ContextMarkers())
     key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
-    recorder = make_recorder(request.endpoint, Cache().max_entry)
+    recorder = make_recorder(request.endpoint, CacheSettings().max_entry)
     for event in stream.events:
         recorder.feed(event)
     recording = recorder.recorded_response(request)
@@ -66,7 +66,7 @@ def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     halves = fingerprint_request(key, parts)
     entry = Entry(
         **msgspec.structs.asdict(recording), digest=key.digest, model="bare", engine="bare", task="chat",
-        created=int(1000 * time.time()) / 1000, ttl=Cache().ttl, stale=Cache().stale_if_error,
+        created=int(1000 * time.time()) / 1000, ttl=CacheSettings().ttl, stale=CacheSettings().stale_if_error,
         generation_ms=20 * stream.tokens, question=halves.question, params=halves.params,
     )  # fmt: skip
     return key.text, entry

@@ -45,7 +45,7 @@ from router.net.redis.connect import CONNECT_TIMEOUT, open_client
 from router.net.redis.listener import Listener
 from router.net.redis.liveness import Liveness
 from router.net.redis.pipeline import RedisPipeline
-from router.settings import Settings, Tenant, groups, tenants
+from router.settings import Settings, TenantSettings, groups, tenants
 from router.shared.breakers import MIN_PROBE_LEASE, Breakers
 from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
@@ -282,14 +282,14 @@ def _tenant_caches(settings: Settings) -> dict[str, TenantCachePolicy]:
     cache, own = settings.cache, {tenant.name: tenant for tenant in settings.tenant}
     caches = {}
     for name in tenants(settings):
-        tenant = own.get(name, Tenant(name=name))
+        tenant = own.get(name, TenantSettings(name=name))
         caches[name] = TenantCachePolicy(
             cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
         )
     return caches
 
 
-def _quota(tenant: Tenant) -> Quota:
+def _quota(tenant: TenantSettings) -> Quota:
     return Quota(
         requests_per_minute=tenant.requests_per_minute,
         tokens_per_minute=tenant.tokens_per_minute,

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 
 from router.net.redis.errors import RedisBackendError
-from router.settings import Engine, Settings
+from router.settings import EngineSettings, Settings
 from router.shared.redis import open_backend
 
 CHECK_TIMEOUT: Final = 5.0
@@ -41,7 +41,7 @@ async def _check_redis(settings: Settings) -> Finding:
     return {"what": what, "ok": True, "note": note if len(servers) == 1 else f"{note}, {len(servers)} primaries"}
 
 
-async def _check_engine(client: httpx.AsyncClient, engine: Engine, url: str) -> Finding:
+async def _check_engine(client: httpx.AsyncClient, engine: EngineSettings, url: str) -> Finding:
     what = f"engine {engine.name} at {url}"
     served = engine.served_model or engine.model
     try:

@@ -14,7 +14,7 @@ import yaml
 
 from engines.spec import EngineSpec
 from engines.vllm_command import vllm_argv
-from router.settings import Engine, Settings, load
+from router.settings import EngineSettings, Settings, load
 from tests.support.compose_file import Compose, Service, host_of, load_compose, options
 from tests.support.paths import ROOT
 
@@ -39,7 +39,7 @@ def outside() -> Settings:
     return load(ROOT / "roundhouse.toml", {})
 
 
-def engine(settings: Settings, name: str) -> Engine:
+def engine(settings: Settings, name: str) -> EngineSettings:
     return next(engine for engine in settings.engine if engine.name == name)
 
 

@@ -12,14 +12,14 @@ from router.core.types import Entry
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
-    """`ttl` in seconds; `store_policy`: which of the tenant's responses are stored. See settings.Cache."""
+    """`ttl` in seconds; `store_policy`: which of the tenant's responses are stored. See settings.CacheSettings."""
 
     ttl: float
     store_policy: StorePolicy
 
 
 class CachePolicy(msgspec.Struct, frozen=True):
-    """`tenants` by name; `stale_if_error` in seconds. See settings.Cache."""
+    """`tenants` by name; `stale_if_error` in seconds. See settings.CacheSettings."""
 
     tenants: Mapping[str, TenantCachePolicy]
     stale_if_error: float

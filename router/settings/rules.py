@@ -11,7 +11,18 @@ from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
 from router.settings.mistakes import Mistake, Place, hint, written
-from router.settings.tables import EMBEDDED, Auth, Breaker, Cache, Engine, Model, Router, Settings, Tenant, Timeouts
+from router.settings.tables import (
+    EMBEDDED,
+    AuthSettings,
+    BreakerSettings,
+    CacheSettings,
+    EngineSettings,
+    ModelSettings,
+    RouterSettings,
+    Settings,
+    TenantSettings,
+    TimeoutSettings,
+)
 
 _TOO_SHORT: Final = "is too short; the time to live of an entry is at least 1s"
 _NOTHING: Final = "must be greater than 0"
@@ -31,7 +42,7 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _timeouts(settings.timeouts)
 
 
-def _router(router: Router) -> Iterator[Mistake]:
+def _router(router: RouterSettings) -> Iterator[Mistake]:
     if router.receive <= 0:
         yield Mistake(("router", "receive"), _NOTHING)
     if router.send <= 0:
@@ -41,7 +52,7 @@ def _router(router: Router) -> Iterator[Mistake]:
         yield Mistake(("router", "max_bodies"), "must be at least router.max_body", reads=(at_least,))
 
 
-def _cache(cache: Cache) -> Iterator[Mistake]:
+def _cache(cache: CacheSettings) -> Iterator[Mistake]:
     if cache.url != EMBEDDED:
         for problem in redis_address.find_url_problems(cache.url):
             yield Mistake(("cache", "url"), problem, of_value=False)
@@ -57,7 +68,7 @@ def _cache(cache: Cache) -> Iterator[Mistake]:
         yield Mistake(("cache", "context_close"), "must not be empty")
 
 
-def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
+def _auth(auth: AuthSettings, tenants: list[TenantSettings]) -> Iterator[Mistake]:
     all_keys: Place = ("tenant", None, "keys")
     if auth.mode == "keys" and not any(tenant.keys for tenant in tenants):
         yield Mistake(("auth", "mode"), "needs at least one [[tenant]] that has a key", reads=(all_keys,))
@@ -65,7 +76,7 @@ def _auth(auth: Auth, tenants: list[Tenant]) -> Iterator[Mistake]:
         yield Mistake(("auth", "mode"), "needs at least one [[tenant]]", reads=(("tenant",),))
 
 
-def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
+def _tenants(tenants: list[TenantSettings]) -> Iterator[Mistake]:
     for index, tenant in enumerate(tenants):
         if tenant.name in RESERVED_TENANT_NAMES:
             message = "is reserved in Redis keys and cannot be a tenant's name"
@@ -79,7 +90,7 @@ def _tenants(tenants: list[Tenant]) -> Iterator[Mistake]:
     yield from _repeated(keys)
 
 
-def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
+def _models(models: list[ModelSettings], served: set[str]) -> Iterator[Mistake]:
     names = [model.name for model in models]
     all_names: list[tuple[Place, str]] = []
     for index, model in enumerate(models):
@@ -103,7 +114,7 @@ def _models(models: list[Model], served: set[str]) -> Iterator[Mistake]:
         yield Mistake(("model",), "is missing; add at least one [[model]]")
 
 
-def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
+def _engines(engines: list[EngineSettings], models: list[str]) -> Iterator[Mistake]:
     for index, engine in enumerate(engines):
         place: Place = ("engine", index)
         url: Place = (*place, "url")
@@ -124,7 +135,7 @@ def _engines(engines: list[Engine], models: list[str]) -> Iterator[Mistake]:
     yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)))
 
 
-def _breaker(breaker: Breaker) -> Iterator[Mistake]:
+def _breaker(breaker: BreakerSettings) -> Iterator[Mistake]:
     if breaker.close_below >= breaker.open_above:
         above: Place = ("breaker", "open_above")
         yield Mistake(("breaker", "close_below"), "must be less than breaker.open_above", reads=(above,))
@@ -132,7 +143,7 @@ def _breaker(breaker: Breaker) -> Iterator[Mistake]:
         yield Mistake(("breaker", "cooldown"), _NOTHING)
 
 
-def _timeouts(timeouts: Timeouts) -> Iterator[Mistake]:
+def _timeouts(timeouts: TimeoutSettings) -> Iterator[Mistake]:
     for name, seconds in asdict(timeouts).items():
         if seconds <= 0:
             yield Mistake(("timeouts", name), _NOTHING)

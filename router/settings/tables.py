@@ -59,7 +59,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A table that refuses unknown settings, so that a typing error is not silently ignored."""
 
 
-class Router(Strict, frozen=True):
+class RouterSettings(Strict, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
@@ -74,7 +74,7 @@ class Router(Strict, frozen=True):
     state: str = ".roundhouse"
 
 
-class Cache(Strict, frozen=True):
+class CacheSettings(Strict, frozen=True):
     """`timeout` limits what a slow Redis costs a request; `retry` is the interval of reconnection attempts."""
 
     url: Secret = EMBEDDED
@@ -92,12 +92,12 @@ class Cache(Strict, frozen=True):
     context_close: str = ContextMarkers().close
 
 
-class Auth(Strict, frozen=True):
+class AuthSettings(Strict, frozen=True):
     mode: Literal["open", "keys", "header"] = "open"
     admin_keys: list[KeyHash] = []
 
 
-class Tenant(Strict, frozen=True):
+class TenantSettings(Strict, frozen=True):
     """The limits: core.quota.rate_limit; `group`: core.endpoints.cache_salt."""
 
     name: Name
@@ -110,7 +110,7 @@ class Tenant(Strict, frozen=True):
     store: StorePolicy | None = None
 
 
-class Model(Strict, frozen=True):
+class ModelSettings(Strict, frozen=True):
     name: Name
     aliases: list[str] = []
     revision: str = ""
@@ -118,7 +118,7 @@ class Model(Strict, frozen=True):
     fallback: str | None = None
 
 
-class Launch(Strict, frozen=True):
+class LaunchSettings(Strict, frozen=True):
     """How `roundhouse up` starts the engine; `args` and `env` are passed to vLLM unchanged."""
 
     target: str
@@ -130,7 +130,7 @@ class Launch(Strict, frozen=True):
     env: dict[str, Secret] = {}
 
 
-class Engine(Strict, frozen=True):
+class EngineSettings(Strict, frozen=True):
     name: Name
     model: str
     task: EngineTask = "any"
@@ -139,7 +139,7 @@ class Engine(Strict, frozen=True):
     served_model: str | None = None
     max_model_len: Count | None = None
     max_in_flight: Count | None = None
-    launch: Launch | None = None
+    launch: LaunchSettings | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -147,14 +147,14 @@ class Engine(Strict, frozen=True):
         return [url.rstrip("/") for url in ([self.url] if self.url is not None else self.urls)]
 
 
-class Breaker(Strict, frozen=True):
+class BreakerSettings(Strict, frozen=True):
     open_above: Share = 0.88
     close_below: Share = 0.79
     failures: Count = 5
     cooldown: Seconds = Seconds(10)
 
 
-class Timeouts(Strict, frozen=True):
+class TimeoutSettings(Strict, frozen=True):
     connect: Seconds = Seconds(5)
     first_token: Seconds = Seconds(30)
     between_tokens: Seconds = Seconds(15)
@@ -165,14 +165,14 @@ class Timeouts(Strict, frozen=True):
 class Settings(Strict, frozen=True):
     """The whole file."""
 
-    router: Router = Router()
-    cache: Cache = Cache()
-    auth: Auth = Auth()
-    tenant: list[Tenant] = []
-    model: list[Model] = []
-    engine: list[Engine] = []
-    breaker: Breaker = Breaker()
-    timeouts: Timeouts = Timeouts()
+    router: RouterSettings = RouterSettings()
+    cache: CacheSettings = CacheSettings()
+    auth: AuthSettings = AuthSettings()
+    tenant: list[TenantSettings] = []
+    model: list[ModelSettings] = []
+    engine: list[EngineSettings] = []
+    breaker: BreakerSettings = BreakerSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
 
     @property
     def redis_socket(self) -> Path:

@@ -26,7 +26,7 @@ class BreakerState(Enum):
 
 
 class BreakerPolicy(msgspec.Struct, frozen=True):
-    """See settings.Breaker.
+    """See settings.BreakerSettings.
 
     - `open_above`, `close_below`: shares of the KV cache, 0 to 1. They differ, so that the breaker does not flap.
     - `failures`: how many in a row open the breaker.

@@ -12,7 +12,7 @@ MAX_ANSWER_TOKENS: Final = 1 << 30
 
 
 class EngineTimeouts(msgspec.Struct, frozen=True):
-    """In seconds, except `min_tokens_per_second`; see settings.Timeouts."""
+    """In seconds, except `min_tokens_per_second`; see settings.TimeoutSettings."""
 
     first_token: float
     between_tokens: float
