@@ -27,19 +27,19 @@ _RESUMED: Final = "resumed"
 
 # ARGV: an engine, its new state, and the time of the state that the caller knows.
 _CHANGE_SCRIPT: Final = """
-local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local state, at = string.match(there, '^(%a+) (%d+)$')
+local stored = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+local state, changed_at = string.match(stored, '^(%a+) (%d+)$')
 if state == ARGV[2] then return 0 end
 local now = redis.call('TIME')
-now = math.max(now[1] * 1000 + math.floor(now[2] / 1000), (tonumber(at) or 0) + 1, ARGV[3] + 1)
+now = math.max(now[1] * 1000 + math.floor(now[2] / 1000), (tonumber(changed_at) or 0) + 1, ARGV[3] + 1)
 return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. string.format('%.0f', now))
 """
 
 # ARGV: an engine, and the state and time that the caller knows. A state in Redis that is as late or later stays.
 _RESTORE_SCRIPT: Final = """
-local there = redis.call('HGET', KEYS[1], ARGV[1]) or ''
-local _, at = string.match(there, '^(%a+) (%d+)$')
-if (tonumber(at) or 0) >= tonumber(ARGV[3]) then return 0 end
+local stored = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+local _, changed_at = string.match(stored, '^(%a+) (%d+)$')
+if (tonumber(changed_at) or 0) >= tonumber(ARGV[3]) then return 0 end
 return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3])
 """
 

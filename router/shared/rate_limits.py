@@ -52,57 +52,58 @@ _LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens",
 # of the process that have ended, its running requests ('' if unknown), used tokens, the three limits ('' for none), the
 # lease in ms, and the time in ms ('' for Redis' clock). The reply: see `decode_status`.
 UPDATE_SCRIPT: Final = f"""
-local process, ask, done = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
-local working, spent = tonumber(ARGV[4]), tonumber(ARGV[5])
-local requests, tokens, concurrent = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local process, acquire, released = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local reported_running, tokens_used = tonumber(ARGV[4]), tonumber(ARGV[5])
+local max_requests, max_tokens, max_concurrent = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease, now = tonumber(ARGV[9]), tonumber(ARGV[10])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local found = redis.pcall('GET', KEYS[1])
-local good, state = pcall(cjson.decode, type(found) == 'string' and found or '')
-if not good or type(state) ~= 'table' or type(state.requests) ~= 'table' or type(state.working) ~= 'table' then
+local stored = redis.pcall('GET', KEYS[1])
+local is_json, state = pcall(cjson.decode, type(stored) == 'string' and stored or '')
+if not is_json or type(state) ~= 'table' or type(state.requests) ~= 'table' or type(state.working) ~= 'table' then
   state = {{requests = {{}}, working = {{}}}}
 end
-local used, seconds, others, at_work = 0, {{}}, 0, {{}}
-for _, pair in ipairs(state.requests) do
-  if now - {MINUTE_MS} < pair[1] and pair[1] < now + {MINUTE_MS} then
-    seconds[#seconds + 1] = pair
-    used = used + pair[2]
+local request_count, seconds, other_running, leases = 0, {{}}, 0, {{}}
+for _, second in ipairs(state.requests) do
+  if now - {MINUTE_MS} < second[1] and second[1] < now + {MINUTE_MS} then
+    seconds[#seconds + 1] = second
+    request_count = request_count + second[2]
   end
 end
-local level = tokens or 0
-if tokens and tonumber(state.tokens) then
-  level = math.min(tokens, tonumber(state.tokens) + math.max(0, now - state.at) * tokens / {MINUTE_MS})
+local level = max_tokens or 0
+if max_tokens and tonumber(state.tokens) then
+  local refill = math.max(0, now - state.at) * max_tokens / {MINUTE_MS}
+  level = math.min(max_tokens, tonumber(state.tokens) + refill)
 end
-level = level - spent
-local mine = working or math.max(0, (state.working[process] or {{0}})[1] - done)
-for name, told in pairs(state.working) do
-  local till = math.min(told[2], now + lease)
-  if name ~= process and till > now then
-    at_work[name] = {{told[1], till}}
-    others = others + told[1]
+level = level - tokens_used
+local own_running = reported_running or math.max(0, (state.working[process] or {{0}})[1] - released)
+for name, report in pairs(state.working) do
+  local expires_at = math.min(report[2], now + lease)
+  if name ~= process and expires_at > now then
+    leases[name] = {{report[1], expires_at}}
+    other_running = other_running + report[1]
   end
 end
 local refused, wait = 0, 0
-if ask then
-  if concurrent and mine + others >= concurrent then
+if acquire then
+  if max_concurrent and own_running + other_running >= max_concurrent then
     refused, wait = 3, {CONCURRENT_RETRY_MS}
-  elseif requests and used >= requests then
+  elseif max_requests and request_count >= max_requests then
     refused = 1
-    local left = used
-    for _, pair in ipairs(seconds) do
-      left = left - pair[2]
-      if left < requests then
-        wait = pair[1] + {MINUTE_MS} - now
+    local remaining = request_count
+    for _, second in ipairs(seconds) do
+      remaining = remaining - second[2]
+      if remaining < max_requests then
+        wait = second[1] + {MINUTE_MS} - now
         break
       end
     end
-  elseif tokens and level < {ONE_TOKEN} then
-    refused, wait = 2, math.ceil((1 - level) * {MINUTE_MS} / tokens)
+  elseif max_tokens and level < {ONE_TOKEN} then
+    refused, wait = 2, math.ceil((1 - level) * {MINUTE_MS} / max_tokens)
   else
-    used, mine = used + 1, mine + 1
+    request_count, own_running = request_count + 1, own_running + 1
     local last = seconds[#seconds]
     if last and math.floor(last[1] / 1000) >= math.floor(now / 1000) then
       last[1], last[2] = math.max(last[1], now), last[2] + 1
@@ -111,14 +112,15 @@ if ask then
     end
   end
 end
-if mine > 0 then at_work[process] = {{mine, now + lease}} end
-local full = tokens and math.ceil((tokens - level) * {MINUTE_MS} / tokens) or 0
-local left = tokens and string.format('%.17g', level)
-local text = cjson.encode({{at = now, tokens = left, requests = seconds, working = at_work}})
-redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE_MS}, lease, full) + 1000))
+if own_running > 0 then leases[process] = {{own_running, now + lease}} end
+local tokens_reset = max_tokens and math.ceil((max_tokens - level) * {MINUTE_MS} / max_tokens) or 0
+local level_text = max_tokens and string.format('%.17g', level)
+local text = cjson.encode({{at = now, tokens = level_text, requests = seconds, working = leases}})
+redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE_MS}, lease, tokens_reset) + 1000))
 local last = seconds[#seconds]
-local reset = last and last[1] + {MINUTE_MS} - now or 0
-return {{refused, wait, math.max(0, (requests or 0) - used), reset, math.max(0, math.floor(level)), full}}
+local requests_reset = last and last[1] + {MINUTE_MS} - now or 0
+local requests_remaining = math.max(0, (max_requests or 0) - request_count)
+return {{refused, wait, requests_remaining, requests_reset, math.max(0, math.floor(level)), tokens_reset}}
 """
 
 

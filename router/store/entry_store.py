@@ -38,8 +38,9 @@ _PUT_WORD_COUNT: Final = 5  # EVAL, the script, the number of keys, the key and 
 
 # Deletes only the entry that was read: another process may have replaced it since.
 _DELETE_IF_UNCHANGED_SCRIPT: Final = (
-    "local there = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
-    "if (there[1] or '') == ARGV[1] and (there[2] or '') == ARGV[2] then return redis.call('DEL', KEYS[1]) end return 0"
+    "local stored = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
+    "if (stored[1] or '') == ARGV[1] and (stored[2] or '') == ARGV[2] then return redis.call('DEL', KEYS[1]) end "
+    "return 0"
 )
 _CREATED_INDEX: Final = FIELD_NAMES.index("created")
 _CHECKSUM_INDEX: Final = FIELD_NAMES.index("checksum")

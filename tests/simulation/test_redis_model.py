@@ -213,7 +213,7 @@ def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: ClientFactor
 
 
 def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: ClientFactory) -> None:
-    speaker, replace = both.connect(), script("if held and held ~= ARGV[1]")
+    speaker, replace = both.connect(), script("if current and current ~= ARGV[1]")
     said = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
     assert speaker.send_commands(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
     assert 0 < speaker.send_commands(("PTTL", "a"))[0] <= LONG

@@ -37,11 +37,11 @@ _BATCH_BYTES: Final = 8 << 20
 # requires.
 _PUT_UNLESS_NEWER_SCRIPT: Final = """
 if redis.call('TYPE', KEYS[1]).ok == 'hash' then
-  local there = tonumber(redis.call('HGET', KEYS[1], 'created') or '')
-  if there and there >= tonumber(ARGV[1]) then return 0 end
+  local created = tonumber(redis.call('HGET', KEYS[1], 'created') or '')
+  if created and created >= tonumber(ARGV[1]) then return 0 end
 end
 redis.call('DEL', KEYS[1])
-for at = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1]) end
+for index = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[index], ARGV[index + 1]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
