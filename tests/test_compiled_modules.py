@@ -47,7 +47,7 @@ def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_function_gives_no_two_kinds_of_errors_one_name(path: str) -> None:
+def test_a_compiled_function_gives_no_two_exception_types_one_name(path: str) -> None:
     """mypyc gives a name in a function one type: the second kind of error would be refused for not being the first."""
     for function in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
         kinds: dict[str, set[str]] = {}
@@ -72,7 +72,7 @@ def test_a_compiled_module_has_no_async_generators(path: str) -> None:
 
 @pytest.mark.skipif(not WANTED, reason="for make test-compiled")
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_to_be_compiled_is(path: str) -> None:
+def test_the_listed_modules_are_compiled(path: str) -> None:
     found = importlib.util.find_spec(named(path))
     assert found is not None
     assert found.origin is not None
@@ -80,7 +80,7 @@ def test_what_is_to_be_compiled_is(path: str) -> None:
     assert Path(found.origin).is_relative_to(ROOT)
 
 
-def test_the_version_says_whether_it_is_compiled() -> None:
+def test_the_version_shows_whether_it_is_compiled() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "router", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -96,15 +96,15 @@ def test_the_version_says_whether_it_is_compiled() -> None:
         ("", "editable_wheel", False),
     ],
 )
-def test_an_install_compiles_as_it_is_told_and_an_editable_one_never(said: str, asked: str, compiles: bool) -> None:
+def test_an_install_compiles_as_requested_and_an_editable_one_never(said: str, asked: str, compiles: bool) -> None:
     assert SETUP["is_wanted"](said, ["setup.py", asked]) is compiles
 
 
-def test_without_a_word_it_compiles_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_it_compiles_if_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert not SETUP["is_wanted"]("", ["setup.py", "bdist_wheel"])
 
 
-def test_another_word_is_refused() -> None:
+def test_another_value_is_refused() -> None:
     with pytest.raises(SystemExit, match="ROUNDHOUSE_COMPILE is 0 or 1, not 'yes'"):
         SETUP["is_wanted"]("yes", [])

@@ -65,7 +65,7 @@ def test_a_typing_error_in_the_compose_file_is_found(right: str, wrong: str) -> 
         load_compose(text.replace(right, wrong, 1))
 
 
-def test_a_key_that_is_given_twice_is_found() -> None:
+def test_a_repeated_key_is_found() -> None:
     with pytest.raises(yaml.YAMLError, match="twice"):
         load_compose(COMPOSE.read_text() + "\nname: another\n")
 
@@ -82,7 +82,7 @@ def test_everything_a_service_names_is_defined_and_everything_defined_is_used(co
                 assert (ROOT / volume.split(":")[0]).is_file()
 
 
-def test_docker_compose_itself_takes_the_file() -> None:
+def test_docker_compose_itself_accepts_the_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed here; the other tests check what it would")
@@ -96,7 +96,7 @@ def test_docker_compose_itself_takes_the_file() -> None:
 # -- who can reach what ------------------------------------------------------------------------------------------------
 
 
-def test_nothing_but_the_router_is_published_and_that_on_loopback(compose: Compose) -> None:
+def test_only_the_router_is_published_and_only_on_loopback(compose: Compose) -> None:
     published = {name: service.ports for name, service in compose.services.items() if service.ports}
     assert list(published) == ["router"]
     for port in published["router"]:
@@ -104,7 +104,7 @@ def test_nothing_but_the_router_is_published_and_that_on_loopback(compose: Compo
         assert filled == "127.0.0.1:8080:8080"
 
 
-def test_redis_and_the_engines_have_no_network_in_common_with_the_published_port(compose: Compose) -> None:
+def test_redis_and_the_engines_share_no_network_with_the_published_port(compose: Compose) -> None:
     internal = {name for name, network in compose.networks.items() if network.internal}
     front = set(compose.services["router"].networks) - internal
     assert front, "a port on internal networks alone is not published"
@@ -113,13 +113,13 @@ def test_redis_and_the_engines_have_no_network_in_common_with_the_published_port
         assert not front & set(compose.services[name].networks)
 
 
-def test_every_service_has_a_health_check_and_comes_back(compose: Compose) -> None:
+def test_every_service_has_a_health_check_and_restarts(compose: Compose) -> None:
     for service in compose.services.values():
         assert service.healthcheck.test[0] == "CMD"
         assert service.restart == "unless-stopped"
 
 
-def test_python_health_checks_compile_and_ask_the_right_port(compose: Compose) -> None:
+def test_python_health_checks_compile_and_use_the_right_port(compose: Compose) -> None:
     for name in ("router", *ENGINES):
         command, _, script = compose.services[name].healthcheck.test[1:]
         compile(script, name, "exec")
@@ -138,13 +138,13 @@ def test_images_are_pinned(compose: Compose) -> None:
         assert re.search(r":v?\d+\.\d+", service.image), service.image
 
 
-def test_redis_has_a_limit_and_drops_what_is_oldest(compose: Compose) -> None:
+def test_redis_has_a_memory_limit_and_evicts_the_oldest_entries(compose: Compose) -> None:
     command = compose.services["redis"].command
     assert command[command.index("--maxmemory") + 1] == "${REDIS_MAXMEMORY:-2gb}"
     assert command[command.index("--maxmemory-policy") + 1] == "allkeys-lru"
 
 
-def test_no_secret_stands_in_the_files() -> None:
+def test_the_files_contain_no_secret() -> None:
     for path in (COMPOSE, INSIDE, ROOT / "Dockerfile"):
         assert not re.search(r"hf_\w{20}|sha256:[0-9a-f]{64}", path.read_text())
 
@@ -183,7 +183,9 @@ def test_an_engine_is_started_as_roundhouse_up_starts_it(compose: Compose, outsi
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_listens_where_the_router_looks_for_it(compose: Compose, inside: Settings, name: str) -> None:
+def test_an_engine_listens_at_the_address_in_the_routers_configuration(
+    compose: Compose, inside: Settings, name: str
+) -> None:
     service = compose.services[name]
     given = options(service.command)
     assert given["--host"] == "0.0.0.0"
@@ -192,7 +194,7 @@ def test_an_engine_listens_where_the_router_looks_for_it(compose: Compose, insid
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_speculative_config_has_what_vllm_knows(compose: Compose, name: str) -> None:
+def test_a_speculative_config_has_only_fields_of_vllm(compose: Compose, name: str) -> None:
     class Speculative(msgspec.Struct, forbid_unknown_fields=True):
         method: str
         model: str
@@ -229,7 +231,7 @@ def test_the_router_inside_listens_where_compose_publishes_it_and_finds_redis(
     assert host_of(inside.redis_url) == ("redis", int(compose.services["redis"].expose[0]))
 
 
-def test_the_configuration_inside_asks_for_nothing_that_is_not_there_yet(inside: Settings) -> None:
+def test_the_configuration_inside_uses_no_unimplemented_setting(inside: Settings) -> None:
     assert inside.not_yet() == []
     assert all(engine.launch is None for engine in inside.engine)
 
@@ -241,7 +243,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
-def test_the_dockerfile_copies_what_exists_and_what_is_not_ignored() -> None:
+def test_the_dockerfile_copies_files_that_exist_and_are_not_ignored() -> None:
     sources = [
         source
         for word, rest in instructions()

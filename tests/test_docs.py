@@ -63,7 +63,7 @@ def test_every_setting_is_explained_under_its_heading(heading: str, kind: type[S
 
 
 @pytest.mark.parametrize(("heading", "kind"), tables(), ids=lambda value: value if isinstance(value, str) else "")
-def test_no_setting_is_explained_that_is_not_there(heading: str, kind: type[Strict]) -> None:
+def test_every_explained_setting_exists(heading: str, kind: type[Strict]) -> None:
     text = section((DOCS / "configuration.md").read_text(), heading)
     explained = {name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall(r"\w+", row)}
     assert explained <= {field.name for field in msgspec.structs.fields(kind)}
@@ -93,7 +93,7 @@ def test_the_smallest_configuration_on_the_page_works() -> None:
     assert [model.name for model in parse(block[1], {}).model] == ["llama"]
 
 
-def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
+def test_every_metric_is_explained_and_every_explained_metric_exists() -> None:
     metrics = section((DOCS / "operating.md").read_text(), "Metrics")
     page = Telemetry(log_format="text").render().decode()
     exported = {n for n in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not n.endswith("_created")}
@@ -101,7 +101,7 @@ def test_every_metric_is_explained_and_none_that_is_not_there() -> None:
     assert set(re.findall(r"^\| `(\w+)`", metrics, re.MULTILINE)) == exported
 
 
-def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -> None:
+def test_every_write_result_bypass_reason_miss_reason_and_status_is_explained() -> None:
     operating = (DOCS / "operating.md").read_text()
     assert [result for result in (*NotStoredReason, *get_args(WriteResult)) if f"`{result}`" not in operating] == []
     wire = (DOCS / "wire.md").read_text()
@@ -111,7 +111,7 @@ def test_what_becomes_of_an_answer_and_why_it_was_not_looked_up_is_explained() -
     assert set(re.findall(r"^\| `(\w+)` \|", why, re.MULTILINE)) == set(get_args(MissReason))
 
 
-def test_fields_that_are_no_part_of_the_key_are_listed() -> None:
+def test_fields_that_are_not_part_of_the_key_are_listed() -> None:
     page = (DOCS / "debugging-a-miss.md").read_text()
     assert [field for field in IGNORED_FIELDS if f"`{field}`" not in page] == []
 
@@ -123,7 +123,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for link in LINK.findall(FENCED.sub("", page.read_text())):
         if re.match(r"https?://|mailto:", link):
             continue
@@ -135,7 +135,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{link}: there is no such heading"
 
 
-def test_the_rights_in_redis_are_those_that_the_tests_have() -> None:
+def test_the_documented_acl_rules_are_those_of_the_tests() -> None:
     page = (DOCS / "deploying.md").read_text(encoding="utf-8")
     assert " ".join(word for word in MINIMAL_ACL if word[0] not in ">o") in page.replace(" on >password", "")
     assert " ".join(word for word in SENTINEL_ACL if word[0] == "+") in page

@@ -76,7 +76,7 @@ def test_the_engines_use_no_more_of_the_router_than_its_core(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_knows_no_clock_no_socket_and_no_event_loop(path: Path) -> None:
+def test_the_core_uses_no_clock_no_socket_and_no_event_loop(path: Path) -> None:
     tree = tree_of(path)
     assert [module for module in imports_of(tree) if is_below(module, tuple(WORLD))] == []
     waits = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
@@ -84,7 +84,7 @@ def test_the_core_knows_no_clock_no_socket_and_no_event_loop(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_imports_nothing_of_the_router_but_itself_and_the_errors(path: Path) -> None:
+def test_the_core_imports_only_itself_and_the_errors_of_the_router(path: Path) -> None:
     used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
     assert {module for module in used if not is_below(module, ("router.core", "router.errors"))} == set()
 
@@ -121,7 +121,7 @@ def states_of(tree: ast.Module) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", ROUTER + ENGINES, ids=name_of)
-def test_no_module_has_a_state_of_its_own(path: Path) -> None:
+def test_no_module_has_mutable_state(path: Path) -> None:
     assert list(states_of(tree_of(path))) == []
 
 
@@ -139,5 +139,5 @@ def test_no_module_has_a_state_of_its_own(path: Path) -> None:
         ("def f():\n    x = []\nclass C:\n    y = {}", []),
     ],
 )
-def test_a_state_of_a_module_would_be_found(code: str, found: list[str]) -> None:
+def test_mutable_state_of_a_module_is_found(code: str, found: list[str]) -> None:
     assert list(states_of(ast.parse(code))) == found

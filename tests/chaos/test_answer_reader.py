@@ -31,7 +31,7 @@ async def ask(engine: SimulatedEngine, question: WorkloadQuestion, **fields: Any
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.streams], ids=lambda each: each.path)
-async def test_json_and_a_stream_say_the_same(engine: SimulatedEngine, question: WorkloadQuestion) -> None:
+async def test_json_and_a_stream_have_the_same_text(engine: SimulatedEngine, question: WorkloadQuestion) -> None:
     whole = parse_json_answer(question.path, json.loads(await ask(engine, question)))
     stream = parse_stream(question.path, await ask(engine, question, stream=True))
     assert whole.text == stream.answer.text == question.template
@@ -44,7 +44,7 @@ async def test_json_and_a_stream_say_the_same(engine: SimulatedEngine, question:
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.streams], ids=lambda each: each.path)
-async def test_a_stream_that_lacks_its_end_or_a_piece_is_not_whole(
+async def test_a_stream_without_its_end_or_a_piece_is_incomplete(
     engine: SimulatedEngine, question: WorkloadQuestion
 ) -> None:
     body = await ask(engine, question, stream=True)

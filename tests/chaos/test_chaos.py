@@ -17,7 +17,7 @@ def no_defects(report: ChaosReport) -> bool:
     return True
 
 
-async def test_every_request_ends_in_its_own_answer_or_in_an_error_whatever_is_killed(tmp_path: Path) -> None:
+async def test_every_request_gets_its_own_response_or_an_error_whatever_is_killed(tmp_path: Path) -> None:
     report = await run_chaos(10, SEED, tmp_path, client_timeout=PATIENCE)
     assert no_defects(report)
     # It has been what it is called.
@@ -29,7 +29,7 @@ async def test_every_request_ends_in_its_own_answer_or_in_an_error_whatever_is_k
     assert len(report.paths) > 5
 
 
-def test_the_same_seed_does_the_same_deeds_and_a_longer_time_only_adds_to_them() -> None:
+def test_the_same_seed_gives_the_same_faults_and_a_longer_run_only_adds_to_them() -> None:
     assert [deed for deed in plan_faults(7, 60) if deed.start < 30] == plan_faults(7, 30) != plan_faults(8, 30)
     assert [connection_fault(deed) for deed in plan_faults(7, 60)] == [
         connection_fault(deed) for deed in plan_faults(7, 60)
@@ -37,5 +37,5 @@ def test_the_same_seed_does_the_same_deeds_and_a_longer_time_only_adds_to_them()
 
 
 @pytest.mark.parametrize("victim", ["llama-chat", "embed", "router-0", "router-1", "redis", "proxy"])
-def test_something_is_done_to_everything(victim: str) -> None:
+def test_every_component_is_a_target_of_some_fault(victim: str) -> None:
     assert any(deed.target == victim for deed in plan_faults(SEED, 60))

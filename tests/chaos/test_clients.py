@@ -33,7 +33,7 @@ def taken(judge: ChaosClients, reply: ClientResponse, began: float) -> list[str]
 LOST_STREAM = ClientResponse(200, headers("COALESCED"), events(KEPT)[0] + FRAME, complete=True)
 
 
-async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> None:
+async def test_a_leader_lost_without_a_fault_is_reported() -> None:
     judge, house = clients()
     began = asyncio.get_running_loop().time()
     with house.redis.outages.record("held"):  # for less than a lease
@@ -42,7 +42,7 @@ async def test_a_leader_that_is_lost_although_nothing_was_away_is_noticed() -> N
 
 
 @pytest.mark.parametrize("kind", ["killed", "frozen", "stopped", "deaf"])
-async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: OutageKind) -> None:
+async def test_a_leader_lost_during_a_fault_of_its_router_or_of_redis_is_not_reported(kind: OutageKind) -> None:
     for of in ("router", "redis"):
         judge, house = clients()
         began = asyncio.get_running_loop().time()
@@ -50,7 +50,7 @@ async def test_a_leader_that_is_lost_with_a_router_or_with_redis_is_not(kind: Ou
             assert taken(judge, LOST_STREAM, began) == []
 
 
-async def test_a_stream_that_is_cut_off_by_a_router_that_is_there_is_noticed() -> None:
+async def test_a_stream_cut_off_by_a_running_router_is_reported() -> None:
     judge, house = clients()
     began = asyncio.get_running_loop().time()
     cut = ClientResponse(200, headers("MISS"), events(MINE)[0], complete=False)

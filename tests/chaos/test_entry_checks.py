@@ -47,7 +47,7 @@ WELL = [entry(), json_entry(), entry(body=b'{"text": "for people"}', lossless=Fa
 
 
 @pytest.mark.parametrize("whole", WELL, ids=["a stream", "JSON", "a stream that makes no JSON"])
-def test_a_whole_entry_is_well_in_every_form(whole: dict[bytes, bytes]) -> None:
+def test_a_complete_entry_is_valid_in_every_form(whole: dict[bytes, bytes]) -> None:
     assert flaws_of(whole, left=3_606_000) == []
     generation = entry_generation(whole, noted())
     assert generation is not None
@@ -78,5 +78,5 @@ FAULTY = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_an_entry_that_is_not_whole_or_not_due_is_noticed(name: str) -> None:
+def test_an_incomplete_or_purged_entry_is_reported(name: str) -> None:
     assert flaws_of(FAULTY[name], 3_606_001 if name == "stays too long" else 1) != []

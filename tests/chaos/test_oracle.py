@@ -90,7 +90,7 @@ def streamed(*frames: bytes, whole: bool = True, cache: str = "MISS") -> Respons
     return check_response(STREAMING, ClientResponse(200, headers(cache), b"".join(frames), complete=whole), noted())
 
 
-def test_ones_own_answer_is_well() -> None:
+def test_a_response_to_the_request_itself_is_valid() -> None:
     assert judged(MINE, "MISS") == judged(KEPT) == judged(KEPT, "STALE", age="3606") == []
     own, kept = streamed(*events(MINE), DONE_FRAME), streamed(*events(KEPT), DONE_FRAME, cache="HIT")
     assert (own.ending, own.defects) == (kept.ending, kept.defects) == ("complete", [])
@@ -114,9 +114,7 @@ def test_ones_own_answer_is_well() -> None:
         (replace(KEPT, serial=99), "HIT", {}),
     ],
 )
-def test_an_answer_that_is_none_for_this_request_is_noticed(
-    origin: RequestOrigin, cache: str, others: dict[str, str]
-) -> None:
+def test_a_response_to_another_request_is_reported(origin: RequestOrigin, cache: str, others: dict[str, str]) -> None:
     assert judged(origin, cache, **others) != []
 
 
@@ -130,12 +128,12 @@ def test_an_answer_that_is_none_for_this_request_is_noticed(
         "",
     ],
 )
-def test_a_text_that_is_not_all_of_one_generation_is_noticed(said: str) -> None:
+def test_a_text_that_is_not_exactly_one_generation_is_reported(said: str) -> None:
     reply = ClientResponse(200, headers("MISS"), json.dumps(answer(MINE, said)).encode(), complete=True)
     assert check_response(ASKING, reply, noted()).defects != []
 
 
-def test_two_who_get_one_generation_under_two_ids_are_noticed() -> None:
+def test_two_clients_that_get_one_generation_under_two_ids_are_reported() -> None:
     store, reply = noted(), ClientResponse(200, headers("MISS"), json.dumps(answer(MINE)).encode(), complete=True)
     assert check_response(ASKING, reply, store).defects == []
     other = json.dumps({**answer(MINE), "id": "another"}).encode()
@@ -160,11 +158,11 @@ def test_a_stream_may_end_with_an_error_and_may_be_cut_even_within_the_name_of_i
         DONE_FRAME), (LAST, ERROR), (FIRST, events(KEPT)[1], DONE_FRAME), (FIRST, FIRST, LAST, DONE_FRAME), (FIRST,
     LAST, DONE_FRAME, DONE_FRAME), ],
 )  # fmt: skip
-def test_a_stream_that_ends_otherwise_is_noticed(frames: tuple[bytes, ...]) -> None:
+def test_a_stream_that_ends_in_another_way_is_reported(frames: tuple[bytes, ...]) -> None:
     assert streamed(*frames).defects != []
 
 
-def test_errors_have_a_shape_and_a_status_that_somebody_caused() -> None:
+def test_errors_have_a_known_shape_and_a_status_that_a_fault_explains() -> None:
     def error(status: int, tenant: str = MINE.tenant, **fields: Any) -> ResponseVerdict:
         said = {"message": "no", "type": "t", "param": None, "code": "c", **fields}
         asking = replace(ASKING, origin=replace(MINE, tenant=tenant))
@@ -185,7 +183,7 @@ def test_errors_have_a_shape_and_a_status_that_somebody_caused() -> None:
     assert check_response(ASKING, unsaid, noted()).defects == ["503 without Retry-After"]
 
 
-def test_no_answer_is_cut_off_by_max_tokens() -> None:
+def test_no_response_is_truncated_by_max_tokens() -> None:
     for number in range(2000):
         assert len(split_tokens(WorkloadQuestion(number).text("0123456789ab"))) <= MAX_TOKENS
 

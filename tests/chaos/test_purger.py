@@ -39,13 +39,13 @@ def purger(*purges: CompletedPurge) -> tuple[Purger, Any]:
 
 
 @pytest.mark.parametrize("cache", ["HIT", "STALE", "COALESCED"])
-async def test_an_older_generation_after_a_purge_is_noticed(cache: str) -> None:
+async def test_an_older_generation_after_a_purge_is_reported(cache: str) -> None:
     judge, _ = purger(DONE)
     assert len(judge.check_answer(ASKING, OLD, cache, LATER)) == 1
     assert len(judge.check_entry(OLD)) == 1
 
 
-async def test_what_is_younger_or_not_meant_or_asked_for_at_once_is_well() -> None:
+async def test_a_response_that_is_younger_or_not_covered_or_requested_at_once_is_valid() -> None:
     judge, _ = purger(DONE)
     for generation in (
         OLD._replace(at=11.5),
@@ -60,12 +60,12 @@ async def test_what_is_younger_or_not_meant_or_asked_for_at_once_is_well() -> No
 @pytest.mark.parametrize(
     "scope", [{"all": True}, {"tenant": "globex"}, {"model": "llama"}, {"tenant": "globex", "model": "llama"}]
 )
-async def test_wider_purges_cover_it_too(scope: dict[str, Any]) -> None:
+async def test_wider_purges_cover_the_response_too(scope: dict[str, Any]) -> None:
     judge, _ = purger(DONE._replace(scope=scope))
     assert len(judge.check_answer(ASKING, OLD, "HIT", LATER)) == 1
 
 
-async def test_an_emptied_redis_and_a_router_that_was_away_excuse_it() -> None:
+async def test_an_emptied_redis_or_a_stopped_router_excuses_an_old_response() -> None:
     judge, house = purger(DONE)
     house.redis.emptied = 11.5
     assert judge.check_answer(ASKING, OLD, "HIT", LATER) == judge.check_entry(OLD) == []

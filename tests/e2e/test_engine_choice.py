@@ -47,7 +47,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcessTr
         yield tree
 
 
-def test_the_prefix_caches_hit_more_often_with_affinity_than_where_requests_take_turns(
+def test_prefix_caches_hit_more_often_with_affinity_than_with_round_robin(
     replicas: VllmProcessTree,
 ) -> None:
     engines = [f"http://127.0.0.1:{port}" for port in replicas.ports.values()]
@@ -56,7 +56,7 @@ def test_the_prefix_caches_hit_more_often_with_affinity_than_where_requests_take
     assert shares.routed > shares.in_turn + 0.1
 
 
-def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(replicas: VllmProcessTree) -> None:
+def test_the_context_length_of_engines_is_discovered_and_longer_prompts_are_refused(replicas: VllmProcessTree) -> None:
     assert httpx.get(f"{replicas.url}/v1/models/llama").json()["max_model_len"] == 4096
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4097}
     refused = httpx.post(f"{replicas.url}/v1/chat/completions", json=body)
@@ -64,7 +64,7 @@ def test_the_engines_context_is_learned_and_what_it_cannot_hold_is_refused(repli
     assert "x-engine" not in refused.headers
 
 
-def test_what_speculation_cannot_serve_vllm_refuses_and_the_router_leaves_out_and_names(
+def test_fields_that_vllm_refuses_with_speculation_are_removed_and_named(
     replicas: VllmProcessTree,
 ) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "logit_bias": {"5": -100}, "min_p": 0.1}
@@ -94,7 +94,7 @@ async def ask_all(url: str) -> None:
             group.create_task(ask(number, prompt))
 
 
-def test_what_each_draft_is_worth_at_each_task_is_learned_from_what_it_generates(replicas: VllmProcessTree) -> None:
+def test_the_value_of_each_draft_for_each_task_is_learned_from_its_generations(replicas: VllmProcessTree) -> None:
     asyncio.run(ask_all(replicas.url))
 
     def known() -> dict[str, dict[str, dict[str, float]]] | None:

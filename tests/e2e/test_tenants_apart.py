@@ -46,7 +46,7 @@ def found(tree: VllmProcessTree, path: str, tenant: str, prompt: str = SECRET, *
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
-def test_another_tenants_guess_finds_no_token(tenants_tree: VllmProcessTree, path: str) -> None:
+def test_the_guess_of_another_tenant_finds_no_cached_token(tenants_tree: VllmProcessTree, path: str) -> None:
     prompt = f"{path}: {SECRET}"
     assert found(tenants_tree, path, "acme", prompt) <= 16, "no more than what begins every prompt"
     own = found(tenants_tree, path, "acme", prompt)

@@ -58,7 +58,7 @@ def test_transformers_reads_every_model_and_its_tokenizer_keeps_every_character(
         assert again == "naïve 🚂\n\tx == 'y'"
 
 
-def test_sampling_options_reach_every_draft_token_of_their_request() -> None:
+def test_sampling_options_apply_to_every_draft_token_of_their_request() -> None:
     assert in_vllms_environment(SPREAD) == [[0.5, 0.5, 1.0], "torch.float32"]
 
 

@@ -58,7 +58,7 @@ def text(response: httpx.Response) -> str:
         (CODE, "mistral", "code", "mistral"),
     ],
 )
-def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_then_comes_from_redis(
+def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_is_then_served_from_redis(
     tree: VllmProcessTree, prompt: str, model: str, task: str, engine: str
 ) -> None:
     request = body(f"{prompt} ({model}, please)", model=model)
@@ -73,7 +73,7 @@ def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_then_comes_from_r
     assert text(first)
 
 
-def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: VllmProcessTree) -> None:
+def test_an_entry_from_a_stream_serves_json_with_the_same_text(tree: VllmProcessTree) -> None:
     streamed = ask(tree, body(CHAT, seed=1, stream=True, stream_options={"include_usage": True}))
     assert streamed.headers["x-cache"] == "MISS"
     chunks = events(streamed)
@@ -84,7 +84,7 @@ def test_an_entry_that_was_streamed_serves_json_with_the_same_text(tree: VllmPro
     assert plain.json()["usage"] == chunks[-1]["usage"]
 
 
-def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: VllmProcessTree) -> None:
+def test_an_entry_from_json_serves_a_stream_with_the_same_text(tree: VllmProcessTree) -> None:
     plain = ask(tree, body(CODE, seed=2))
     assert plain.headers["x-cache"] == "MISS"
     streamed = ask(tree, body(CODE, seed=2, stream=True))
@@ -96,7 +96,7 @@ def test_an_entry_that_was_json_serves_a_stream_with_the_same_text(tree: VllmPro
 
 @pytest.mark.parametrize("path", TYPED_PATHS)
 @pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
-def test_responses_and_messages_serve_both_forms_whichever_they_came_in(
+def test_responses_and_messages_serve_both_forms_from_either_form(
     tree: VllmProcessTree, path: str, first: bool
 ) -> None:
     limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 32}
@@ -140,7 +140,7 @@ def test_completions_are_routed_and_cached_too(tree: VllmProcessTree) -> None:
     assert second.json()["choices"][0]["text"] == first.json()["choices"][0]["text"]
 
 
-def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: VllmProcessTree) -> None:
+def test_an_engines_refusal_reaches_the_client_unchanged(tree: VllmProcessTree) -> None:
     refused = ask(tree, body(CHAT, max_tokens=10**6))
     assert refused.status_code == 400
     assert "max_tokens" in refused.json()["error"]["message"]
@@ -148,7 +148,7 @@ def test_an_engines_own_refusal_goes_to_the_client_as_it_stands(tree: VllmProces
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_draft_of_each_engine_guesses_some_tokens_right(tree: VllmProcessTree, engine: str) -> None:
+def test_the_draft_of_each_engine_predicts_some_tokens_correctly(tree: VllmProcessTree, engine: str) -> None:
     model = "mistral" if engine == "mistral" else "llama"
     prompt = CODE if engine == "llama-code" else CHAT
     assert ask(tree, body(prompt, model=model, seed=4, max_tokens=64)).headers["x-engine"] == engine
@@ -175,7 +175,7 @@ def frames(response: httpx.Response) -> Iterator[str]:
     assert rest == ""
 
 
-def test_an_engine_killed_in_mid_stream_leaves_an_error_and_nothing_stored_and_the_others_serve(
+def test_an_engine_killed_during_a_stream_leaves_an_error_and_no_entry_and_the_others_serve(
     tree: VllmProcessTree,
 ) -> None:
     request = body("Go on for as long as you can.", max_tokens=3000, ignore_eos=True, stream=True)

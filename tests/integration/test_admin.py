@@ -50,7 +50,7 @@ async def post(router: RouterServer, path: str, body: Any) -> Any:
 
 
 @pytest.mark.parametrize(("method", "path"), PAGES)
-async def test_without_an_admin_key_in_the_configuration_everything_is_closed(
+async def test_without_an_admin_key_in_the_configuration_every_admin_page_is_closed(
     router: RouterServer, method: str, path: str
 ) -> None:
     for headers in ({}, ADMIN, {"authorization": "Bearer"}):
@@ -60,7 +60,7 @@ async def test_without_an_admin_key_in_the_configuration_everything_is_closed(
 
 
 @pytest.mark.parametrize(("method", "path"), PAGES)
-async def test_nobody_comes_in_without_an_administrators_key(
+async def test_a_request_without_an_admin_key_is_refused(
     guarded: RouterServer, client: Any, method: str, path: str
 ) -> None:
     await store_entry(client, entry_key())
@@ -71,18 +71,18 @@ async def test_nobody_comes_in_without_an_administrators_key(
     assert await client.exists(entry_key())
 
 
-async def test_any_of_the_keys_opens_and_no_tenant_is_asked_for(guarded: RouterServer) -> None:
+async def test_any_admin_key_is_accepted_and_no_tenant_is_needed(guarded: RouterServer) -> None:
     for one in ("admin-key", "another"):
         answer = await guarded.http.get("/admin/cache/stats", headers={"authorization": f"Bearer {one}"})
         assert answer.status_code == 200
 
 
-async def test_an_administrators_key_is_no_tenants_key(guarded: RouterServer) -> None:
+async def test_an_admin_key_is_not_a_tenants_key(guarded: RouterServer) -> None:
     assert (await guarded.chat("Hi", headers=ADMIN)).status_code == 401
 
 
 @pytest.mark.parametrize(("method", "path"), PAGES[-3:])
-async def test_what_is_not_there_is_404_with_a_key(guarded: RouterServer, method: str, path: str) -> None:
+async def test_an_unknown_page_is_404_with_a_key(guarded: RouterServer, method: str, path: str) -> None:
     answer = await guarded.http.request(method, path, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
@@ -90,7 +90,7 @@ async def test_what_is_not_there_is_404_with_a_key(guarded: RouterServer, method
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(guarded: RouterServer) -> None:
+async def test_an_entry_appears_in_the_counts_and_the_listing_and_under_its_key(guarded: RouterServer) -> None:
     sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
     at = sent.headers["x-cache-key"]
     amount = (await get(guarded, "stats"))["tenants"]["acme"]["llama"]
@@ -104,7 +104,7 @@ async def test_an_answer_is_found_in_the_counts_in_the_listing_and_by_its_key(gu
     assert details["text"] == sent.json()["choices"][0]["message"]["content"]
 
 
-async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(guarded: RouterServer) -> None:
+async def test_an_entry_from_a_stream_shows_the_text_and_the_json_form(guarded: RouterServer) -> None:
     sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
     details = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
     assert (details["text"], details["problem"]) == (chat_text(sent), None)
@@ -114,7 +114,7 @@ async def test_of_a_streamed_answer_there_is_the_text_and_what_the_stream_gives(
     assert 0 < usage_event < 500, "the client did not ask for it"
 
 
-async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client: Any) -> None:
+async def test_the_listing_continues_at_its_cursor(guarded: RouterServer, client: Any) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(5)]
     first = await get(guarded, "entries", limit=3)
     second = await get(guarded, "entries", limit=3, cursor=first["cursor"])
@@ -130,12 +130,12 @@ async def test_the_listing_goes_on_where_it_ended(guarded: RouterServer, client:
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_listing_that_cannot_be_meant_is_refused(guarded: RouterServer, query: dict[str, str]) -> None:
+async def test_a_listing_with_invalid_parameters_is_refused(guarded: RouterServer, query: dict[str, str]) -> None:
     answer = await guarded.http.get("/admin/cache/entries", params=query, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")
 
 
-async def test_a_bad_entry_can_be_found_shown_and_deleted_by_itself(guarded: RouterServer, client: Any) -> None:
+async def test_a_damaged_entry_can_be_listed_shown_and_deleted(guarded: RouterServer, client: Any) -> None:
     await store_entry(client, entry_key(1))
     await client.hset(entry_key(2), mapping={"body": b"\xff", "created": "x"})
     assert len((await get(guarded, "entries"))["entries"]) == 2
@@ -147,7 +147,7 @@ async def test_a_bad_entry_can_be_found_shown_and_deleted_by_itself(guarded: Rou
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_an_entry_that_is_not_there_is_404_and_a_key_that_is_none_400(guarded: RouterServer, method: str) -> None:
+async def test_a_missing_entry_is_404_and_an_invalid_key_is_400(guarded: RouterServer, method: str) -> None:
     answer = await guarded.http.request(method, f"/admin/cache/entries/{entry_key()}", headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_entry")
     for wrong in ("foreign", "rh:1:purge", entry_key() + "%0A", "*"):
@@ -158,7 +158,7 @@ async def test_an_entry_that_is_not_there_is_404_and_a_key_that_is_none_400(guar
 # -- purge ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
+async def test_a_purged_entry_is_generated_again(guarded: RouterServer) -> None:
     acme = {"authorization": "Bearer acme-key"}
     first = await guarded.chat("Tell me about the sea.", headers=acme)
     assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "HIT"
@@ -167,7 +167,7 @@ async def test_what_is_purged_is_generated_anew(guarded: RouterServer) -> None:
     assert (first.headers["x-cache"], again.headers["x-cache"]) == ("MISS", "MISS")
 
 
-async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterServer, client: Any) -> None:
+async def test_a_purge_reaches_every_router_and_deletes_the_claims(guarded: RouterServer, client: Any) -> None:
     await store_entry(client, entry_key(rag="b" * 16), make_entry(documents=("handbook",)))
     await client.set(claim_key(entry_key()), "flight")
     assert await post(guarded, "purge", {"document": "handbook"}) == {
@@ -179,7 +179,7 @@ async def test_a_purge_tells_every_router_and_takes_the_claims(guarded: RouterSe
     assert [(scope.document, scope.all) for scope in await logged_scopes(client)] == [("handbook", False), (None, True)]
 
 
-async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
+async def test_the_log_names_what_was_purged_without_the_text_of_a_document(
     guarded: RouterServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "roundhouse.admin"):
@@ -189,7 +189,7 @@ async def test_the_log_says_what_was_purged_and_no_text_of_a_document(
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"nonsense", b'{"tenant": "*"}', b'{"all": true, "key": "x"}'])
-async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
+async def test_a_purge_without_a_filter_is_refused_and_deletes_nothing(
     guarded: RouterServer, client: Any, body: bytes
 ) -> None:
     await store_entry(client, entry_key())
@@ -200,7 +200,7 @@ async def test_a_purge_that_names_nothing_is_refused_and_deletes_nothing(
 
 
 @pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("explain", (4 << 20) + 4096)])
-async def test_bodies_have_a_bound(guarded: RouterServer, path: str, size: int) -> None:
+async def test_request_bodies_have_a_size_limit(guarded: RouterServer, path: str, size: int) -> None:
     answer = await guarded.http.post(f"/admin/cache/{path}", content=b" " * (size + 1), headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
@@ -208,7 +208,7 @@ async def test_bodies_have_a_bound(guarded: RouterServer, path: str, size: int) 
 # -- explain ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_explained_before_and_after_it_was_answered(guarded: RouterServer) -> None:
+async def test_a_request_is_explained_before_and_after_its_response_is_stored(guarded: RouterServer) -> None:
     body = chat_body("Tell me about the sea.")
     before = await post(guarded, "explain", {"tenant": "acme", "body": body})
     assert (before["result"], before["reason"]) == ("MISS", "new")
@@ -229,13 +229,13 @@ async def test_a_request_is_explained_before_and_after_it_was_answered(guarded: 
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_question_that_cannot_be_answered_is_refused(guarded: RouterServer, question: Any) -> None:
+async def test_an_explain_request_that_is_invalid_is_refused(guarded: RouterServer, question: Any) -> None:
     answer = await guarded.http.post("/admin/cache/explain", json=question, headers=ADMIN)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
 
 
-async def test_a_model_that_there_is_not_is_404_as_it_would_be(guarded: RouterServer) -> None:
+async def test_explaining_an_unknown_model_is_404(guarded: RouterServer) -> None:
     question = {"tenant": "acme", "body": chat_body("Hi", model="nope")}
     answer = await guarded.http.post("/admin/cache/explain", json=question, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
@@ -244,7 +244,7 @@ async def test_a_model_that_there_is_not_is_404_as_it_would_be(guarded: RouterSe
 # -- Redis is down ----------------------------------------------------------------------------------------------------
 
 
-async def test_without_redis_it_is_503_with_retry_after(
+async def test_without_redis_the_admin_api_returns_503_with_retry_after(
     own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()

@@ -86,7 +86,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
 # -- slots and their order --------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_in_their_order(
+async def test_an_engine_never_exceeds_its_limit_and_queued_requests_are_served_in_order(
     setting: MakeSetting,
 ) -> None:
     here = await setting(places=2)
@@ -102,7 +102,9 @@ async def test_an_engine_has_no_more_to_do_than_its_bound_and_all_are_answered_i
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_json_and_streams_wait_alike(redis_server: RedisServer, make_router: MakeRouter, stream: bool) -> None:
+async def test_json_and_streams_wait_in_the_same_queue(
+    redis_server: RedisServer, make_router: MakeRouter, stream: bool
+) -> None:
     async with SimulatedEngine(LLAMA, tokens_per_second=400) as engine:
         text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)})
         router = await make_router(bounded(text, 3))
@@ -112,7 +114,7 @@ async def test_json_and_streams_wait_alike(redis_server: RedisServer, make_route
         assert (await router.metrics())[QUEUED] == 0
 
 
-async def test_an_engine_with_room_is_asked_before_anybody_waits(
+async def test_an_engine_with_a_free_slot_is_used_before_a_request_waits(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
@@ -125,7 +127,7 @@ async def test_an_engine_with_room_is_asked_before_anybody_waits(
             assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
 
 
-async def test_whoever_waits_takes_over_at_whichever_engine_has_room_first(
+async def test_a_waiting_request_takes_the_first_free_slot_of_any_engine(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as chat, SimulatedEngine(LLAMA) as code:
@@ -146,7 +148,7 @@ async def test_whoever_waits_takes_over_at_whichever_engine_has_room_first(
             assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
 
 
-async def test_a_tenant_with_one_request_has_its_turn_before_another_that_filled_the_queue(
+async def test_a_tenant_with_one_request_is_served_before_the_rest_of_a_tenant_that_filled_the_queue(
     setting: MakeSetting,
 ) -> None:
     here = await setting(rest=TENANTS)
@@ -162,7 +164,7 @@ async def test_a_tenant_with_one_request_has_its_turn_before_another_that_filled
     assert await here.begun(7) == ["a0?", "b?", "a1?", "a2?", "a3?", "a4?", "a5?"]
 
 
-async def test_an_engine_that_fails_leaves_its_place_to_the_next(
+async def test_an_engine_that_fails_passes_its_slot_to_the_next_request(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA, ttft_ms=50) as engine:
@@ -177,7 +179,7 @@ async def test_an_engine_that_fails_leaves_its_place_to_the_next(
         assert health["engines"]["one"]["in_flight"] == 0
 
 
-async def test_where_a_model_has_no_room_in_time_the_one_that_stands_in_for_it_answers(
+async def test_a_model_without_a_free_slot_in_time_is_replaced_by_its_fallback(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as llama, SimulatedEngine(MISTRAL) as mistral:
@@ -191,7 +193,7 @@ async def test_where_a_model_has_no_room_in_time_the_one_that_stands_in_for_it_a
         assert (await router.metrics())[QUEUED] == 0
 
 
-async def test_nobody_waits_for_an_engine_whose_breaker_is_open(
+async def test_no_request_waits_for_an_engine_with_an_open_breaker(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as engine:
@@ -236,7 +238,7 @@ async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_waits_for_too_long_is_told_so(setting: MakeSetting, stream: bool) -> None:
+async def test_a_request_that_waits_too_long_gets_an_error(setting: MakeSetting, stream: bool) -> None:
     here = await setting(rest='[timeouts]\nqueue = "200ms"')
     first = here.ask("first")
     await here.begun(1)
@@ -272,7 +274,7 @@ async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> 
     assert (await again).status_code == 200
 
 
-async def test_a_tenant_that_fills_the_queue_gives_way_to_another(setting: MakeSetting) -> None:
+async def test_a_tenant_that_fills_the_queue_is_evicted_for_another(setting: MakeSetting) -> None:
     here = await setting(rest=TENANTS)
     requests = [here.ask("first", headers=ACME)]
     await here.begun(1)
@@ -293,7 +295,7 @@ async def test_a_tenant_that_fills_the_queue_gives_way_to_another(setting: MakeS
 
 @pytest.mark.parametrize("on_abandon", ["cancel", "finish"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_leaves_while_it_waits_has_left_the_queue_and_costs_no_engine_anything(
+async def test_a_client_that_disconnects_while_queued_leaves_the_queue_and_costs_no_engine_work(
     setting: MakeSetting, stream: bool, on_abandon: str
 ) -> None:
     here = await setting(cache=f'on_abandon = "{on_abandon}"')
@@ -310,7 +312,7 @@ async def test_who_leaves_while_it_waits_has_left_the_queue_and_costs_no_engine_
     assert await here.begun(2) == ["first", "stays"]
 
 
-async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setting: MakeSetting) -> None:
+async def test_a_flight_stays_in_the_queue_while_any_subscriber_waits_for_it(setting: MakeSetting) -> None:
     here = await setting()
     first = here.ask("first")
     await here.begun(1)
@@ -328,7 +330,7 @@ async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setti
 # -- the configuration ------------------------------------------------------------------------------------------------
 
 
-async def test_the_bound_is_shared_out_among_the_workers_and_each_may_do_something() -> None:
+async def test_the_limit_is_divided_among_the_workers_with_at_least_one_slot_each() -> None:
     text = router_config("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
     for places, each in ((16, 4), (7, 1), (2, 1)):
         (engine,) = build_catalog(parse(bounded(text, places), {})).engines.values()
@@ -338,5 +340,5 @@ async def test_the_bound_is_shared_out_among_the_workers_and_each_may_do_somethi
     assert free.has_free_slot
 
 
-async def test_the_queue_is_as_long_as_there_are_places_within_reason() -> None:
+async def test_the_queue_length_follows_the_number_of_slots_within_bounds() -> None:
     assert [max_queue_length(places) for places in (1, 8, 64, 10_000)] == [16, 32, 256, 1024]

@@ -25,7 +25,7 @@ def held(router: RouterServer) -> int:
     return router.application._process_state.body_budget.allocated
 
 
-async def test_a_process_holds_so_many_bytes_of_bodies_and_refuses_more_until_they_are_needed_no_longer(
+async def test_a_process_limits_the_total_bytes_of_bodies_and_refuses_more_until_some_are_released(
     scripted: ScriptedRouter,
 ) -> None:
     router, engine = await scripted(ROLE_FRAME, chat_frame(content="a"), hold=True, router=SMALL)
@@ -46,7 +46,7 @@ async def test_a_process_holds_so_many_bytes_of_bodies_and_refuses_more_until_th
         await eventually(lambda: len(engine.bodies) == 2)
 
 
-async def test_a_body_that_does_not_say_its_length_is_refused_once_it_is_too_much(scripted: ScriptedRouter) -> None:
+async def test_a_body_without_a_content_length_is_refused_when_it_exceeds_the_limit(scripted: ScriptedRouter) -> None:
     router, engine = await scripted(ROLE_FRAME, chat_frame(content="a"), hold=True, router=SMALL)
     async with connect(router.port) as first, connect(router.port) as second:
         first.write(large("one", stream=True))
@@ -76,7 +76,7 @@ async def test_a_generation_that_outlives_its_client_keeps_its_body(scripted: Sc
     await eventually(lambda: held(router) == 0)
 
 
-async def test_whatever_becomes_of_a_request_nothing_of_its_body_stays_held(
+async def test_the_bytes_of_a_body_are_released_however_its_request_ends(
     router: RouterServer, engines: EngineSet
 ) -> None:
     body = chat_body("The sea?", padding="x" * 100_000)
@@ -96,7 +96,7 @@ async def test_whatever_becomes_of_a_request_nothing_of_its_body_stays_held(
     await eventually(lambda: held(router) == 0)
 
 
-async def test_the_bound_is_there_by_default_and_not_below_that_of_one_body() -> None:
+async def test_the_limit_has_a_default_and_is_at_least_that_of_one_body() -> None:
     assert Settings().router.max_bodies == 256 * MIB
     with pytest.raises(ConfigurationError, match="max_bodies"):
         parse('[router]\nmax_body = "2MiB"\nmax_bodies = "1MiB"\n', {})

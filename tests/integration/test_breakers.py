@@ -65,7 +65,7 @@ async def received(engines: EngineSet) -> int:
 # -- failures, over two routers ---------------------------------------------------------------------------------------
 
 
-async def test_what_one_router_finds_out_keeps_all_from_asking_that_engine(
+async def test_a_breaker_that_one_router_opens_excludes_the_engine_for_all(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(redis_server.url, engines, PATIENT)
@@ -82,7 +82,7 @@ async def test_what_one_router_finds_out_keeps_all_from_asking_that_engine(
     assert await received(engines) == before
 
 
-async def test_of_a_half_open_breaker_one_request_of_all_routers_is_the_probe_and_closes_it_for_all(
+async def test_one_request_of_all_routers_probes_a_half_open_breaker_and_closes_it_for_all(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(redis_server.url, engines, HASTY)
@@ -101,7 +101,7 @@ async def test_of_a_half_open_breaker_one_request_of_all_routers_is_the_probe_an
     assert [(await ask(router)).headers["x-engine"] for router in (one, other)] == ["first", "first"]
 
 
-async def test_a_probe_that_fails_opens_it_again_and_nobody_notices(
+async def test_a_failed_probe_opens_the_breaker_again_and_no_client_fails(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, HASTY))
@@ -116,7 +116,7 @@ async def test_a_probe_that_fails_opens_it_again_and_nobody_notices(
     await becomes("half-open", router)
 
 
-async def test_while_redis_is_away_each_router_has_its_own(
+async def test_without_redis_each_router_has_its_own_breakers(
     own_redis: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = two_llamas(own_redis.url, engines, HASTY)
@@ -134,7 +134,7 @@ async def test_while_redis_is_away_each_router_has_its_own(
 
 
 @pytest.mark.parametrize("code", [401, 404, 408, 429])
-async def test_4xx_opens_no_breaker(
+async def test_a_4xx_opens_no_breaker(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, code: int
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
@@ -153,7 +153,7 @@ async def test_a_client_whose_requests_are_refused_opens_no_breaker(
     assert await state(router) == "closed"
 
 
-async def test_an_engine_that_says_when_to_come_back_is_busy_and_not_broken(
+async def test_an_engine_that_sends_retry_after_is_busy_and_not_failed(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
@@ -165,7 +165,7 @@ async def test_an_engine_that_says_when_to_come_back_is_busy_and_not_broken(
     assert await state(router) == "closed"
 
 
-async def test_the_time_that_engines_ask_for_is_told_to_the_client(
+async def test_the_retry_after_of_engines_reaches_the_client(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
@@ -176,7 +176,7 @@ async def test_the_time_that_engines_ask_for_is_told_to_the_client(
     assert await received(engines) == before + 1
 
 
-async def test_clients_that_leave_open_no_breaker(
+async def test_clients_that_disconnect_open_no_breaker(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(one_llama(redis_server.url, engines, PATIENT))
@@ -191,7 +191,7 @@ async def test_clients_that_leave_open_no_breaker(
     assert await state(router) == "closed"
 
 
-async def test_streams_that_break_after_their_first_token_open_it(
+async def test_streams_that_break_after_their_first_token_open_the_breaker(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, PATIENT))
@@ -204,7 +204,7 @@ async def test_streams_that_break_after_their_first_token_open_it(
 # -- all breakers open ------------------------------------------------------------------------------------------------
 
 
-async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_first_is_half_open(
+async def test_with_all_breakers_open_the_response_is_503_with_the_time_until_the_first_is_half_open(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     rest = PATIENT.replace("1h", "40s")
@@ -223,7 +223,7 @@ async def test_with_all_breakers_open_the_answer_is_503_with_the_time_until_the_
 # -- pressure ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_kv_cache_shuts_an_engine_until_it_has_emptied_below_the_lower_mark(
+async def test_a_full_kv_cache_opens_the_breaker_until_usage_falls_below_the_lower_threshold(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(two_llamas(redis_server.url, engines, ""))
@@ -242,7 +242,7 @@ async def test_a_full_kv_cache_shuts_an_engine_until_it_has_emptied_below_the_lo
     assert (await ask(router)).headers["x-engine"] == "first"
 
 
-async def test_a_metric_that_is_not_there_opens_no_breaker(
+async def test_a_missing_metric_opens_no_breaker(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     await engines.chat.set_faults({"fault": "kv", "metric": "missing"})

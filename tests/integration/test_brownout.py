@@ -38,7 +38,7 @@ def given(answer: httpx.Response) -> tuple[str, str | None]:
     return answer.headers["x-cache"], answer.headers.get("x-fallback")
 
 
-async def test_new_work_goes_to_the_fallback_first_then_old_answers_are_given_then_nothing(
+async def test_new_work_goes_to_the_fallback_first_then_stale_entries_are_served_then_requests_are_refused(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(four_llamas(redis_server.url, engines))
@@ -59,7 +59,7 @@ async def test_new_work_goes_to_the_fallback_first_then_old_answers_are_given_th
     assert given(await router.chat("The land?")) == ("MISS", None)
 
 
-async def test_an_engine_that_is_broken_is_no_pressure_on_the_others(
+async def test_a_failed_engine_is_no_pressure_on_the_others(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     text = router_config(

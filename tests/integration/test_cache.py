@@ -25,7 +25,7 @@ async def entry_of(redis: Any, key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
+async def test_an_entry_serves_json_and_streams_whichever_form_it_was_stored_from(
     router: RouterServer, engines: EngineSet, first: bool, second: bool
 ) -> None:
     before = (await engines.chat.stats())["received"]
@@ -41,7 +41,7 @@ async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
 
 
 @pytest.mark.parametrize("first", [False, True])
-async def test_a_text_survives_byte_for_byte(router: RouterServer, engines: EngineSet, first: bool) -> None:
+async def test_a_text_is_preserved_byte_for_byte(router: RouterServer, engines: EngineSet, first: bool) -> None:
     await engines.chat.set_faults({"fault": "say", "text": TEXT})
     answers = [await router.chat("Say it", stream=stream) for stream in (first, not first)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
@@ -62,7 +62,7 @@ async def test_a_text_survives_byte_for_byte(router: RouterServer, engines: Engi
     ],
     ids=["logprobs", "choices", "reasoning", "token-ids", "tools"],
 )
-async def test_a_kept_stream_gives_the_json_that_the_engine_would_have_given(
+async def test_a_stored_stream_gives_the_json_that_the_engine_would_have_returned(
     router: RouterServer, fields: dict[str, Any]
 ) -> None:
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
@@ -90,7 +90,7 @@ def _said_fields(value: Any) -> Any:
 # -- the key ----------------------------------------------------------------------------------------------------------
 
 
-async def test_equal_json_in_other_spelling_hits(router: RouterServer) -> None:
+async def test_equal_json_in_another_spelling_hits(router: RouterServer) -> None:
     one = b'{"model":"llama","messages":[{"role":"user","content":"\xc3\xa9"}],"temperature":0,"x":{"a":1,"b":1.0}}'
     other = rb'{ "x": {"b":1, "a":1e0}, "temperature":0.0, "messages":[{"content":"\u00e9", "role":"user"}],'
     other += rb' "model":"llama" }'
@@ -109,7 +109,9 @@ async def test_equal_json_in_other_spelling_hits(router: RouterServer) -> None:
     ],
     ids=lambda change: json.dumps(change)[:40],
 )  # fmt: skip
-async def test_what_can_change_the_answer_is_another_answer(router: RouterServer, change: dict[str, Any]) -> None:
+async def test_a_field_that_can_change_the_response_changes_the_key(
+    router: RouterServer, change: dict[str, Any]
+) -> None:
     first = await router.chat("The sea?")
     second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
     assert second.status_code == 200
@@ -120,7 +122,9 @@ async def test_what_can_change_the_answer_is_another_answer(router: RouterServer
 @pytest.mark.parametrize(
     "change", [{"user": "u"}, {"metadata": {"a": "b"}}, {"stream": True}, {"store": True}, {"model": LLAMA_ALIAS}]
 )
-async def test_what_cannot_change_the_answer_shares_it(router: RouterServer, change: dict[str, Any]) -> None:
+async def test_a_field_that_cannot_change_the_response_shares_the_entry(
+    router: RouterServer, change: dict[str, Any]
+) -> None:
     await router.chat("The sea?")
     second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
     assert second.headers["x-cache"] == "HIT"
@@ -144,7 +148,7 @@ async def test_system_and_context_have_their_own_parts_of_the_key(router: Router
     ]
 
 
-async def test_another_revision_of_a_model_has_its_own_answers(make_router: MakeRouter, config: str) -> None:
+async def test_another_revision_of_a_model_has_its_own_entries(make_router: MakeRouter, config: str) -> None:
     old = await make_router(config)
     new = await make_router(config.replace('revision = "1"', 'revision = "2"'))
     assert (await old.chat("The sea?")).headers["x-cache"] == "MISS"
@@ -152,14 +156,14 @@ async def test_another_revision_of_a_model_has_its_own_answers(make_router: Make
     assert (await old.chat("The sea?")).headers["x-cache"] == "HIT"
 
 
-async def test_two_routers_share_their_answers(make_router: MakeRouter, config: str, redis: Any) -> None:
+async def test_two_routers_share_their_entries(make_router: MakeRouter, config: str, redis: Any) -> None:
     one, other = await make_router(config), await make_router(config)
     key = (await one.chat("The sea?")).headers["x-cache-key"]
     await eventually(lambda: redis.exists(key))
     assert (await other.chat("The sea?")).headers["x-cache"] == "HIT"
 
 
-async def test_answers_that_may_differ_are_left_alone_where_only_sure_ones_are_stored(
+async def test_nondeterministic_responses_are_bypassed_where_only_deterministic_ones_are_stored(
     make_router: MakeRouter, config: str
 ) -> None:
     router = await make_router(config.replace("[cache]", '[cache]\nstore = "deterministic"'))
@@ -175,7 +179,7 @@ async def test_answers_that_may_differ_are_left_alone_where_only_sure_ones_are_s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_entry_can_be_read_at_the_key_of_the_header(router: RouterServer, redis: Any, stream: bool) -> None:
+async def test_the_entry_is_stored_at_the_key_of_the_header(router: RouterServer, redis: Any, stream: bool) -> None:
     answer = await router.chat("The sea?", stream=stream)
     key = answer.headers["x-cache-key"]
     entry = await entry_of(redis, key)
@@ -236,7 +240,7 @@ async def _has_digest(redis: Any, key: str, digest: str) -> bool:
     ],
     ids=" ".join,
 )  # fmt: skip
-async def test_what_is_no_entry_is_a_miss_and_is_written_over(
+async def test_a_value_that_is_not_an_entry_is_a_miss_and_is_overwritten(
     router: RouterServer, redis: Any, break_it: tuple[str, ...]
 ) -> None:
     key = (await router.chat("The sea?")).headers["x-cache-key"]
@@ -249,7 +253,7 @@ async def test_what_is_no_entry_is_a_miss_and_is_written_over(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_over_the_limit_is_given_whole_and_counted_and_not_kept(
+async def test_a_response_over_the_size_limit_is_served_completely_and_counted_and_not_stored(
     make_router: MakeRouter, config: str, redis: Any, stream: bool
 ) -> None:
     router = await make_router(config.replace("[cache]", '[cache]\nmax_entry = "5KiB"'))
@@ -262,7 +266,7 @@ async def test_an_answer_over_the_limit_is_given_whole_and_counted_and_not_kept(
     assert not await keys_except_log(redis)
 
 
-async def test_a_stream_that_cannot_be_said_in_json_still_serves_streams(scripted: ScriptedRouter) -> None:
+async def test_a_stream_without_a_json_form_still_serves_streams(scripted: ScriptedRouter) -> None:
     odd = chat_frame(content="a", vendor="one") + chat_frame(content="b", vendor="two", finish="stop")
     router, engine = await scripted(ROLE_FRAME, odd, DONE_FRAME)
     first, second = await router.chat("x", stream=True), await router.chat("x", stream=True)
@@ -273,9 +277,7 @@ async def test_a_stream_that_cannot_be_said_in_json_still_serves_streams(scripte
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_entry_names_the_documents_that_it_was_made_with(
-    router: RouterServer, redis: Any, stream: bool
-) -> None:
+async def test_an_entry_names_its_documents(router: RouterServer, redis: Any, stream: bool) -> None:
     documents = [{"doc_id": "kb-7", "text": "The sea is salt."}, {"text": "It is deep."}]
     answer = await router.chat("The <context>It is wide.</context> sea?", documents=documents, stream=stream)
     key = answer.headers["x-cache-key"]

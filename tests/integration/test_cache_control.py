@@ -44,7 +44,7 @@ async def test_no_store_is_neither_looked_up_nor_stored(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_cache_asks_an_engine_and_its_answer_replaces_the_one_that_was_stored(
+async def test_no_cache_uses_an_engine_and_its_response_replaces_the_stored_one(
     router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
     key = (await asked(router)).headers["x-cache-key"]
@@ -59,7 +59,7 @@ async def test_no_cache_asks_an_engine_and_its_answer_replaces_the_one_that_was_
     assert chat_text(hit) == chat_text(again)
 
 
-async def test_max_age_takes_no_answer_that_is_older(router: RouterServer, redis: Any) -> None:
+async def test_max_age_accepts_no_older_entry(router: RouterServer, redis: Any) -> None:
     key = (await asked(router)).headers["x-cache-key"]
     await backdate_entry(redis, key, 100)
     assert (await asked(router, "max-age=200")).headers["x-cache"] == "HIT"
@@ -69,7 +69,7 @@ async def test_max_age_takes_no_answer_that_is_older(router: RouterServer, redis
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_only_if_cached_never_asks_an_engine(router: RouterServer, engines: EngineSet, stream: bool) -> None:
+async def test_only_if_cached_never_uses_an_engine(router: RouterServer, engines: EngineSet, stream: bool) -> None:
     before = await generations(engines)
     refused = await asked(router, "only-if-cached", stream=stream)
     assert (refused.status_code, refused.headers["x-cache"]) == (504, "MISS")
@@ -80,12 +80,12 @@ async def test_only_if_cached_never_asks_an_engine(router: RouterServer, engines
     assert (hit.status_code, hit.headers["x-cache"]) == (200, "HIT")
 
 
-async def test_only_if_cached_and_no_store_is_nothing_at_all(router: RouterServer) -> None:
+async def test_only_if_cached_with_no_store_is_always_504(router: RouterServer) -> None:
     await asked(router)
     assert (await asked(router, "no-store, only-if-cached")).status_code == 504
 
 
-async def test_a_client_can_shorten_the_time_to_live_and_not_lengthen_it(router: RouterServer, redis: Any) -> None:
+async def test_a_client_can_shorten_the_time_to_live_but_not_extend_it(router: RouterServer, redis: Any) -> None:
     key = (await asked(router, ttl="100")).headers["x-cache-key"]
     assert 90 < await eventually(lambda: redis.ttl(key)) <= 100
     hit = await asked(router)
@@ -101,20 +101,20 @@ async def lives_for_a_day_and_an_hour(redis: Any, key: str) -> bool:
     return 89_000 < ttl <= 90_000
 
 
-async def test_a_time_to_live_of_nothing_stores_nothing(router: RouterServer, redis: Any) -> None:
+async def test_a_time_to_live_of_zero_stores_nothing(router: RouterServer, redis: Any) -> None:
     assert (await asked(router, ttl="0")).headers["x-cache"] == "MISS"
     assert (await asked(router, ttl="0")).headers["x-cache"] == "MISS"
     assert await redis.keys("rh:1:default:*") == []
 
 
-async def test_a_time_to_live_that_is_no_number_is_refused(router: RouterServer, engines: EngineSet) -> None:
+async def test_a_time_to_live_that_is_not_a_number_is_refused(router: RouterServer, engines: EngineSet) -> None:
     before = await generations(engines)
     refused = await asked(router, ttl="1h")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Cache-TTL")
     assert await generations(engines) == before
 
 
-async def test_several_headers_are_one_wish(router: RouterServer) -> None:
+async def test_several_headers_are_combined(router: RouterServer) -> None:
     await asked(router)
     wishes = [("cache-control", "no-transform"), ("cache-control", "no-cache")]
     body = {"model": "llama", "messages": [{"role": "user", "content": PROMPT}]}
@@ -122,6 +122,6 @@ async def test_several_headers_are_one_wish(router: RouterServer) -> None:
     assert answer.headers["x-cache-reason"] == "no-cache"
 
 
-async def test_wishes_that_concern_others_change_nothing(router: RouterServer) -> None:
+async def test_unknown_directives_are_ignored(router: RouterServer) -> None:
     await asked(router)
     assert (await asked(router, "max-stale=60, no-transform, private")).headers["x-cache"] == "HIT"

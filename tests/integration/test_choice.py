@@ -73,12 +73,12 @@ async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_
         assert len(engines_used) == 1
 
 
-async def test_a_session_that_is_none_is_passed_over(router: RouterServer) -> None:
+async def test_an_invalid_session_is_ignored(router: RouterServer) -> None:
     engines_used = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
     assert engines_used == {"a"}  # without affinity and load, the first engine is selected
 
 
-async def test_requests_that_come_at_once_are_spread_although_the_engines_have_not_been_asked_since(
+async def test_concurrent_requests_are_spread_between_two_probes(
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:
     for engine in pair.values():
@@ -89,7 +89,7 @@ async def test_requests_that_come_at_once_are_spread_although_the_engines_have_n
         await engine.clear_faults()
 
 
-async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
+async def test_one_system_prompt_of_all_requests_uses_both_replicas(
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:
     for engine in pair.values():
@@ -100,7 +100,7 @@ async def test_one_system_prompt_that_everybody_uses_fills_both_replicas(
         await engine.clear_faults()
 
 
-async def test_the_prefix_cache_hits_more_often_than_where_requests_just_take_turns(
+async def test_the_prefix_cache_hits_more_often_than_with_round_robin(
     router: RouterServer, pair: dict[str, SimulatedEngine]
 ) -> None:
     from benchmarks.affinity import compare
@@ -112,7 +112,7 @@ async def test_the_prefix_cache_hits_more_often_than_where_requests_just_take_tu
 # -- contexts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_router_learns_contexts_from_the_engines_and_sends_long_prompts_to_those_that_take_them(
+async def test_the_router_discovers_context_lengths_and_sends_long_prompts_to_engines_that_accept_them(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with simulated(a={"max_model_len": 1024}, b={"max_model_len": 16384}) as engines:
@@ -134,7 +134,7 @@ async def test_the_router_learns_contexts_from_the_engines_and_sends_long_prompt
         ("/v1/completions", {"model": "llama", "prompt": [5] * 4097}, "prompt"),
     ],
 )
-async def test_what_no_engine_could_take_is_refused_without_asking_one(
+async def test_a_prompt_too_long_for_every_engine_is_refused_without_contacting_one(
     router: RouterServer, pair: dict[str, SimulatedEngine], path: str, body: dict[str, Any], param: str
 ) -> None:
     before = [(await engine.stats())["received"] for engine in pair.values()]
@@ -145,7 +145,7 @@ async def test_what_no_engine_could_take_is_refused_without_asking_one(
     assert [(await engine.stats())["received"] for engine in pair.values()] == before
 
 
-async def test_a_prompt_that_may_fit_is_the_engines_to_refuse(router: RouterServer) -> None:
+async def test_a_prompt_that_may_fit_is_left_to_the_engine_to_refuse(router: RouterServer) -> None:
     answer = await router.chat("word " * 5000)
     assert answer.status_code == 400
     assert "maximum context length" in answer.json()["error"]["message"]
@@ -157,7 +157,7 @@ async def test_a_prompt_that_may_fit_is_the_engines_to_refuse(router: RouterServ
 BIASED: dict[str, Any] = {"logit_bias": {"42": -100.0}}
 
 
-async def test_what_speculation_cannot_serve_goes_to_an_engine_without(
+async def test_a_request_that_speculation_cannot_serve_goes_to_an_engine_without_a_draft(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with simulated(a={"draft": "d"}, b={}) as engines:
@@ -172,7 +172,7 @@ async def test_what_speculation_cannot_serve_goes_to_an_engine_without(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_where_every_engine_speculates_it_is_left_out_and_said_and_not_stored(
+async def test_where_every_engine_speculates_the_field_is_removed_and_named_and_the_response_not_stored(
     redis_server: RedisServer, make_router: MakeRouter, stream: bool
 ) -> None:
     async with simulated(a={"draft": "d"}) as engines:
@@ -215,7 +215,7 @@ async def ask_many(router: RouterServer, prompt: str, numbers: range) -> Counter
     return Counter(await asyncio.gather(*map(ask, numbers)))
 
 
-async def test_the_router_learns_which_draft_pays_for_which_task_and_says_when_one_has_stopped_paying(
+async def test_the_router_learns_which_draft_pays_for_which_task_and_logs_when_one_stops_paying(
     redis_server: RedisServer, redis: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     pace = {"tokens_per_second": 150, "num_speculative_tokens": 4, "draft": "d"}

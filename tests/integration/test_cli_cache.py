@@ -47,7 +47,7 @@ def fails_with_one_line(result: CommandResult, code: int, *words: str) -> None:
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
-async def test_stats_count_what_there_is(client: Any, file: Path) -> None:
+async def test_stats_counts_the_entries(client: Any, file: Path) -> None:
     await store_entry(client, entry_key(1))
     await store_entry(client, entry_key(2, tenant="other"))
     await client.hset(entry_key(1), "created", f"{time.time() + 500:.3f}")  # written with a fast clock
@@ -75,7 +75,7 @@ async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Pa
     assert output[-1].endswith(" -")
 
 
-async def test_ls_lists_entries_a_line_each(client: Any, file: Path) -> None:
+async def test_ls_lists_one_entry_per_line(client: Any, file: Path) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(3)]
     await store_entry(client, entry_key(4, tenant="other"))
     lines = (await cache(file, "ls", "--tenant", "acme", "--json")).json_lines()
@@ -84,7 +84,7 @@ async def test_ls_lists_entries_a_line_each(client: Any, file: Path) -> None:
     assert [line.split()[-1] for line in table] == ["key", *expected]
 
 
-async def test_ls_says_where_it_goes_on(client: Any, file: Path) -> None:
+async def test_ls_prints_where_to_continue(client: Any, file: Path) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(3)]
     first = await cache(file, "ls", "--limit", "2", "--json")
     assert [line["key"] for line in first.json_lines()] == expected[:2]
@@ -93,11 +93,11 @@ async def test_ls_says_where_it_goes_on(client: Any, file: Path) -> None:
     assert ([line["key"] for line in rest.json_lines()], rest.stderr) == (expected[2:], "")
 
 
-async def test_ls_of_nothing_is_nothing(client: Any, file: Path) -> None:
+async def test_ls_without_entries_prints_nothing(client: Any, file: Path) -> None:
     assert (await cache(file, "ls")).stdout == (await cache(file, "ls", "--json")).stdout == ""
 
 
-async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path) -> None:
+async def test_show_prints_the_text_and_the_plain_fields(client: Any, file: Path) -> None:
     entry = make_streamed_entry("The sea is wide, für alle.", documents=("handbook",))
     assert entry.stream is not None
     at = await store_entry(client, entry_key(), entry)
@@ -112,14 +112,14 @@ async def test_show_shows_the_text_and_the_plain_fields(client: Any, file: Path)
     assert {'documents: ["handbook"]', "engine: llama-chat", "completion_tokens: 6", "format: 2"} <= set(lines)
 
 
-async def test_show_says_what_a_body_is_that_is_only_for_people(client: Any, file: Path) -> None:
+async def test_show_marks_a_body_that_is_only_a_readable_copy(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry(lossless=False))
     said = (await cache(file, "show", at)).stdout
     assert "\n\nThe sea is wide.\n\n" in said
     assert "bytes of events; the body is a readable copy only\n" in said
 
 
-async def test_show_fields_shows_every_field_as_it_stands(client: Any, file: Path) -> None:
+async def test_show_fields_prints_every_field_unchanged(client: Any, file: Path) -> None:
     entry = make_streamed_entry()
     assert entry.stream is not None
     at = await store_entry(client, entry_key(), entry)
@@ -138,21 +138,21 @@ async def test_show_json_has_the_text_and_all_fields(client: Any, file: Path) ->
     assert details["stream"]["bytes"] == len(entry.stream)
 
 
-async def test_show_shows_a_body_without_a_known_text_as_it_stands(client: Any, file: Path) -> None:
+async def test_show_prints_a_body_of_unknown_form_unchanged(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
     output = (await cache(file, "show", at)).stdout
     assert 'body: {"a": "für"}\n' in output
     assert "stream: 9 bytes; gives no events\n" in output
 
 
-async def test_show_names_another_format_and_shows_what_there_is(client: Any, file: Path) -> None:
+async def test_show_names_another_format_and_prints_the_fields(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping=redis_fields_format_1(make_streamed_entry()))
     output = (await cache(file, "show", entry_key())).stdout
     assert "!! written in format 1; this router reads format 2\n" in output
     assert "frames: data: {}\n" in output
 
 
-async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> None:
+async def test_show_prints_a_damaged_entry_unchanged(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
     said = (await cache(file, "show", entry_key())).stdout
     assert "!! not a valid entry" in said
@@ -160,26 +160,26 @@ async def test_show_shows_a_bad_entry_as_it_stands(client: Any, file: Path) -> N
     assert "body: base64:/wA=" in said
 
 
-async def test_what_an_answer_says_cannot_command_the_terminal(client: Any, file: Path) -> None:
+async def test_a_response_text_cannot_send_control_sequences_to_the_terminal(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry("\x1b[2Jgone\x07"))
     output = (await cache(file, "show", at)).stdout
     assert "\x1b" not in output
     assert "\\x1b[2Jgone\\x07" in output
 
 
-async def test_what_an_entry_holds_cannot_command_the_terminal(client: Any, file: Path) -> None:
+async def test_the_fields_of_an_entry_cannot_send_control_sequences_to_the_terminal(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": "\x1b[2Jgone\x07", "engine": "\x1b[31mred"})
     for result in (await cache(file, "show", entry_key()), await cache(file, "ls")):
         assert "\x1b" not in result.stdout
         assert "\\x1b[31mred" in result.stdout
 
 
-async def test_what_is_not_there_cannot_be_shown(client: Any, file: Path) -> None:
+async def test_showing_a_missing_entry_fails(client: Any, file: Path) -> None:
     fails_with_one_line(await run_cli("cache", "show", entry_key(), "--config", file), 1, "no entry at", entry_key())
     fails_with_one_line(await run_cli("cache", "show", "nonsense", "--config", file), 2, "key")
 
 
-async def test_top_lists_what_was_hit_the_most(client: Any, file: Path) -> None:
+async def test_top_lists_the_entries_with_the_most_hits(client: Any, file: Path) -> None:
     await client.zadd(hits_key("acme"), {entry_key(1): 3, entry_key(2): 9})
     await store_entry(client, entry_key(1), make_entry(completion_tokens=7))
     lines = (await cache(file, "top", "--json")).json_lines()
@@ -194,7 +194,9 @@ async def test_top_lists_what_was_hit_the_most(client: Any, file: Path) -> None:
 # -- purge ------------------------------------------------------------------------------------------------------------
 
 
-async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client: Any, file: Path) -> None:
+async def test_purge_deletes_what_is_named_without_confirmation_if_there_is_no_terminal(
+    client: Any, file: Path
+) -> None:
     mine, others = await store_entry(client, entry_key(1)), await store_entry(client, entry_key(2, tenant="other"))
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
     assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
@@ -204,7 +206,7 @@ async def test_purge_forgets_what_is_named_without_asking_where_nobody_is(client
 
 
 @pytest.mark.parametrize("part", ["key", "model", "system", "rag", "document"])
-async def test_purge_takes_every_part(client: Any, file: Path, part: str) -> None:
+async def test_purge_accepts_every_part_of_the_key(client: Any, file: Path, part: str) -> None:
     mine = entry_key(1, model="mistral", system="a" * 16, rag="b" * 16)
     named = {"key": mine, "model": "mistral", "system": "a" * 16, "rag": "b" * 16, "document": "handbook"}
     await store_entry(client, mine, make_entry(documents=("handbook",)))
@@ -228,7 +230,7 @@ async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
         (["--tenant", "acme", "--yes"], 0, 0),
     ],
 )
-async def test_at_a_terminal_whoever_says_yes_is_obeyed(
+async def test_at_a_terminal_yes_confirms_the_purge(
     client: Any, file: Path, arguments: list[str], code: int, left: int
 ) -> None:
     await store_entry(client, entry_key())
@@ -238,7 +240,7 @@ async def test_at_a_terminal_whoever_says_yes_is_obeyed(
     assert said.stdout == "purged 1 entry and 0 leases\n"
 
 
-async def test_at_a_terminal_whoever_says_no_keeps_what_there_is(client: Any, file: Path) -> None:
+async def test_at_a_terminal_no_keeps_the_entries(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
     said = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
     assert (said.code, said.stdout) == (1, "")
@@ -247,7 +249,7 @@ async def test_at_a_terminal_whoever_says_no_keeps_what_there_is(client: Any, fi
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "--tenant", "acme"], ["--tenant", "*"], ["--system", "x"]])
-async def test_a_purge_that_names_nothing_is_wrong_use(client: Any, file: Path, arguments: list[str]) -> None:
+async def test_a_purge_without_a_filter_is_a_usage_error(client: Any, file: Path, arguments: list[str]) -> None:
     await store_entry(client, entry_key())
     fails_with_one_line(await run_cli("cache", "purge", *arguments, "--config", file), 2)
     assert await client.exists(entry_key())
@@ -281,7 +283,7 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
         (["no-such-file.json"], b"", "no-such-file.json"),
     ],
 )
-async def test_a_request_that_would_be_refused_is_wrong_use(
+async def test_explaining_a_request_that_would_be_refused_is_a_usage_error(
     client: Any, file: Path, arguments: list[str], body: bytes, word: str
 ) -> None:
     result = await run_cli("cache", "explain", *arguments, "--config", file, stdin=body)
@@ -291,7 +293,7 @@ async def test_a_request_that_would_be_refused_is_wrong_use(
 # -- export and import ------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_exported_to_a_file_is_imported_from_it(client: Any, file: Path, tmp_path: Path) -> None:
+async def test_entries_exported_to_a_file_are_imported_from_it(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(3):
         await store_entry(client, entry_key(number))
     before = [await client.hget(entry_key(number), "body") for number in range(3)]
@@ -310,7 +312,7 @@ async def test_a_device_is_written_to_and_not_replaced(client: Any, file: Path) 
     assert Path("/dev/null").is_char_device()
 
 
-async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
+async def test_entries_can_be_piped(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
     lines = await cache(file, "export", "--tenant", "acme")
     assert [line["key"] for line in lines.json_lines()] == [entry_key()]
@@ -320,7 +322,7 @@ async def test_entries_go_through_a_pipe(client: Any, file: Path) -> None:
     assert await client.exists(entry_key())
 
 
-async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(client: Any, file: Path) -> None:
+async def test_an_invalid_file_is_refused_with_the_number_of_its_line(client: Any, file: Path) -> None:
     result = await run_cli("cache", "import", "--config", file, stdin=b"\nnonsense\n")
     fails_with_one_line(result, 1, "line 2")
     old = {name.decode(): value.decode() for name, value in redis_fields_format_1(make_streamed_entry()).items()}
@@ -333,7 +335,7 @@ async def test_a_file_that_is_none_of_ours_is_refused_by_the_number_of_its_line(
     fails_with_one_line(await run_cli("cache", "export", "/nowhere/x", "--config", file), 1, "/nowhere/x")
 
 
-async def test_at_a_terminal_long_work_shows_how_far_it_is(client: Any, file: Path, tmp_path: Path) -> None:
+async def test_at_a_terminal_long_work_shows_its_progress(client: Any, file: Path, tmp_path: Path) -> None:
     for number in range(60):
         await store_entry(client, entry_key(number))
     result = await run_cli_in_terminal("cache", "export", tmp_path / "x", "--config", file)
@@ -356,7 +358,7 @@ async def test_without_redis_a_command_fails_with_one_line(tmp_path: Path, comma
     assert "secret" not in result.stderr
 
 
-async def test_where_redis_is_embedded_and_not_there_it_says_what_starts_it(tmp_path: Path) -> None:
+async def test_where_embedded_redis_is_not_running_the_error_names_the_command_that_starts_it(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
     text = router_config("embedded", ENGINES).replace("[router]", f'[router]\nstate = "{tmp_path}"')
     file.write_text(text)
@@ -369,7 +371,7 @@ async def test_an_address_that_redis_py_cannot_use_fails_with_one_line(tmp_path:
     fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, "cache.url")
 
 
-async def test_a_configuration_that_cannot_be_used_is_wrong_use(tmp_path: Path) -> None:
+async def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "roundhouse.toml"
     fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, str(file))
     file.write_text("nonsense")

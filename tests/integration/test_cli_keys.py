@@ -10,7 +10,7 @@ from tests.support.configurations import MINIMAL, parse_config
 HASH = "sha256:" + hashlib.sha256(b"a-key").hexdigest()
 
 
-async def test_a_new_key_comes_with_its_line_for_the_configuration() -> None:
+async def test_a_new_key_is_printed_with_its_line_for_the_configuration() -> None:
     result = await run_cli("keys", "new")
     key, hashed = result.stdout.splitlines()
     assert (result.code, result.stderr) == (0, "")
@@ -32,18 +32,18 @@ async def test_a_key_is_hashed_from_standard_input(stdin: bytes) -> None:
     assert (result.code, result.stdout, result.stderr) == (0, HASH + "\n", "")
 
 
-async def test_a_key_is_hashed_from_the_command_line_where_it_is_given() -> None:
+async def test_a_key_is_hashed_from_the_command_line() -> None:
     assert (await run_cli("keys", "hash", "a-key")).stdout == HASH + "\n"
 
 
-async def test_at_a_terminal_a_key_is_asked_for_and_not_shown() -> None:
+async def test_at_a_terminal_the_key_is_prompted_for_and_not_shown() -> None:
     result = await run_cli_in_terminal("keys", "hash", prompt=b"Key", reply=b"a-key\n")
     assert (result.code, result.stdout) == (0, HASH + "\n")
     assert "a-key" not in result.stderr
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n", b"one\ntwo\n", b"x" * 5000])
-async def test_what_is_no_key_is_wrong_use(stdin: bytes) -> None:
+async def test_an_invalid_key_is_a_usage_error(stdin: bytes) -> None:
     result = await run_cli("keys", "hash", stdin=stdin)
     assert (result.code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1

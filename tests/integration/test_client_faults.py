@@ -79,7 +79,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=named)
 @pytest.mark.parametrize("status", STATUS, ids=named)
-async def test_a_refusal_is_the_clients_own_whatever_its_length_and_shape(
+async def test_a_refusal_reaches_the_client_whatever_its_length_and_shape(
     make_router: MakeRouter, two: str, engines: EngineSet, status: dict[str, Any], stream: bool
 ) -> None:
     router = await make_router(two)
@@ -104,7 +104,7 @@ async def test_the_engines_message_reaches_the_client_in_any_shape(
 
 
 @pytest.mark.parametrize("code", [404, 405, 501])
-async def test_what_one_engine_lacks_another_engine_of_the_model_may_have(
+async def test_a_feature_that_one_engine_lacks_is_tried_at_another_engine_of_the_model(
     make_router: MakeRouter, two: str, engines: EngineSet, code: int
 ) -> None:
     router = await make_router(two)
@@ -113,7 +113,7 @@ async def test_what_one_engine_lacks_another_engine_of_the_model_may_have(
     await is_unharmed(router, engines)
 
 
-async def test_a_model_that_no_engine_has_is_404_and_the_engines_name_of_it_stays_here(
+async def test_a_model_that_no_engine_has_is_404_without_the_engines_name_for_it(
     make_router: MakeRouter, two: str
 ) -> None:
     router = await make_router(two.replace(f'served_model = "{LLAMA}"', 'served_model = "inner/name"'))
@@ -123,14 +123,14 @@ async def test_a_model_that_no_engine_has_is_404_and_the_engines_name_of_it_stay
     assert await shown(router) == {"first": "closed", "second": "closed"}
 
 
-async def test_embeddings_of_a_model_that_chats_are_404(make_router: MakeRouter, two: str, engines: EngineSet) -> None:
+async def test_embeddings_of_a_chat_model_are_404(make_router: MakeRouter, two: str, engines: EngineSet) -> None:
     router = await make_router(two)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "The sea?"}, cache_control="no-store")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unsupported_endpoint")
     await is_unharmed(router, engines)
 
 
-async def test_engines_that_lack_it_hide_no_failure_of_one_that_has_it(
+async def test_engines_without_a_feature_do_not_hide_the_failure_of_one_that_has_it(
     make_router: MakeRouter, two: str, engines: EngineSet
 ) -> None:
     router = await make_router(two)
@@ -139,7 +139,7 @@ async def test_engines_that_lack_it_hide_no_failure_of_one_that_has_it(
     assert (await ask(router)).status_code == 503
 
 
-async def test_what_an_engine_says_of_the_routers_credentials_stays_between_them(
+async def test_errors_about_the_routers_credentials_do_not_reach_the_client(
     make_router: MakeRouter, two: str, engines: EngineSet
 ) -> None:
     router = await make_router(two)
@@ -152,7 +152,7 @@ async def test_what_an_engine_says_of_the_routers_credentials_stays_between_them
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_engine_that_refuses_in_a_stream_that_it_has_opened_refuses_the_client(
+async def test_an_error_at_the_start_of_a_stream_is_a_refusal_for_the_client(
     make_router: MakeRouter, two: str, engines: EngineSet, path: str, after: int
 ) -> None:
     router = await make_router(two)
@@ -170,7 +170,7 @@ async def test_an_engine_that_refuses_in_a_stream_that_it_has_opened_refuses_the
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_event_over_our_own_limit_is_an_error_that_names_the_limit(
+async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(
     make_router: MakeRouter, two: str, engines: EngineSet, after: int
 ) -> None:
     router = await make_router(two)
@@ -187,7 +187,7 @@ async def test_an_event_over_our_own_limit_is_an_error_that_names_the_limit(
     await is_unharmed(router, engines)
 
 
-async def test_an_error_of_the_client_within_a_200_is_the_clients_own(scripted: ScriptedRouter) -> None:
+async def test_a_client_error_within_a_200_reaches_the_client(scripted: ScriptedRouter) -> None:
     error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
     router, engine = await scripted(error, rest=NERVOUS, content_type="application/json")
     answer = await ask(router)
@@ -196,7 +196,9 @@ async def test_an_error_of_the_client_within_a_200_is_the_clients_own(scripted: 
     assert await shown(router) == {"scripted": "closed"}
 
 
-async def test_a_json_answer_over_our_own_limit_is_an_error_that_names_the_limit(scripted: ScriptedRouter) -> None:
+async def test_a_json_response_over_the_routers_limit_is_an_error_that_names_the_limit(
+    scripted: ScriptedRouter,
+) -> None:
     router, engine = await scripted(*[b"." * (1 << 20)] * 257, rest=NERVOUS, content_type="application/json")
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")

@@ -58,7 +58,7 @@ async def routers(tmp_path: Path, config: str, redis: Any) -> AsyncIterator[Rout
             served.kill()
 
 
-async def test_an_answer_has_the_same_age_whoever_stored_it_and_whoever_gives_it(routers: Routers, redis: Any) -> None:
+async def test_an_entry_has_the_same_age_whichever_router_stored_or_serves_it(routers: Routers, redis: Any) -> None:
     for number, writer in enumerate(routers.served):
         prompt = f"{PROMPT} {number}"
         stored = await routers.ask(writer, prompt)
@@ -74,7 +74,7 @@ async def test_an_answer_has_the_same_age_whoever_stored_it_and_whoever_gives_it
             assert too_old.status_code == 504, (writer, reader)
 
 
-async def test_an_answer_has_expired_for_all_at_the_same_time(routers: Routers, redis: Any) -> None:
+async def test_an_entry_expires_for_all_routers_at_the_same_time(routers: Routers, redis: Any) -> None:
     stored = await routers.ask(AN_HOUR)
     await backdate_entry(redis, stored.headers["x-cache-key"], 601)
     for reader in routers.served:

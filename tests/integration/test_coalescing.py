@@ -80,7 +80,7 @@ def go(engine: ScriptedEngine, times: int = 1) -> None:
         engine.chunk_permits.release()
 
 
-async def test_two_hundred_identical_requests_at_once_are_one_generation(
+async def test_two_hundred_identical_concurrent_requests_are_one_generation(
     make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     routers = [await make_router(config), await make_router(config)]
@@ -96,7 +96,7 @@ async def test_two_hundred_identical_requests_at_once_are_one_generation(
     assert (await engines.chat.stats())["started"] == before + 1
 
 
-async def test_whoever_comes_later_gets_the_answer_from_its_first_frame_on_and_then_follows_live(pair: Pair) -> None:
+async def test_a_late_subscriber_gets_the_response_from_its_first_frame_and_then_follows_live(pair: Pair) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         async with open_stream(pair[1], "x") as second:
@@ -113,7 +113,7 @@ async def test_whoever_comes_later_gets_the_answer_from_its_first_frame_on_and_t
     assert pair.generations == 1
 
 
-async def test_a_json_client_gets_the_answer_of_a_stream_when_that_ends(pair: Pair) -> None:
+async def test_a_json_client_gets_the_response_of_a_stream_when_it_ends(pair: Pair) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         asking = asyncio.ensure_future(pair[1].chat("x"))
@@ -126,7 +126,7 @@ async def test_a_json_client_gets_the_answer_of_a_stream_when_that_ends(pair: Pa
     assert pair.generations == 1
 
 
-async def test_a_stream_follows_a_json_answer_and_gets_it_whole(pair: Pair) -> None:
+async def test_a_stream_client_follows_a_json_generation_and_gets_the_complete_response(pair: Pair) -> None:
     pair.engine.pieces = (JSON_ANSWER[:9], JSON_ANSWER[9:])
     asking = asyncio.ensure_future(pair[0].chat("x"))
     await eventually(lambda: pair.generations == 1)
@@ -141,7 +141,7 @@ async def test_a_stream_follows_a_json_answer_and_gets_it_whole(pair: Pair) -> N
     assert pair.generations == 1
 
 
-async def test_each_follower_sees_the_usage_event_only_if_he_asked_for_it(pair: Pair) -> None:
+async def test_each_subscriber_gets_the_usage_event_only_if_it_asked_for_it(pair: Pair) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         async with open_stream(pair[1], "x", stream_options={"include_usage": True}) as second:
@@ -151,7 +151,7 @@ async def test_each_follower_sees_the_usage_event_only_if_he_asked_for_it(pair: 
             assert (await second.read_to_end()).endswith(USAGE + DONE_FRAME)
 
 
-async def test_a_flight_goes_on_for_its_followers_when_its_first_client_leaves(pair: Pair) -> None:
+async def test_a_flight_continues_for_its_subscribers_when_its_first_client_disconnects(pair: Pair) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         second = open_stream(pair[1], "x")
@@ -166,7 +166,7 @@ async def test_a_flight_goes_on_for_its_followers_when_its_first_client_leaves(p
     assert (await pair[1].chat("x")).headers["x-cache"] == "HIT"
 
 
-async def test_the_engine_is_freed_when_the_last_one_leaves(pair: Pair, redis: Any) -> None:
+async def test_the_engine_is_freed_when_the_last_subscriber_disconnects(pair: Pair, redis: Any) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         async with open_stream(pair[1], "x") as second:
@@ -182,7 +182,7 @@ async def no_claims(redis: Any) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_abandoned_answer_is_finished_and_stored_where_the_configuration_says_so(
+async def test_an_abandoned_generation_is_finished_and_stored_if_configured(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter, stream: bool
 ) -> None:
     pair = await make_pair(redis_server, make_router, cache='on_abandon = "finish"')
@@ -206,7 +206,7 @@ async def followed_or_claimed(redis: Any) -> bool:
     return bool([key async for key in redis.scan_iter("rh:1:claim:*")])
 
 
-async def test_what_cannot_be_stored_is_not_finished_for_nobody(
+async def test_an_abandoned_generation_that_cannot_be_stored_is_cancelled(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, one=True, cache='on_abandon = "finish"')
@@ -217,7 +217,7 @@ async def test_what_cannot_be_stored_is_not_finished_for_nobody(
 
 
 @pytest.mark.parametrize("wish", ["no-store", "no-cache"])
-async def test_who_wants_nothing_of_the_cache_attaches_to_no_flight(pair: Pair, wish: str) -> None:
+async def test_a_request_that_bypasses_the_cache_joins_no_flight(pair: Pair, wish: str) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
         async with open_stream(pair[1], "x", headers={"cache-control": wish}) as second:
@@ -228,7 +228,7 @@ async def test_who_wants_nothing_of_the_cache_attaches_to_no_flight(pair: Pair, 
             assert (second.headers["x-cache"], second.headers["x-cache-reason"]) == ("BYPASS", wish)
 
 
-async def test_another_tenant_does_not_attach(redis_server: RedisServer, redis: Any, make_router: MakeRouter) -> None:
+async def test_another_tenant_does_not_join(redis_server: RedisServer, redis: Any, make_router: MakeRouter) -> None:
     tenants = '[auth]\nmode = "header"\n[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"'
     pair = await make_pair(redis_server, make_router, one=True, rest=tenants)
     async with open_stream(pair[0], "x", headers={"x-tenant-id": "a"}) as first:
@@ -245,7 +245,7 @@ async def test_another_tenant_does_not_attach(redis_server: RedisServer, redis: 
 # -- in-flight requests that fail -------------------------------------------------------------------------------------
 
 
-async def test_an_answer_that_breaks_off_ends_for_all_with_an_error_event(pair: Pair) -> None:
+async def test_a_generation_that_breaks_off_ends_for_all_with_an_error_event(pair: Pair) -> None:
     pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE_FRAME)
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
@@ -259,7 +259,7 @@ async def test_an_answer_that_breaks_off_ends_for_all_with_an_error_event(pair: 
     assert (await pair[1].http.get("/healthz")).json()["engines"]["scripted"]["in_flight"] == 0
 
 
-async def test_a_follower_that_has_had_nothing_yet_begins_anew_when_the_flight_breaks_off(pair: Pair) -> None:
+async def test_a_subscriber_without_data_starts_again_when_the_flight_breaks_off(pair: Pair) -> None:
     pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE_FRAME)
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
@@ -280,7 +280,7 @@ async def attached(pair: Pair) -> None:
         await third.read_until_text("one ")
 
 
-async def test_what_the_engine_says_of_the_request_itself_is_told_to_each_who_asked(
+async def test_an_engines_error_about_the_request_reaches_every_subscriber(
     make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     router = await make_router(config)
@@ -301,7 +301,7 @@ async def test_a_flight_that_could_not_be_stored_leaves_nothing_behind(pair: Pai
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_who_does_not_read_slows_nobody(
+async def test_a_client_that_does_not_read_slows_no_other(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, one=True)
@@ -322,7 +322,7 @@ async def test_a_reader_who_does_not_read_slows_nobody(
     await pair.engine.stop()
 
 
-async def test_a_reader_who_is_left_behind_by_a_long_answer_is_told_so(
+async def test_a_client_that_falls_behind_a_long_response_gets_an_error(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_module, "MAX_LAG", 1 << 20)
@@ -354,7 +354,7 @@ async def read_all(reader: asyncio.StreamReader, mark: bytes) -> bytes:
     return received
 
 
-async def test_an_answer_that_is_too_long_to_keep_can_no_longer_be_joined(
+async def test_a_response_too_large_to_keep_can_no_longer_be_joined(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     pair = await make_pair(redis_server, make_router, cache='max_entry = "1KiB"\nabandon = "0s"')

@@ -20,7 +20,7 @@ async def has_at_the_engines(router: RouterServer, most: int) -> bool:
     return (await router.metrics())['llm_requests_in_flight{engine="scripted"}'] <= most
 
 
-async def test_a_tenant_has_no_more_generations_that_nobody_reads_than_it_may_have_requests(
+async def test_a_tenant_has_no_more_generations_without_a_client_than_its_concurrency_limit(
     pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
 ) -> None:
     tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"sk-a")}"]\nconcurrent_requests = 4'
@@ -36,7 +36,7 @@ async def test_a_tenant_has_no_more_generations_that_nobody_reads_than_it_may_ha
         assert back.headers["x-cache"] == "COALESCED"
 
 
-async def test_whoever_follows_a_router_that_has_no_room_is_answered_by_its_own(
+async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(
     pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
 ) -> None:
     config = pair_config(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")

@@ -70,7 +70,7 @@ async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRo
         await engine.stop()
 
 
-async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_within_seconds(setting: Setting) -> None:
+async def test_followers_of_a_killed_leader_get_an_error_or_a_new_attempt_within_seconds(setting: Setting) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         streams, json_answer = setting.follow(stream=True), setting.follow(stream=False)
@@ -89,7 +89,7 @@ async def test_followers_of_a_killed_leader_get_an_error_or_a_fresh_attempt_with
         assert len(setting.engine.bodies) == 2
 
 
-async def test_a_follower_of_a_frozen_leader_makes_a_fresh_attempt_when_its_claim_has_lapsed(
+async def test_a_follower_of_a_frozen_leader_starts_a_new_attempt_when_its_claim_expires(
     setting: Setting,
 ) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
@@ -107,7 +107,7 @@ async def test_a_follower_of_a_frozen_leader_makes_a_fresh_attempt_when_its_clai
         assert (await leading).content.endswith(DONE_FRAME)
 
 
-async def test_a_client_that_comes_back_after_its_router_died_is_served_by_another(setting: Setting) -> None:
+async def test_a_client_that_reconnects_after_its_router_died_is_served_by_another(setting: Setting) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         setting.leader.kill()
@@ -121,7 +121,7 @@ async def test_a_client_that_comes_back_after_its_router_died_is_served_by_anoth
     assert chat_text(await request) == "one two"
 
 
-async def test_a_leader_that_is_stopped_ends_what_only_others_follow(setting: Setting) -> None:
+async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(setting: Setting) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         following = setting.follow(stream=True)

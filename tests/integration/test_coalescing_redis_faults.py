@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_before(
+async def test_a_follower_gets_nothing_of_an_earlier_generation_of_the_same_key(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     for word in ("first", "second"):  # each with new routers, as after a restart
@@ -41,7 +41,7 @@ async def test_a_follower_gets_nothing_of_a_generation_that_had_the_same_key_bef
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.65])
-async def test_a_redis_that_stands_still_for_a_moment_breaks_no_follower(
+async def test_a_redis_that_freezes_briefly_breaks_no_follower(
     pair: RouterPair, own_redis: RedisServer, seconds: float
 ) -> None:
     async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
@@ -57,7 +57,7 @@ async def test_a_redis_that_stands_still_for_a_moment_breaks_no_follower(
     assert pair.generations == 1
 
 
-async def test_whoever_comes_after_redis_stood_still_follows_too(pair: RouterPair, own_redis: RedisServer) -> None:
+async def test_a_follower_that_joins_after_redis_froze_follows_too(pair: RouterPair, own_redis: RedisServer) -> None:
     async with open_stream(pair.leader, "x") as leading, open_stream(pair.follower, "x") as following:
         await following.read_until_text("one ")
         own_redis.freeze()
@@ -100,7 +100,7 @@ async def test_an_engine_that_pauses_for_longer_than_a_lease_breaks_no_follower(
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hold"])
-async def test_a_leader_that_cannot_be_reached_is_lost_within_a_lease(pair: RouterPair, fault: str) -> None:
+async def test_an_unreachable_leader_is_detected_within_a_lease(pair: RouterPair, fault: str) -> None:
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
         await getattr(pair.proxy, fault)("listening")
@@ -110,7 +110,7 @@ async def test_a_leader_that_cannot_be_reached_is_lost_within_a_lease(pair: Rout
         assert pair.generations == 2
 
 
-async def test_followers_of_a_leader_that_cannot_be_reached_share_one_generation(pair: RouterPair) -> None:
+async def test_followers_of_an_unreachable_leader_share_one_generation(pair: RouterPair) -> None:
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
         await pair.proxy.refuse("listening")
@@ -120,7 +120,7 @@ async def test_followers_of_a_leader_that_cannot_be_reached_share_one_generation
     assert pair.generations == 2
 
 
-async def test_what_was_purged_while_a_router_could_not_know_is_not_joined_there(pair: RouterPair) -> None:
+async def test_a_generation_purged_while_a_router_was_disconnected_is_not_joined_there(pair: RouterPair) -> None:
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
         await pair.proxy.refuse("listening")
@@ -132,7 +132,9 @@ async def test_what_was_purged_while_a_router_could_not_know_is_not_joined_there
     assert pair.generations == 2
 
 
-async def test_many_who_ask_a_router_without_redis_are_one_generation(pair: RouterPair, own_redis: RedisServer) -> None:
+async def test_concurrent_requests_at_a_router_without_redis_are_one_generation(
+    pair: RouterPair, own_redis: RedisServer
+) -> None:
     own_redis.kill()
     pair.engine.paced = False
     answers = await asyncio.gather(*(pair.leader.chat("x", stream=n % 2 == 0) for n in range(20)))
@@ -140,7 +142,7 @@ async def test_many_who_ask_a_router_without_redis_are_one_generation(pair: Rout
     assert pair.generations == 1
 
 
-async def test_whoever_joins_a_follower_gets_what_has_been_stored_meanwhile(
+async def test_a_client_that_joins_a_follower_gets_the_response_stored_meanwhile(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     engine = ScriptedEngine(*ANSWER)
@@ -164,7 +166,7 @@ async def test_whoever_joins_a_follower_gets_what_has_been_stored_meanwhile(
 
 
 @pytest.mark.parametrize("at", ["leader", "follower"])
-async def test_a_client_that_comes_back_finds_its_generation(pair: RouterPair, at: str) -> None:
+async def test_a_client_that_reconnects_finds_its_generation(pair: RouterPair, at: str) -> None:
     async with open_stream(pair.leader, "x") as leaving:
         await leaving.read_until_text("one ")
     async with open_stream(getattr(pair, at), "x") as back:
@@ -176,7 +178,7 @@ async def test_a_client_that_comes_back_finds_its_generation(pair: RouterPair, a
     assert not pair.engine.client_disconnected.is_set()
 
 
-async def test_a_json_client_that_comes_back_finds_its_generation(pair: RouterPair) -> None:
+async def test_a_json_client_that_reconnects_finds_its_generation(pair: RouterPair) -> None:
     pair.engine.pieces = (
         b'{"choices":[{"index":0,"message":{"role":"assistant","content":"one',
         b' two"},"finish_reason":"stop"}]}',
@@ -190,7 +192,7 @@ async def test_a_json_client_that_comes_back_finds_its_generation(pair: RouterPa
     assert pair.generations == 1
 
 
-async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: RouterPair) -> None:
+async def test_a_response_that_ends_after_its_client_disconnected_is_stored(pair: RouterPair) -> None:
     async with open_stream(pair.leader, "x") as leaving:
         await leaving.read_until_text("one ")
     pair.release_chunks(2)
@@ -202,7 +204,7 @@ async def test_an_answer_that_ends_after_its_client_has_left_is_stored(pair: Rou
     assert pair.generations == 1
 
 
-async def test_a_client_that_comes_back_twice_has_the_same_time_again(pair: RouterPair) -> None:
+async def test_a_client_that_reconnects_twice_gets_the_full_abandon_time_again(pair: RouterPair) -> None:
     for _ in range(3):
         async with open_stream(pair.leader, "x") as leaving:
             await leaving.read_until_text("one ")
@@ -211,7 +213,7 @@ async def test_a_client_that_comes_back_twice_has_the_same_time_again(pair: Rout
     assert not pair.engine.client_disconnected.is_set()
 
 
-async def test_nobody_is_waited_for_where_the_configuration_says_so(
+async def test_an_abandoned_generation_ends_at_once_if_configured(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
     engine = ScriptedEngine(*ANSWER, paced=True)
@@ -224,20 +226,20 @@ async def test_nobody_is_waited_for_where_the_configuration_says_so(
     await engine.stop()
 
 
-async def test_the_engine_is_freed_when_nobody_comes_back(pair: RouterPair) -> None:
+async def test_the_engine_is_freed_when_no_client_reconnects(pair: RouterPair) -> None:
     async with open_stream(pair.leader, "x") as leaving:
         await leaving.read_until_text("one ")
     await asyncio.wait_for(pair.engine.client_disconnected.wait(), 10)
 
 
-async def test_a_generation_that_nobody_else_can_join_ends_with_its_client(pair: RouterPair) -> None:
+async def test_a_generation_that_no_other_request_can_join_ends_with_its_client(pair: RouterPair) -> None:
     async with open_stream(pair.leader, "x", headers={"cache-control": "no-store"}) as leaving:
         await leaving.read_until_text("one ")
     async with asyncio.timeout(1.5):
         await pair.engine.client_disconnected.wait()
 
 
-async def test_an_event_of_many_megabytes_reaches_all_who_read(pair: RouterPair) -> None:
+async def test_an_event_of_many_megabytes_reaches_all_subscribers(pair: RouterPair) -> None:
     large = "y" * (6 << 20)
     pair.engine.pieces = (ROLE_FRAME, chat_frame(content=large), *ANSWER[1:])
     requests = [asyncio.ensure_future(pair.leader.chat("x", stream=True)) for _ in range(2)]

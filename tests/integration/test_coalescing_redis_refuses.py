@@ -49,7 +49,7 @@ async def test_a_redis_that_is_out_of_memory_for_longer_than_a_lease_breaks_no_f
     assert pair.generations == 1
 
 
-async def test_a_generation_goes_on_for_a_follower_that_cannot_ask_redis_for_a_moment(pair: RouterPair) -> None:
+async def test_a_generation_continues_for_a_follower_that_cannot_query_redis_briefly(pair: RouterPair) -> None:
     # `pair.leader` follows here, since its connections can be cut.
     leading, following = open_stream(pair.follower, "x"), open_stream(pair.leader, "x")
     first = await leading.__aenter__()
@@ -68,7 +68,9 @@ async def test_a_generation_goes_on_for_a_follower_that_cannot_ask_redis_for_a_m
     assert not pair.engine.client_disconnected.is_set()
 
 
-async def test_a_leader_whom_redis_lets_nobody_reach_is_lost_at_once(pair: RouterPair, own_redis: RedisServer) -> None:
+async def test_a_leader_that_redis_lets_no_follower_reach_is_lost_at_once(
+    pair: RouterPair, own_redis: RedisServer
+) -> None:
     await own_redis.command("ACL", "SETUSER", "default", "-publish")
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
@@ -101,7 +103,7 @@ async def test_a_claim_whose_renewal_is_refused_is_renewed_again(own_redis: Redi
     await store.aclose()
 
 
-async def test_an_answer_of_many_megabytes_does_not_go_through_redis_and_followers_begin_anew() -> None:
+async def test_a_response_of_many_megabytes_does_not_go_through_redis_and_followers_start_again() -> None:
     in_flight = made_flight()
     body = b"x" * (MAX_UNSENT_BYTES + 1)
     packed = encode_result(in_flight, GenerationResult(complete=True, body=body))
@@ -113,7 +115,7 @@ async def test_an_answer_of_many_megabytes_does_not_go_through_redis_and_followe
         await reader.start()
 
 
-async def test_a_stream_whose_json_form_has_many_megabytes_is_whole_for_followers_all_the_same() -> None:
+async def test_a_stream_whose_json_form_has_many_megabytes_is_complete_for_followers() -> None:
     in_flight = made_flight()
     body = b"x" * (MAX_UNSENT_BYTES + 1)
     recording = RecordedResponse(body=body, stream=None, prompt_tokens=1, completion_tokens=1)
@@ -132,14 +134,14 @@ END_OF_FORMAT_1 = {
 """What a router of entry format 1 publishes at the end of a stream that it stores."""
 
 
-async def test_the_end_that_a_router_of_the_format_before_sends_is_read() -> None:
+async def test_an_end_record_in_the_previous_format_is_read() -> None:
     result = decode_result(made_flight(), msgspec.msgpack.encode(END_OF_FORMAT_1))
     assert (result.complete, result.recorded_response, result.endings) == (True, None, (DONE_FRAME, DONE_FRAME))
     assert (result.prompt_tokens, result.completion_tokens) == (1, 2)
 
 
 @pytest.mark.parametrize("body", [None, b"{}"])
-async def test_the_end_of_a_flight_has_all_that_a_router_of_the_format_before_requires(body: bytes | None) -> None:
+async def test_an_end_record_has_every_field_that_the_previous_format_requires(body: bytes | None) -> None:
     recording = RecordedResponse(body=b"{}", stream=b"~", prompt_tokens=1, completion_tokens=1)
     packed = encode_result(
         made_flight(),
@@ -148,7 +150,7 @@ async def test_the_end_of_a_flight_has_all_that_a_router_of_the_format_before_re
     assert msgspec.msgpack.decode(packed).keys() >= END_OF_FORMAT_1.keys()
 
 
-async def test_redis_has_as_long_for_the_end_of_a_flight_as_it_is_large(redis_server: RedisServer, redis: Any) -> None:
+async def test_the_timeout_of_an_end_record_grows_with_its_size(redis_server: RedisServer, redis: Any) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
     line = SizeRecordingPipeline(store.pipeline)

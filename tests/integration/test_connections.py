@@ -49,7 +49,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("attack", MALFORMED.values(), ids=MALFORMED)
-async def test_what_could_be_understood_in_two_ways_is_refused_and_nothing_after_it_is_read(
+async def test_an_ambiguous_request_is_refused_and_nothing_after_it_is_read(
     router: RouterServer, engines: EngineSet, attack: bytes
 ) -> None:
     before = [(await engine.stats())["received"] for engine in engines]
@@ -64,7 +64,7 @@ async def test_what_could_be_understood_in_two_ways_is_refused_and_nothing_after
     assert (await router.chat("The sea?")).status_code == 200
 
 
-async def test_a_target_in_absolute_form_is_its_path_wherever_it_claims_to_be(router: RouterServer) -> None:
+async def test_a_target_in_absolute_form_is_routed_by_its_path_whatever_its_host(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(http_request(chat_body("The sea?"), path=b"http://elsewhere.example/v1/chat/completions"))
         assert (await connection.read_response()).status == 200
@@ -94,7 +94,7 @@ async def test_a_head_that_is_too_large_is_431(router: RouterServer, head: bytes
         assert (answer.status, answer.error_code) == (431, "headers_too_large")
 
 
-async def test_a_head_in_bounds_is_answered(router: RouterServer) -> None:
+async def test_a_head_within_the_limit_is_accepted(router: RouterServer) -> None:
     headers = [b"x-%d: %b" % (number, b"y" * 200) for number in range(MAX_HEADERS - 1)]
     async with connect(router.port) as connection:
         connection.write(http_request(None, *headers, method=b"GET", path=b"/version"))
@@ -125,7 +125,7 @@ async def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(
         assert (await connection.read_response()).error_code == "body_too_large"
 
 
-async def test_chunk_extensions_and_trailers_are_passed_over(router: RouterServer) -> None:
+async def test_chunk_extensions_and_trailers_are_ignored(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         body = b"%x;name=value\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n" % (len(CHAT), CHAT)
         connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", body)
@@ -133,7 +133,7 @@ async def test_chunk_extensions_and_trailers_are_passed_over(router: RouterServe
 
 
 @pytest.mark.parametrize("endless", [b"1;", b"1\r\nx\r\n0\r\nx-trailer: ", b"1\r\nx\r\n0\r\n"])
-async def test_what_is_neither_head_nor_body_has_bounds_too(router: RouterServer, endless: bytes) -> None:
+async def test_chunk_extensions_and_trailers_have_size_limits_too(router: RouterServer, endless: bytes) -> None:
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n", endless)
         piece = b"x-trailer: y\r\n" * 1000 if endless.endswith(CRLF) else b"x" * 16384
@@ -152,7 +152,9 @@ async def test_what_is_neither_head_nor_body_has_bounds_too(router: RouterServer
             assert isinstance(sending.exception(), ConnectionError)
 
 
-async def test_a_trailer_is_no_header(redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter) -> None:
+async def test_a_trailer_is_not_a_header(
+    redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
+) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
     router = await make_router(router_config(redis_server.url, engines.as_config(), rest=rest))
     async with connect(router.port) as connection:
@@ -161,7 +163,7 @@ async def test_a_trailer_is_no_header(redis_server: RedisServer, engines: Engine
         assert (await connection.read_response()).status == 401
 
 
-async def test_a_client_that_expects_100_continue_gets_it_only_where_its_body_is_wanted(router: RouterServer) -> None:
+async def test_a_client_that_expects_100_continue_gets_it_only_if_its_body_is_read(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(CHAT))
         assert (await connection.read_response()).status == 100
@@ -178,7 +180,7 @@ H2C = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
-async def test_a_request_that_offers_http2_is_answered_as_http11(router: RouterServer, pieces: int) -> None:
+async def test_a_request_that_offers_http2_is_served_as_http11(router: RouterServer, pieces: int) -> None:
     data = http_request(chat_body("The sea?"), *H2C) + http_request(chat_body("The sea?"), *H2C) + VERSION_REQUEST
     size = -(-len(data) // pieces)
     async with connect(router.port) as connection:
@@ -189,13 +191,13 @@ async def test_a_request_that_offers_http2_is_answered_as_http11(router: RouterS
         assert [(await connection.read_response()).status for _ in range(3)] == [200, 200, 200]
 
 
-async def test_a_chunked_request_that_offers_http2_is_answered_as_well(router: RouterServer) -> None:
+async def test_a_chunked_request_that_offers_http2_is_served_as_well(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(http_request(None, *H2C, b"transfer-encoding: chunked"), chunked_body(CHAT[:10], CHAT[10:]))
         assert (await connection.read_response()).status == 200
 
 
-async def test_an_upgrade_that_is_to_close_closes(router: RouterServer) -> None:
+async def test_an_upgrade_with_connection_close_closes(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(
             http_request(None, b"connection: close, upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
@@ -213,7 +215,7 @@ async def test_an_upgrade_does_not_smuggle(router: RouterServer) -> None:
         assert await connection.read_to_end() == b""
 
 
-async def test_a_websocket_is_answered_as_http11(router: RouterServer) -> None:
+async def test_a_websocket_request_is_served_as_http11(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         headers = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-version: 13")
         connection.write(http_request(None, *headers, method=b"GET", path=b"/version"))
@@ -221,7 +223,7 @@ async def test_a_websocket_is_answered_as_http11(router: RouterServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_of_http10_gets_its_answer_without_chunks(router: RouterServer, stream: bool) -> None:
+async def test_a_client_of_http10_gets_its_response_without_chunks(router: RouterServer, stream: bool) -> None:
     body = chat_body("The sea?", stream=stream)
     request = http_request(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"host: router\r\n", b"")
     bodies = []

@@ -35,7 +35,7 @@ def run_exhausted(redis_url: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_a_router_without_descriptors_blames_no_engine(redis_server: RedisServer, redis: Any) -> None:
+async def test_a_router_without_file_descriptors_blames_no_engine(redis_server: RedisServer, redis: Any) -> None:
     seen = await asyncio.to_thread(run_exhausted, redis_server.url)
     for failure in seen["failures"]:
         assert (failure["status"], failure["code"]) == (503, "out_of_resources")

@@ -47,7 +47,7 @@ async def engine_of(router: RouterServer, prompt: str) -> str:
     return answer.headers["x-engine"] if answer.status_code == 200 else answer.json()["error"]["code"]
 
 
-async def test_the_listing_says_what_is_known_of_each_engine(guarded: RouterServer, engines: EngineSet) -> None:
+async def test_the_listing_shows_the_state_of_each_engine(guarded: RouterServer, engines: EngineSet) -> None:
     async def looked_at() -> Any:
         listed = (await guarded.http.get("/admin/engines", headers=ADMIN)).json()["engines"]
         return listed[0]["running"] is not None and listed
@@ -70,7 +70,7 @@ async def test_a_drained_engine_gets_no_new_work_until_it_is_resumed(guarded: Ro
     assert await engine_of(guarded, "The sun?") == "llama-chat"
 
 
-async def test_draining_twice_is_draining_once(guarded: RouterServer, redis: Any) -> None:
+async def test_draining_twice_is_the_same_as_draining_once(guarded: RouterServer, redis: Any) -> None:
     await post(guarded, "llama-chat", "drain")
     since = await redis.hgetall(DRAINS_KEY)
     await post(guarded, "llama-chat", "drain")
@@ -80,7 +80,7 @@ async def test_draining_twice_is_draining_once(guarded: RouterServer, redis: Any
     assert await drained(guarded) == set()
 
 
-async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: RouterServer, engines: EngineSet) -> None:
+async def test_generations_of_a_drained_engine_continue_to_their_end(guarded: RouterServer, engines: EngineSet) -> None:
     await engines.chat.set_faults({"fault": "tps", "rate": 60})
     body = chat_body("The sea?", stream=True, max_tokens=20)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -95,7 +95,7 @@ async def test_what_a_drained_engine_works_on_goes_on_to_its_end(guarded: Router
     await eventually(idle)
 
 
-async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_says_so(guarded: RouterServer) -> None:
+async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_is_named(guarded: RouterServer) -> None:
     assert (await guarded.http.get("/readyz")).status_code == 200
     for engine in ("llama-chat", "llama-code"):
         await post(guarded, engine, "drain")
@@ -105,7 +105,7 @@ async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_says_so(gu
     assert (await guarded.chat("The sea?", model="mistral")).status_code == 200
 
 
-async def test_every_router_is_told_at_once_and_one_that_starts_later_knows(
+async def test_every_router_is_notified_at_once_and_one_that_starts_later_knows(
     guarded: RouterServer, text: str, make_router: MakeRouter
 ) -> None:
     other = await make_router(text)
@@ -120,7 +120,7 @@ async def test_every_router_is_told_at_once_and_one_that_starts_later_knows(
     await eventually(resumed, timeout=1)
 
 
-async def test_an_engine_that_there_is_not_is_404(guarded: RouterServer, redis: Any) -> None:
+async def test_an_unknown_engine_is_404(guarded: RouterServer, redis: Any) -> None:
     for what in ("drain", "resume"):
         answer = await guarded.http.post(f"/admin/engines/nobody/{what}", headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_such_engine")
@@ -145,7 +145,7 @@ async def test_a_drain_that_redis_has_evicted_is_known_to_a_router_that_starts_l
     assert await drained(await make_router(text)) == {"llama-chat"}
 
 
-async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis_was_emptied(
+async def test_an_engine_resumed_while_a_router_was_disconnected_stays_resumed_when_redis_was_emptied(
     own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
@@ -168,7 +168,7 @@ async def test_what_was_resumed_while_a_router_was_away_stays_resumed_when_redis
         assert await drained(there) == set()
 
 
-async def test_a_router_that_comes_back_reminds_an_emptied_redis_of_what_is_drained(
+async def test_a_router_that_reconnects_restores_the_drains_of_an_emptied_redis(
     own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
@@ -182,7 +182,7 @@ async def test_a_router_that_comes_back_reminds_an_emptied_redis_of_what_is_drai
     assert await drained(one) == await drained(await make_router(text)) == {"llama-chat"}
 
 
-async def test_each_change_is_later_than_the_one_before_although_the_clock_goes_back(
+async def test_each_change_has_a_later_time_than_the_one_before_even_if_the_clock_is_set_back(
     guarded: RouterServer, redis: Any
 ) -> None:
     await redis.hset(DRAINS_KEY, "llama-chat", "drained 9000000000000")
@@ -202,7 +202,7 @@ async def test_a_key_of_the_wrong_type_changes_nothing(guarded: RouterServer, re
     assert await engine_of(guarded, "The sea?") == "llama-code"
 
 
-async def test_while_redis_is_away_the_last_state_holds_and_what_is_changed_here_holds_here(
+async def test_without_redis_the_last_state_remains_and_a_local_change_applies_locally(
     own_redis: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     await own_redis.start()
@@ -242,7 +242,7 @@ async def command(file: Path, *words: object) -> CommandResult:
     return await run_cli("engines", *words, "--config", file)
 
 
-async def test_the_command_drains_and_resumes_in_routers_that_run(guarded: RouterServer, file: Path) -> None:
+async def test_the_command_drains_and_resumes_in_running_routers(guarded: RouterServer, file: Path) -> None:
     result = await command(file, "drain", "llama-chat")
     assert (result.code, result.stdout, result.stderr) == (0, "llama-chat is drained\n", "")
     await eventually(lambda: drained(guarded))
@@ -288,7 +288,7 @@ async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: 
     assert "down, drained" in (await command(path, "list")).stdout
 
 
-async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) -> None:
+async def test_an_unknown_engine_name_is_a_usage_error(file: Path, redis: Any) -> None:
     said = await command(file, "drain", "llama")
     assert said.code == 2
     assert said.stderr == (
@@ -297,7 +297,7 @@ async def test_a_name_that_no_engine_has_is_wrong_use(file: Path, redis: Any) ->
     assert not await redis.exists(DRAINS_KEY)
 
 
-async def test_without_redis_the_command_is_one_clear_line(tmp_path: Path, engines: EngineSet) -> None:
+async def test_without_redis_the_command_fails_with_one_clear_line(tmp_path: Path, engines: EngineSet) -> None:
     path = tmp_path / "alone.toml"
     path.write_text(router_config(f"unix://{tmp_path}/none.sock", engines.as_config()))
     for words in (["list"], ["drain", "mistral"], ["resume", "mistral"]):

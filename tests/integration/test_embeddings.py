@@ -45,7 +45,9 @@ async def embed(router: RouterServer, given: Any = "The sea", **fields: Any) -> 
 
 
 @pytest.mark.parametrize("given", ["The sea", ["The sea", "The sky"], [1, 2, 3], [[1, 2], [3]]])
-async def test_embeddings_are_made_once_and_kept(embedder: RouterServer, engine: SimulatedEngine, given: Any) -> None:
+async def test_embeddings_are_generated_once_and_stored(
+    embedder: RouterServer, engine: SimulatedEngine, given: Any
+) -> None:
     before = (await engine.stats())["received"]
     answers = [await embed(embedder, given) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
@@ -64,29 +66,29 @@ async def test_embeddings_are_made_once_and_kept(embedder: RouterServer, engine:
         ("The sea", {"frobnicate": 1}),
     ],
 )  # fmt: skip
-async def test_a_change_of_a_field_is_another_answer(
-    embedder: RouterServer, given: Any, fields: dict[str, Any]
-) -> None:
+async def test_a_changed_field_is_another_entry(embedder: RouterServer, given: Any, fields: dict[str, Any]) -> None:
     first = await embed(embedder)
     other = await embed(embedder, given, **fields)
     assert other.headers["x-cache"] == "MISS"
     assert first.headers["x-cache-key"] != other.headers["x-cache-key"]
 
 
-async def test_who_asks_does_not_count_nor_does_a_stream_that_there_is_none_of(embedder: RouterServer) -> None:
+async def test_the_user_and_stream_fields_do_not_change_the_key(embedder: RouterServer) -> None:
     answers = [await embed(embedder), await embed(embedder, user="u"), await embed(embedder, stream=True)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT", "HIT"]
     assert answers[0].content == answers[1].content == answers[2].content
     assert answers[2].headers["content-type"] == "application/json"
 
 
-async def test_embeddings_are_kept_where_only_the_deterministic_is(make_router: MakeRouter, pooling: str) -> None:
+async def test_embeddings_are_stored_where_only_deterministic_responses_are(
+    make_router: MakeRouter, pooling: str
+) -> None:
     router = await make_router(pooling.replace("[cache]", '[cache]\nstore = "deterministic"'))
     assert [(await embed(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "HIT"]
 
 
 @pytest.mark.parametrize("fault", ["malformed", "drop", "error"])
-async def test_an_engine_that_fails_is_told_and_nothing_is_kept(
+async def test_the_error_of_an_engine_is_returned_and_nothing_is_stored(
     embedder: RouterServer, engine: SimulatedEngine, fault: str
 ) -> None:
     await engine.set_faults({"fault": fault})
@@ -95,14 +97,14 @@ async def test_an_engine_that_fails_is_told_and_nothing_is_kept(
     assert (await embed(embedder)).headers["x-cache"] == "MISS"
 
 
-async def test_answers_with_too_few_vectors_are_not_kept(scripted: Any) -> None:
+async def test_responses_with_too_few_vectors_are_not_stored(scripted: Any) -> None:
     body = b'{"object":"list","data":[{"index":0,"object":"embedding","embedding":[0.5]}],"model":"m"}'
     router, _ = await scripted(body, content_type="application/json")
     assert [(await embed(router, ["a", "b"])).headers["x-cache"] for _ in range(2)] == ["MISS", "MISS"]
     assert [(await embed(router, ["a"])).headers["x-cache"] for _ in range(2)] == ["MISS", "HIT"]
 
 
-async def test_what_cannot_be_answered_in_json_is_refused(embedder: RouterServer) -> None:
+async def test_a_request_that_cannot_be_served_as_json_is_refused(embedder: RouterServer) -> None:
     answer = await embed(embedder, encoding_format="bytes")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "encoding_format")
 

@@ -31,7 +31,7 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"nonsense", b'{"a": NaN}', b"\xff", b'{"model": "\xff"}', b"[]", b'"x"', b"1", b"null"]
 )
-async def test_a_body_that_is_no_json_object_is_refused(router: RouterServer, body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object_is_refused(router: RouterServer, body: bytes) -> None:
     for path in (CHAT, COMPLETIONS):
         error = error_of(await router.post(path, body), 400)
         assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_json")
@@ -63,7 +63,7 @@ NESTED: list[tuple[str, Any, bytes]] = [
 
 @pytest.mark.parametrize("levels", [60, 200, 450])
 @pytest.mark.parametrize(("path", "fields", "opening"), NESTED)
-async def test_a_kilobyte_of_nesting_is_refused_and_ends_in_no_traceback(
+async def test_a_kilobyte_of_nesting_is_refused_without_a_traceback(
     router: RouterServer, path: str, fields: Any, opening: bytes, levels: int
 ) -> None:
     count = levels // (opening.count(b"[") + opening.count(b"{"))
@@ -99,7 +99,7 @@ async def test_a_kilobyte_of_nesting_is_refused_and_ends_in_no_traceback(
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
 )
-async def test_the_field_that_is_wrong_is_named(
+async def test_the_wrong_field_is_named(
     router: RouterServer, engines: EngineSet, path: str, body: dict[str, Any], param: str
 ) -> None:
     before = [(await engine.stats())["received"] for engine in engines]
@@ -115,7 +115,7 @@ async def test_an_unknown_model_is_404(router: RouterServer, model: str) -> None
     assert f"`{model}`" in error["message"]
 
 
-async def test_the_model_auto_is_unknown_where_no_model_takes_part(make_router: MakeRouter, config: str) -> None:
+async def test_the_model_auto_is_unknown_where_no_model_has_tasks(make_router: MakeRouter, config: str) -> None:
     router = await make_router(config.replace('auto = ["chat", "code"]', "auto = []"))
     assert error_of(await router.chat("hello", model="auto"), 404)["code"] == "model_not_found"
     assert "auto" not in [model["id"] for model in (await router.http.get("/v1/models")).json()["data"]]
@@ -123,13 +123,13 @@ async def test_the_model_auto_is_unknown_where_no_model_takes_part(make_router: 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
-async def test_a_wrong_method_is_405_and_says_which_is_right(router: RouterServer, path: str, method: str) -> None:
+async def test_a_wrong_method_is_405_and_names_the_right_one(router: RouterServer, path: str, method: str) -> None:
     answer = await router.http.request(method, path)
     assert error_of(answer, 405)["code"] == "method_not_allowed"
     assert answer.headers["allow"] == "POST"
 
 
-async def test_a_wrong_method_on_a_page_is_405_and_says_which_are_right(router: RouterServer) -> None:
+async def test_a_wrong_method_on_a_page_is_405_and_names_the_right_ones(router: RouterServer) -> None:
     answer = await router.http.post("/v1/models")
     assert error_of(answer, 405)["code"] == "method_not_allowed"
     assert "GET" in answer.headers["allow"]
@@ -141,7 +141,7 @@ async def test_an_unknown_path_is_404(router: RouterServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
-async def test_a_coded_body_is_415(router: RouterServer, coding: str) -> None:
+async def test_a_body_with_a_content_encoding_is_415(router: RouterServer, coding: str) -> None:
     answer = await router.post(CHAT, gzip.compress(json.dumps(chat_body("hello")).encode()), content_encoding=coding)
     assert error_of(answer, 415)["code"] == "unsupported_encoding"
     assert (await router.post(CHAT, chat_body("hello"), content_encoding="Identity")).status_code == 200
@@ -149,9 +149,7 @@ async def test_a_coded_body_is_415(router: RouterServer, coding: str) -> None:
 
 @pytest.mark.parametrize("digits", [25, 400])
 @pytest.mark.parametrize("sign", ["", "-"])
-async def test_a_number_of_tokens_that_makes_no_sense_is_no_defect_of_ours(
-    router: RouterServer, digits: int, sign: str
-) -> None:
+async def test_an_invalid_number_of_tokens_is_no_internal_error(router: RouterServer, digits: int, sign: str) -> None:
     body = json.dumps(chat_body("hello")).removesuffix("}") + f', "max_tokens": {sign}1{"0" * digits}}}'
     assert (await router.post(CHAT, body.encode())).status_code in (200, 400)
 
@@ -168,7 +166,7 @@ async def test_a_body_over_the_limit_is_413(make_router: MakeRouter, config: str
     assert error_of(await router.post(CHAT, fits.ljust(2049)), 413)["code"] == "body_too_large"
 
 
-async def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(router: RouterServer) -> None:
+async def test_a_body_announced_as_too_large_is_refused_before_it_arrives(router: RouterServer) -> None:
     status, error = await _refused(router, b"Content-Length: 10000000000\r\n\r\n{")
     assert (status, error["code"]) == (413, "body_too_large")
 

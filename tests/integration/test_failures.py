@@ -97,7 +97,7 @@ async def test_another_engine_takes_over_before_the_first_token(
 
 
 @pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
-async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
+async def test_when_every_engine_fails_the_client_gets_an_error_and_nothing_is_stored(
     make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault, stream: bool
 ) -> None:
     router = await make_router(impatient)
@@ -114,7 +114,7 @@ async def test_when_no_engine_can_the_client_gets_an_error_and_nothing_is_kept(
     await nothing_was_kept(router, engines, redis, stream=stream)
 
 
-async def test_an_engine_that_is_gone_is_passed_over_and_then_left_alone(
+async def test_an_engine_that_is_gone_is_skipped_and_then_excluded(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
@@ -129,7 +129,7 @@ async def test_an_engine_that_is_gone_is_passed_over_and_then_left_alone(
         assert (await router.metrics())['roundhouse_engine_up{engine="llama-chat"}'] == 0
 
 
-async def test_with_every_engine_gone_the_answer_is_503_with_retry_after_and_hits_are_served(
+async def test_with_every_engine_gone_the_response_is_503_with_retry_after_and_hits_are_served(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
@@ -143,7 +143,7 @@ async def test_with_every_engine_gone_the_answer_is_503_with_retry_after_and_hit
         assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
 
 
-async def test_an_engine_that_dies_of_a_request_leaves_it_to_the_next(
+async def test_a_request_that_crashes_an_engine_goes_to_the_next(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
@@ -155,7 +155,7 @@ async def test_an_engine_that_dies_of_a_request_leaves_it_to_the_next(
         assert await doomed.wait_for_exit() == 3
 
 
-async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stands(
+async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     before = (await engines.code.stats())["received"]
@@ -175,7 +175,7 @@ async def test_what_an_engine_says_of_the_request_goes_to_the_client_as_it_stand
 
 
 @pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
-async def test_a_stream_that_fails_ends_with_one_error_and_no_done_and_is_not_kept(
+async def test_a_stream_that_fails_ends_with_one_error_without_done_and_is_not_stored(
     make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault
 ) -> None:
     router = await make_router(impatient)
@@ -194,7 +194,7 @@ async def test_a_stream_that_fails_ends_with_one_error_and_no_done_and_is_not_ke
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_without_a_finish_reason_is_passed_on_and_not_kept(
+async def test_a_response_without_a_finish_reason_is_forwarded_and_not_stored(
     router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
     await on_llamas(engines, {"fault": "no_finish"})
@@ -229,9 +229,7 @@ async def test_an_answer_without_a_finish_reason_is_passed_on_and_not_kept(
     ],
     ids=["empty", "abort", "late-error", "broken-json", "no-object"],
 )
-async def test_a_stream_that_is_not_well_is_not_kept(
-    scripted: ScriptedRouter, redis: Any, pieces: tuple[bytes, ...]
-) -> None:
+async def test_a_faulty_stream_is_not_stored(scripted: ScriptedRouter, redis: Any, pieces: tuple[bytes, ...]) -> None:
     router, engine = await scripted(*pieces)
     assert (await router.chat("x", stream=True)).status_code == 200
     engine.pieces = (ROLE_FRAME, chat_frame(content="a", finish="stop"), DONE_FRAME)
@@ -239,7 +237,7 @@ async def test_a_stream_that_is_not_well_is_not_kept(
     assert (await router.chat("x", stream=True)).headers["x-cache"] == "HIT"
 
 
-async def test_an_answer_of_no_tokens_is_an_answer_however_it_is_cut(scripted: ScriptedRouter, redis: Any) -> None:
+async def test_a_response_without_tokens_is_a_response_however_it_is_cut(scripted: ScriptedRouter, redis: Any) -> None:
     nothing = (ROLE_FRAME, chat_frame(content="", finish="stop"), DONE_FRAME)
     router, engine = await scripted(b"".join(nothing))
     at_once = await router.chat("x", stream=True)
@@ -257,7 +255,7 @@ async def test_an_answer_of_no_tokens_is_an_answer_however_it_is_cut(scripted: S
         b'{"choices": [{"index": 0, "message": {"content": "x"}',
     ],
 )  # fmt: skip
-async def test_a_json_answer_that_is_none_is_an_error(scripted: ScriptedRouter, redis: Any, body: bytes) -> None:
+async def test_a_malformed_json_response_is_an_error(scripted: ScriptedRouter, redis: Any, body: bytes) -> None:
     pieces = (body,) if body else ()
     router, _ = await scripted(*pieces, content_type="application/json")
     answer = await router.chat("x")
@@ -268,7 +266,7 @@ async def test_a_json_answer_that_is_none_is_an_error(scripted: ScriptedRouter, 
 # -- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_event_with_nothing_but_a_role_does_not_stop_the_timer_of_the_first_token(
+async def test_an_event_with_only_a_role_does_not_stop_the_first_token_timer(
     scripted: ScriptedRouter,
 ) -> None:
     limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"'
@@ -288,7 +286,7 @@ async def test_the_timer_between_tokens_runs_from_the_last_token(scripted: Scrip
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
+async def test_a_slow_response_ends_at_its_total_time_limit(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, stream: bool
 ) -> None:
     limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"\nmin_tokens_per_second = 1000'
@@ -313,7 +311,7 @@ async def test_an_answer_that_trickles_ends_with_the_time_it_may_take_in_all(
     [(False, "[[sim:stall after=3]]"), (True, "[[sim:stall after=0]]"), (True, "[[sim:stall after=3]]")],
     ids=["json", "before-the-first-token", "mid-stream"],
 )
-async def test_a_client_that_leaves_frees_the_engine(
+async def test_a_client_that_disconnects_frees_the_engine(
     router: RouterServer, engines: EngineSet, redis: Any, stream: bool, marker: str
 ) -> None:
     before = await engines.chat.stats(in_flight=0)
@@ -332,7 +330,7 @@ async def test_a_client_that_leaves_frees_the_engine(
     assert not await keys_except_log(redis)
 
 
-async def test_the_count_of_requests_in_flight_comes_down_whatever_happens(
+async def test_the_number_of_requests_in_flight_returns_to_zero_whatever_happens(
     make_router: MakeRouter, impatient: str, engines: EngineSet
 ) -> None:
     router = await make_router(impatient)

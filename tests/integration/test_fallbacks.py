@@ -34,7 +34,7 @@ def fell_back(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_fallback_answers_where_the_model_cannot_and_its_answer_is_not_stored(
+async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not_stored(
     make_router: MakeRouter, engines: EngineSet, redis: Any, text: str, stream: bool
 ) -> None:
     router = await make_router(text)
@@ -55,7 +55,7 @@ async def test_the_fallback_answers_where_the_model_cannot_and_its_answer_is_not
     assert (hit.headers["x-cache"], fell_back(hit)) == ("HIT", False)
 
 
-async def test_the_fallbacks_engine_is_asked_for_its_own_model(
+async def test_the_fallbacks_engine_gets_its_own_model_name(
     make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
@@ -67,7 +67,7 @@ async def test_the_fallbacks_engine_is_asked_for_its_own_model(
     assert (mistrals.headers["x-cache"], "x-fallback" in mistrals.headers) == ("MISS", False)
 
 
-async def test_an_engine_whose_breaker_is_open_is_passed_over_for_the_fallback(
+async def test_an_engine_with_an_open_breaker_is_skipped_for_the_fallback(
     make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text.replace("failures = 1000", "failures = 3"))
@@ -79,7 +79,7 @@ async def test_an_engine_whose_breaker_is_open_is_passed_over_for_the_fallback(
     assert (await router.http.get("/readyz")).status_code == 200
 
 
-async def test_what_the_engine_says_of_the_request_itself_is_no_reason_to_fall_back(
+async def test_an_engines_error_about_the_request_does_not_trigger_the_fallback(
     make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
@@ -87,7 +87,7 @@ async def test_what_the_engine_says_of_the_request_itself_is_no_reason_to_fall_b
     assert (answer.status_code, "x-fallback" in answer.headers) == (400, False)
 
 
-async def test_once_the_first_token_is_out_nobody_falls_back(
+async def test_after_the_first_token_there_is_no_fallback(
     make_router: MakeRouter, engines: EngineSet, text: str
 ) -> None:
     router = await make_router(text)
@@ -105,7 +105,7 @@ async def test_embeddings_have_no_fallback(make_router: MakeRouter, engines: Eng
     assert "x-fallback" not in answer.headers
 
 
-async def test_where_the_fallback_fails_too_a_stored_answer_is_better_than_none(
+async def test_where_the_fallback_fails_too_a_stale_entry_is_served(
     make_router: MakeRouter, engines: EngineSet, redis: Any, text: str
 ) -> None:
     router = await make_router(text)
@@ -119,7 +119,9 @@ async def test_where_the_fallback_fails_too_a_stored_answer_is_better_than_none(
     assert (refused.status_code, "x-fallback" in refused.headers) == (502, False)
 
 
-async def test_two_models_may_be_each_others_fallback(make_router: MakeRouter, engines: EngineSet, text: str) -> None:
+async def test_two_models_may_be_the_fallback_of_each_other(
+    make_router: MakeRouter, engines: EngineSet, text: str
+) -> None:
     router = await make_router(with_fallback(text, "mistral", "llama"))
     await engines.mistral.set_faults(FAILS)
     assert (await router.chat("The sea?", model="mistral")).headers["x-fallback"] == "llama"
@@ -127,7 +129,7 @@ async def test_two_models_may_be_each_others_fallback(make_router: MakeRouter, e
     assert (await router.chat("The sea?")).status_code == 502
 
 
-async def test_whoever_joins_is_told_that_it_is_another_models_answer_here_and_elsewhere(
+async def test_a_subscriber_and_a_follower_see_that_the_response_is_from_another_model(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     slow = ScriptedEngine(

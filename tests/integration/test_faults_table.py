@@ -100,7 +100,7 @@ async def two_engines(fault: Fault | None, where: str) -> AsyncIterator[dict[str
         yield {"first": ("llama", "chat", urls[0]), "second": ("llama", "any", urls[1])}
 
 
-async def test_the_table_has_every_fault_once() -> None:
+async def test_the_table_lists_every_fault_once() -> None:
     assert [fault for fault, where, stream, _ in table() if where == "one" and stream] == list(FAULTS)
 
 
@@ -120,7 +120,7 @@ async def test_the_client_sees_what_the_table_says(
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
-async def test_an_engine_that_is_ended_while_it_streams_ends_the_stream_with_an_error(
+async def test_an_engine_that_ends_during_a_stream_ends_the_stream_with_an_error(
     redis_server: RedisServer, make_router: MakeRouter, how: str
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed, SimulatedEngine(LLAMA) as other:

@@ -71,7 +71,7 @@ async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRo
         await engine.stop()
 
 
-async def test_it_gives_nothing_of_its_local_copy_that_was_purged_meanwhile(setting: Setting) -> None:
+async def test_a_frozen_router_serves_nothing_from_its_local_cache_that_was_purged_meanwhile(setting: Setting) -> None:
     setting.engine.paced = False
     body = chat_body("x", stream=True)
 
@@ -83,7 +83,7 @@ async def test_it_gives_nothing_of_its_local_copy_that_was_purged_meanwhile(sett
     assert await setting.asked_of_a_frozen_router_after_a_purge("x") == "MISS"
 
 
-async def test_it_lets_nobody_join_a_generation_that_was_purged_meanwhile(setting: Setting) -> None:
+async def test_a_frozen_router_lets_no_request_join_a_generation_that_was_purged_meanwhile(setting: Setting) -> None:
     await setting.http.get("/healthz")
     async with setting.http.stream("POST", "/v1/chat/completions", json=chat_body("x", stream=True)) as before:
         assert before.headers["x-cache"] == "MISS"

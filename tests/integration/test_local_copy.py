@@ -63,7 +63,9 @@ async def hash_reads(redis: Any) -> int:
     return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
 
 
-async def test_a_hit_from_the_copy_says_so_and_costs_redis_nothing(router: RouterServer, redis: Any) -> None:
+async def test_a_hit_from_the_local_cache_is_marked_and_sends_nothing_to_redis(
+    router: RouterServer, redis: Any
+) -> None:
     first = await held(router)
     before = await hash_reads(redis)
     for stream in (False, True):
@@ -86,7 +88,7 @@ async def test_the_first_hit_after_a_restart_comes_from_redis(make_router: MakeR
 # -- what is gone from Redis is gone from every router ----------------------------------------------------------------
 
 
-async def test_what_is_deleted_is_gone_everywhere(pair: list[RouterServer], redis: Any) -> None:
+async def test_a_deleted_entry_is_gone_everywhere(pair: list[RouterServer], redis: Any) -> None:
     key = (await held(*pair)).headers["x-cache-key"]
     await redis.delete(key)
     for router in pair:
@@ -94,14 +96,16 @@ async def test_what_is_deleted_is_gone_everywhere(pair: list[RouterServer], redi
 
 
 @pytest.mark.parametrize("command", ["FLUSHALL", "FLUSHDB"])
-async def test_what_is_emptied_is_gone_everywhere(pair: list[RouterServer], redis: Any, command: str) -> None:
+async def test_after_flushall_every_entry_is_gone_everywhere(
+    pair: list[RouterServer], redis: Any, command: str
+) -> None:
     await held(*pair)
     await redis.execute_command(command)
     for router in pair:
         await eventually(partial(is_gone, router), timeout=GONE_WITHIN)
 
 
-async def test_what_another_replica_replaces_is_replaced_everywhere(pair: list[RouterServer]) -> None:
+async def test_an_entry_that_another_replica_replaces_is_replaced_everywhere(pair: list[RouterServer]) -> None:
     old = (await held(*pair)).json()["id"]
     one, other = pair
     new = (await other.chat(PROMPT, headers={"cache-control": "no-cache"})).json()["id"]
@@ -114,20 +118,20 @@ async def test_what_another_replica_replaces_is_replaced_everywhere(pair: list[R
         await eventually(partial(is_new, router), timeout=GONE_WITHIN)
 
 
-async def test_what_a_router_has_replaced_itself_it_does_not_give_for_another_moment(router: RouterServer) -> None:
+async def test_a_router_never_serves_an_entry_that_it_has_replaced_itself(router: RouterServer) -> None:
     for _ in range(10):
         await held(router)
         new = (await router.chat(PROMPT, headers={"cache-control": "no-cache"})).json()["id"]
         assert (await stored(router)).json()["id"] == new
 
 
-async def test_what_expires_is_gone_everywhere(pair: list[RouterServer]) -> None:
+async def test_an_expired_entry_is_gone_everywhere(pair: list[RouterServer]) -> None:
     await pair[0].chat(PROMPT, headers={"x-cache-ttl": "1"})
     for router in pair:
         await eventually(partial(is_gone, router), timeout=1 + GONE_WITHIN)
 
 
-async def test_an_entry_that_is_changed_by_hand_is_read_anew(router: RouterServer, redis: Any) -> None:
+async def test_an_entry_that_is_changed_by_hand_is_read_again(router: RouterServer, redis: Any) -> None:
     key = (await held(router)).headers["x-cache-key"]
     await redis.hset(key, "engine", "another")
 
@@ -147,7 +151,7 @@ async def alone(own_redis: RedisServer, engines: EngineSet, make_router: MakeRou
     return await make_router(router_config(own_redis.url, engines.as_config()).replace('"2500ms"', '"100ms"'))
 
 
-async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_not_missed(
+async def test_changes_during_a_cut_of_the_listener_connection_are_not_missed(
     alone: RouterServer, own_redis: RedisServer
 ) -> None:
     key = (await held(alone)).headers["x-cache-key"]
@@ -163,7 +167,7 @@ async def test_when_the_listening_connection_is_cut_what_happened_meanwhile_is_n
     await held(alone)
 
 
-async def test_with_the_connection_the_whole_copy_is_dropped_and_comes_back_by_itself(
+async def test_without_the_listener_connection_the_local_cache_is_dropped_and_recovers_by_itself(
     alone: RouterServer, own_redis: RedisServer
 ) -> None:
     await held(alone)
@@ -175,7 +179,7 @@ async def test_with_the_connection_the_whole_copy_is_dropped_and_comes_back_by_i
     await eventually(partial(is_held, alone))
 
 
-async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_it(
+async def test_nothing_is_served_from_a_killed_redis_and_the_local_cache_recovers_with_it(
     alone: RouterServer, own_redis: RedisServer
 ) -> None:
     await held(alone)
@@ -189,7 +193,7 @@ async def test_of_a_killed_redis_nothing_is_given_and_the_copy_comes_back_with_i
     await held(alone)
 
 
-async def test_of_a_frozen_redis_nothing_is_given_once_it_was_silent_for_too_long(
+async def test_nothing_is_served_from_the_local_cache_once_redis_is_silent_for_too_long(
     alone: RouterServer, own_redis: RedisServer
 ) -> None:
     await held(alone)
@@ -210,7 +214,7 @@ async def _asked(router: RouterServer, *statuses: str) -> bool:
 
 
 @pytest.mark.parametrize("nothing", ['"0B"', "0"])
-async def test_a_copy_of_no_bytes_is_none(
+async def test_a_local_cache_of_zero_bytes_is_disabled(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, nothing: str
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), cache=f"local = {nothing}"))
@@ -221,7 +225,7 @@ async def test_a_copy_of_no_bytes_is_none(
         assert LOCAL not in answer.headers["cache-status"]
 
 
-async def test_tenants_cannot_see_one_anothers_copies(make_router: MakeRouter, config: str) -> None:
+async def test_tenants_cannot_see_the_local_entries_of_others(make_router: MakeRouter, config: str) -> None:
     rest = '\n[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "purger"\n'
     router = await make_router(config + rest)
     acme, other = {"x-tenant-id": "acme"}, {"x-tenant-id": "purger"}

@@ -34,13 +34,13 @@ KEY: Final = "sk-acme-secret"
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
+async def test_a_changed_field_is_another_entry(router: RouterServer, fields: dict[str, Any]) -> None:
     assert (await post_typed(router, MESSAGES, "The sea?")).headers["x-cache"] == "MISS"
     answers = [await post_typed(router, MESSAGES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
-async def test_who_asks_does_not_count(router: RouterServer) -> None:
+async def test_the_metadata_does_not_change_the_key(router: RouterServer) -> None:
     assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "a"})).headers["x-cache"] == "MISS"
     assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "b"})).headers["x-cache"] == "HIT"
 
@@ -50,7 +50,7 @@ async def test_who_asks_does_not_count(router: RouterServer) -> None:
     [{"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, {"container": "c"}],
     ids=["mcp", "container"],
 )
-async def test_what_depends_on_more_than_the_request_is_not_shared(
+async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
     router: RouterServer, redis: Any, fields: dict[str, Any]
 ) -> None:
     for stream in (False, True, False):
@@ -69,7 +69,7 @@ async def test_what_depends_on_more_than_the_request_is_not_shared(
     ],
     ids=["thinking", "tools"],
 )
-async def test_thinking_and_calls_survive_both_ways(
+async def test_thinking_and_tool_calls_survive_both_conversions(
     router: RouterServer, stream: bool, fields: dict[str, Any], kinds: list[str]
 ) -> None:
     miss = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
@@ -96,7 +96,7 @@ def by_key(redis_server: RedisServer, engines: EngineSet) -> str:
     return router_config(redis_server.url, engines.as_config(), rest=f'[auth]\nmode = "keys"\n{tenant}')
 
 
-async def test_a_key_may_come_as_anthropics_clients_send_it(make_router: MakeRouter, by_key: str) -> None:
+async def test_a_key_may_be_sent_as_anthropics_clients_send_it(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
     body = typed_body(MESSAGES, "The sea?")
     first = await router.post(MESSAGES, body, x_api_key=KEY)
@@ -106,7 +106,7 @@ async def test_a_key_may_come_as_anthropics_clients_send_it(make_router: MakeRou
     assert first.headers["x-cache-key"].startswith("rh:1:acme:")
 
 
-async def test_it_may_not_elsewhere_and_no_other_key_is_taken(make_router: MakeRouter, by_key: str) -> None:
+async def test_the_header_is_not_accepted_elsewhere_nor_with_another_key(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
     body = typed_body(MESSAGES, "The sea?")
     refused = [

@@ -55,7 +55,7 @@ async def test_the_names_and_labels_are_those_that_dashboards_use(
     assert {name: collected.get(name) for name in NAMES} == NAMES
 
 
-async def test_requests_are_counted_by_what_the_cache_did(router: RouterServer) -> None:
+async def test_requests_are_counted_by_cache_status(router: RouterServer) -> None:
     for prompt in ("a", "a", "a", "b"):
         await router.chat(prompt)
     await router.chat("c", model="mistral")
@@ -77,7 +77,7 @@ async def test_requests_are_counted_by_what_the_cache_did(router: RouterServer) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_generated_and_tokens_saved_are_two_numbers(router: RouterServer, stream: bool) -> None:
+async def test_generated_tokens_and_saved_tokens_are_counted_separately(router: RouterServer, stream: bool) -> None:
     options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
     answer = await router.chat("The sea?", stream=stream, **options)
     data = answer.content.removesuffix(b"data: [DONE]\n\n").split(b"data: ")[-1]
@@ -92,7 +92,7 @@ async def test_tokens_generated_and_tokens_saved_are_two_numbers(router: RouterS
     assert metrics[tokens["saved"]] == 2 * usage["completion_tokens"]
 
 
-async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterServer, engines: EngineSet) -> None:
+async def test_the_time_to_first_token_is_that_of_the_engine(router: RouterServer, engines: EngineSet) -> None:
     await engines.chat.set_faults({"fault": "ttft", "ms": 150})
     await router.chat("The sea?", stream=True)
     metrics = await router.metrics()
@@ -101,7 +101,7 @@ async def test_the_time_to_the_first_token_is_that_of_the_engine(router: RouterS
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_had_no_token_has_no_time_to_its_first(
+async def test_a_request_without_a_token_has_no_time_to_first_token(
     router: RouterServer, engines: EngineSet, stream: bool
 ) -> None:
     await asyncio.gather(*(engine.set_faults({"fault": "status", "code": 500}) for engine in engines))
@@ -111,7 +111,7 @@ async def test_a_request_that_had_no_token_has_no_time_to_its_first(
     assert metrics.get('llm_time_to_first_token_seconds_count{cache="MISS",model="llama"}', 0) == 0
 
 
-async def test_what_engines_say_of_themselves_is_told_by_engine(
+async def test_the_metrics_of_engines_are_exported_by_engine(
     make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     await engines.code.set_faults({"fault": "kv", "usage": 0.25})
@@ -129,7 +129,7 @@ async def test_what_engines_say_of_themselves_is_told_by_engine(
     assert metrics["roundhouse_redis_up"] == 1
 
 
-async def test_a_gauge_goes_when_its_value_is_no_longer_known(make_router: MakeRouter, config: str) -> None:
+async def test_a_gauge_disappears_when_its_value_is_no_longer_known(make_router: MakeRouter, config: str) -> None:
     router = await make_router(config)
     assert 'vllm_kv_cache_usage{engine="mistral"}' in await router.metrics()
     body = chat_body("[[sim:kv metric=missing]]", model="mistral")
@@ -141,7 +141,7 @@ async def test_a_gauge_goes_when_its_value_is_no_longer_known(make_router: MakeR
     await eventually(unknown)
 
 
-async def test_what_clients_send_makes_no_series(router: RouterServer) -> None:
+async def test_values_from_clients_create_no_series(router: RouterServer) -> None:
     async def strange(number: int) -> None:
         headers = {"x-tenant-id": f"t{number}", "x-request-id": f"id{number}", "user-agent": f"agent{number}"}
         for fields in ({"model": f"model-{number}"}, {"user": f"user{number}"}, {f"field{number}": number}):

@@ -28,7 +28,7 @@ async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
-async def test_a_chat_is_answered_and_answered_again(client: AsyncOpenAI) -> None:
+async def test_a_chat_works_twice(client: AsyncOpenAI) -> None:
     texts = []
     for cache in ("MISS", "HIT"):
         raw = await client.chat.completions.with_raw_response.create(model="llama", messages=HELLO)
@@ -42,7 +42,7 @@ async def test_a_chat_is_answered_and_answered_again(client: AsyncOpenAI) -> Non
     assert texts[0]
 
 
-async def test_a_streamed_chat_is_answered_and_answered_again(client: AsyncOpenAI) -> None:
+async def test_a_streamed_chat_works_twice(client: AsyncOpenAI) -> None:
     texts, usages = [], []
     for _ in range(2):
         stream = await client.chat.completions.create(
@@ -63,7 +63,7 @@ async def test_a_streamed_chat_is_answered_and_answered_again(client: AsyncOpenA
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
-async def test_a_call_of_a_tool_survives_both_ways(client: AsyncOpenAI, first: bool) -> None:
+async def test_a_tool_call_survives_both_conversions(client: AsyncOpenAI, first: bool) -> None:
     calls = []
     for stream in (first, not first, first):
         if stream:
@@ -80,7 +80,7 @@ async def test_a_call_of_a_tool_survives_both_ways(client: AsyncOpenAI, first: b
     assert calls[0][0][1] == "look"
 
 
-async def test_completions_are_answered(client: AsyncOpenAI) -> None:
+async def test_completions_work(client: AsyncOpenAI) -> None:
     response = await client.completions.create(model="llama", prompt="The sea")
     streamed = await client.completions.create(model="llama", prompt="The sea", stream=True)
     assert "".join([chunk.choices[0].text async for chunk in streamed]) == response.choices[0].text != ""
@@ -108,7 +108,7 @@ async def test_an_unknown_model_raises_its_class(client: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"fault": "error", "after": 3}, {"fault": "drop", "after": 3}, {"fault": "no_done"}])
-async def test_a_stream_that_breaks_raises_and_does_not_end_as_if_it_were_whole(
+async def test_a_stream_that_breaks_raises_instead_of_ending_normally(
     client: AsyncOpenAI, engines: EngineSet, fault: dict[str, Any]
 ) -> None:
     await engines.chat.set_faults(fault)
@@ -119,7 +119,7 @@ async def test_a_stream_that_breaks_raises_and_does_not_end_as_if_it_were_whole(
     assert len(seen) > 1
 
 
-async def test_an_engine_that_refuses_work_raises_what_the_client_retries(
+async def test_an_overloaded_engine_raises_an_error_that_the_client_retries(
     client: AsyncOpenAI, engines: EngineSet
 ) -> None:
     for engine in (engines.chat, engines.code):

@@ -29,19 +29,19 @@ async def test_one_model_is_as_in_the_listing(router: RouterServer, name: str) -
     assert (await router.http.get(f"/v1/models/{name}")).json() == listed[name]
 
 
-async def test_a_model_whose_name_has_slashes_can_be_asked_for(make_router: MakeRouter, config: str) -> None:
+async def test_a_model_whose_name_has_slashes_can_be_requested(make_router: MakeRouter, config: str) -> None:
     router = await make_router(config.replace(LLAMA_ALIAS, "org/model"))
     for path in ("/v1/models/org/model", "/v1/models/org%2Fmodel"):
         assert (await router.http.get(path)).json()["id"] == "org/model"
 
 
-async def test_the_pages_that_vllms_tools_ask_for_are_there(router: RouterServer) -> None:
+async def test_the_pages_that_vllms_tools_request_exist(router: RouterServer) -> None:
     health = await router.http.get("/health")
     assert (health.status_code, health.content) == (200, b"")
     assert (await router.http.get("/version")).json() == {"version": version("roundhouse")}
 
 
-async def test_healthz_sums_up_what_is_known(router: RouterServer, engines: EngineSet) -> None:
+async def test_healthz_summarizes_the_state(router: RouterServer, engines: EngineSet) -> None:
     answer = await router.http.get("/healthz")
     summary = answer.json()
     assert (answer.status_code, summary["status"]) == (200, "healthy")
@@ -63,7 +63,7 @@ async def test_healthz_shows_the_fullest_cache(make_router: MakeRouter, config: 
     assert (await router.http.get("/healthz")).json()["gpu_cache_usage_percent"] == 95.12
 
 
-async def test_a_usage_that_nobody_tells_is_unknown_and_not_0(
+async def test_an_unreported_usage_is_unknown_and_not_0(
     make_router: MakeRouter, config: str, engines: EngineSet
 ) -> None:
     for engine in engines:

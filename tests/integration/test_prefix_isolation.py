@@ -52,7 +52,7 @@ async def cached(engine: SimulatedEngine, *asks: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_another_tenants_guess_finds_no_token(
+async def test_the_guess_of_another_tenant_finds_no_cached_token(
     redis_server: RedisServer, make_router: MakeRouter, path: str
 ) -> None:
     async with SimulatedEngine(LLAMA, max_model_len=4096) as engine:
@@ -75,7 +75,7 @@ async def test_another_tenants_guess_finds_no_token(
         assert other == 0
 
 
-async def test_tenants_of_a_group_find_each_others_prefixes(redis_server: RedisServer, make_router: MakeRouter) -> None:
+async def test_tenants_of_a_group_share_prefixes(redis_server: RedisServer, make_router: MakeRouter) -> None:
     async with SimulatedEngine(LLAMA, max_model_len=4096) as engine:
         router = await make_router(text(redis_server.url, engine))
         path = PATHS[0]
@@ -97,7 +97,7 @@ async def test_the_salt_reaches_no_client(redis_server: RedisServer, make_router
         assert [salt in body for body in bodies] == [True] * len(PATHS)
 
 
-async def test_a_router_of_one_tenant_sends_no_salt(redis_server: RedisServer, make_router: MakeRouter) -> None:
+async def test_a_router_with_one_tenant_sends_no_salt(redis_server: RedisServer, make_router: MakeRouter) -> None:
     async with SimulatedEngine(LLAMA, max_model_len=4096) as engine:
         router = await make_router(router_config(redis_server.url, {"llama": ("llama", "any", engine.url)}))
         await router.chat("The sea?")

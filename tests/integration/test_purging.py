@@ -68,7 +68,7 @@ def scope(kind: str, key: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", SCOPES)
-async def test_an_answer_that_was_begun_before_a_purge_is_given_and_not_stored(
+async def test_a_response_started_before_a_purge_is_served_and_not_stored(
     setting: Setting, redis: Any, kind: str
 ) -> None:
     fields: dict[str, Any] = {"messages": RAG, "documents": [{"doc_id": "handbook", "text": "Old."}]}
@@ -87,7 +87,7 @@ async def test_an_answer_that_was_begun_before_a_purge_is_given_and_not_stored(
     assert not await stored(redis, key)
 
 
-async def test_a_purge_of_something_else_leaves_an_answer_alone(setting: Setting, redis: Any) -> None:
+async def test_a_purge_of_other_entries_does_not_affect_a_response(setting: Setting, redis: Any) -> None:
     async with open_stream(setting.one, "x") as answer:
         await answer.read_until_text("one ")
         await setting.purge(document="handbook")
@@ -98,7 +98,7 @@ async def test_a_purge_of_something_else_leaves_an_answer_alone(setting: Setting
 
 
 @pytest.mark.parametrize("at", ["one", "other"])
-async def test_whoever_asks_after_a_purge_does_not_join_what_was_begun_before(
+async def test_a_request_after_a_purge_does_not_join_an_earlier_generation(
     setting: Setting, redis: Any, at: str
 ) -> None:
     async with open_stream(setting.one, "x") as before:
@@ -117,7 +117,7 @@ async def test_whoever_asks_after_a_purge_does_not_join_what_was_begun_before(
         await before.read_to_end()
 
 
-async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setting: Setting, redis: Any) -> None:
+async def test_an_entry_purged_at_one_router_is_gone_at_all_within_a_second(setting: Setting, redis: Any) -> None:
     setting.engine.paced = False
     for router in (setting.one, setting.other, setting.one, setting.other):
         await router.chat("x", stream=True)
@@ -137,7 +137,7 @@ async def test_what_is_purged_at_one_router_is_gone_at_all_within_a_second(setti
     await eventually(missed, timeout=1)
 
 
-async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_comes_back(
+async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_reconnects(
     setting: Setting, redis: Any
 ) -> None:
     await setting.purge(all=True)

@@ -59,7 +59,7 @@ async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIt
     await engine.stop()
 
 
-async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: Setting, redis: Any) -> None:
+async def test_a_purged_entry_whose_write_lost_its_reply_is_not_served(setting: Setting, redis: Any) -> None:
     async with open_stream(setting.near, "x") as answer:
         await answer.read_until_text("one ")
         setting.proxy.block("listening")  # so that the near router does not receive the purge
@@ -75,7 +75,7 @@ async def test_a_purged_answer_whose_write_lost_its_reply_is_not_given(setting: 
     assert (await setting.other.chat("x", stream=True)).headers["x-cache"] == "HIT"
 
 
-async def test_a_router_whose_listening_connection_is_back_first_reads_what_it_missed(setting: Setting) -> None:
+async def test_a_router_whose_listener_reconnects_first_reads_the_purges_that_it_missed(setting: Setting) -> None:
     setting.proxy.block("listening", "commands")
     await setting.admin("engines/scripted/drain")
     setting.proxy.unblock("listening")
@@ -85,7 +85,7 @@ async def test_a_router_whose_listening_connection_is_back_first_reads_what_it_m
     await eventually(setting.drained)
 
 
-async def test_a_router_whose_listening_connection_is_back_first_knows_the_breakers_that_have_opened(
+async def test_a_router_whose_listener_reconnects_first_reads_the_breakers_that_have_opened(
     setting: Setting, redis: Any
 ) -> None:
     setting.proxy.block("listening", "commands")
@@ -101,9 +101,7 @@ async def test_a_router_whose_listening_connection_is_back_first_knows_the_break
     await eventually(knows)
 
 
-async def test_what_is_told_while_it_cannot_be_read_is_read_later(
-    setting: Setting, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_purge_that_cannot_be_read_is_read_later(setting: Setting, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "roundhouse")
     await eventually(lambda: setting.proxy.has_connection("listening"))
     setting.proxy.block("commands")
@@ -113,7 +111,7 @@ async def test_what_is_told_while_it_cannot_be_read_is_read_later(
     await eventually(setting.drained)
 
 
-async def test_an_answer_that_was_begun_before_redis_was_emptied_is_not_stored(setting: Setting, redis: Any) -> None:
+async def test_a_response_started_before_redis_was_emptied_is_not_stored(setting: Setting, redis: Any) -> None:
     async with open_stream(setting.near, "x") as answer:
         await answer.read_until_text("one ")
         await redis.flushall()

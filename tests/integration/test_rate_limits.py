@@ -50,7 +50,9 @@ def told(answer: httpx.Response, what: str) -> tuple[int, int, str]:
 # -- requests per minute ----------------------------------------------------------------------------------------------
 
 
-async def test_every_answer_of_a_tenant_with_limits_says_what_is_left(make_router: MakeRouter, limited: Any) -> None:
+async def test_every_response_to_a_tenant_with_limits_has_the_remaining_quota(
+    make_router: MakeRouter, limited: Any
+) -> None:
     router = await make_router(limited("requests_per_minute = 6\ntokens_per_minute = 5000"))
     kinds = []
     for number, (prompt, stream) in enumerate([("The sea?", False), ("The sea?", True), ("The land?", True)]):
@@ -66,7 +68,7 @@ async def test_every_answer_of_a_tenant_with_limits_says_what_is_left(make_route
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_beyond_the_limit_a_request_is_refused_and_told_when_to_come_back(
+async def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(
     make_router: MakeRouter, limited: Any, engines: EngineSet, stream: bool
 ) -> None:
     router = await make_router(limited("requests_per_minute = 2"))
@@ -87,7 +89,7 @@ async def test_beyond_the_limit_a_request_is_refused_and_told_when_to_come_back(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_of_many_requests_at_two_routers_exactly_so_many_pass_as_may(
+async def test_of_many_requests_at_two_routers_exactly_the_limit_is_admitted(
     make_router: MakeRouter, limited: Any, stream: bool
 ) -> None:
     text = limited("requests_per_minute = 13")
@@ -100,7 +102,7 @@ async def test_of_many_requests_at_two_routers_exactly_so_many_pass_as_may(
 # -- tokens per minute ------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_generated_is_paid_and_hits_and_followers_pay_nothing(
+async def test_generated_tokens_are_charged_and_hits_and_followers_are_free(
     scripted: ScriptedRouter, redis: Any
 ) -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":70}}\n\n'
@@ -124,7 +126,7 @@ async def test_what_was_generated_is_paid_and_hits_and_followers_pay_nothing(
     assert 50 <= told(hit, "tokens")[1] <= 60, "one generation of 100 has been paid, and some has come back"
 
 
-async def test_who_is_in_debt_waits_until_it_is_paid(make_router: MakeRouter, limited: Any) -> None:
+async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: MakeRouter, limited: Any) -> None:
     router = await make_router(limited("tokens_per_minute = 40"))
     assert (await ask(router)).status_code == 200
     answer = await ask(router)
@@ -135,7 +137,7 @@ async def test_who_is_in_debt_waits_until_it_is_paid(make_router: MakeRouter, li
     assert (await router.metrics())['llm_requests_rejected_total{reason="tokens_limit"}'] == 1
 
 
-async def test_who_leaves_before_the_end_pays_for_what_was_said(scripted: ScriptedRouter) -> None:
+async def test_a_client_that_disconnects_early_is_charged_for_the_tokens_so_far(scripted: ScriptedRouter) -> None:
     pieces = [chat_frame(content=f"word{n} ") for n in range(200)]
     router, engine = await scripted(
         ROLE_FRAME, *pieces, hold=True, rest=tenants("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
@@ -153,7 +155,7 @@ async def test_who_leaves_before_the_end_pays_for_what_was_said(scripted: Script
 # -- concurrent requests ----------------------------------------------------------------------------------------------
 
 
-async def test_so_many_as_may_are_at_work_at_both_routers_together(
+async def test_the_concurrency_limit_holds_over_both_routers(
     make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     text = limited("concurrent_requests = 3")
@@ -176,9 +178,7 @@ async def test_so_many_as_may_are_at_work_at_both_routers_together(
         await eventually(passes)
 
 
-async def test_an_error_and_a_hit_give_their_place_back(
-    make_router: MakeRouter, limited: Any, engines: EngineSet
-) -> None:
+async def test_an_error_and_a_hit_release_their_slot(make_router: MakeRouter, limited: Any, engines: EngineSet) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
     for _ in range(3):
         assert (await router.post("/v1/chat/completions", b"{}", **ACME)).status_code == 400
@@ -198,7 +198,7 @@ async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[RouterPro
         served.kill()
 
 
-async def test_the_places_of_a_router_that_is_killed_come_back(
+async def test_the_slots_of_a_killed_router_are_released(
     other_process: RouterProcess, make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 2"))
@@ -226,7 +226,9 @@ async def test_the_places_of_a_router_that_is_killed_come_back(
 # -- without Redis ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_tenant_without_limits_costs_redis_nothing(make_router: MakeRouter, limited: Any, redis: Any) -> None:
+async def test_a_tenant_without_limits_sends_nothing_to_redis(
+    make_router: MakeRouter, limited: Any, redis: Any
+) -> None:
     router = await make_router(limited("requests_per_minute = 5"))
     await router.chat("The sea?", headers=FREE)
     assert await redis.keys("rh:1:limit:*") == []
@@ -234,7 +236,7 @@ async def test_a_tenant_without_limits_costs_redis_nothing(make_router: MakeRout
     assert await redis.keys("rh:1:limit:*") == [KEY]
 
 
-async def test_with_a_frozen_redis_requests_go_on_and_limits_hold_in_each_router(
+async def test_with_a_frozen_redis_requests_continue_and_limits_hold_in_each_router(
     make_router: MakeRouter, limited: Any, own_redis: RedisServer
 ) -> None:
     await own_redis.start()
@@ -258,7 +260,7 @@ async def test_with_a_frozen_redis_requests_go_on_and_limits_hold_in_each_router
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
-async def test_openai_python_waits_as_it_is_told_and_then_has_its_answer(
+async def test_openai_python_waits_for_retry_after_and_then_succeeds(
     make_router: MakeRouter, limited: Any, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 1"))

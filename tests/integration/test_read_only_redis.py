@@ -64,7 +64,7 @@ async def says(router: RouterServer, redis: str) -> bool:
     return bool((await router.http.get("/healthz")).json()["redis"] == redis)
 
 
-async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[RedisServer, RedisServer]) -> None:
+async def test_a_backend_reconnects_after_a_write_was_refused(servers: tuple[RedisServer, RedisServer]) -> None:
     async with SlowProxy(servers[0]) as proxy, aclosing(open_backend(proxy.url, timeout=1)) as link:
         script = "return redis.call('SET', KEYS[1], ARGV[1])"
         for write in (("SET", "k", "v"), ("EVAL", script, 1, "k", "v")):
@@ -79,13 +79,13 @@ async def test_a_link_connects_anew_after_a_write_was_refused(servers: tuple[Red
             assert await link.execute([write], 1) == [b"OK"]
 
 
-async def test_a_replica_is_no_server_to_connect_to(servers: tuple[RedisServer, RedisServer]) -> None:
+async def test_a_replica_is_not_accepted_as_a_server(servers: tuple[RedisServer, RedisServer]) -> None:
     async with aclosing(open_backend(f"redis://127.0.0.1:{servers[1].port}", timeout=1)) as link:
         with pytest.raises(RedisBackendError, match="read-only replica"):
             await link.execute([("GET", "k")], 1)
 
 
-async def test_check_says_that_the_server_is_a_replica(
+async def test_check_reports_that_the_server_is_a_replica(
     servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     text = router_config(f"redis://127.0.0.1:{servers[1].port}", engines.as_config())
@@ -94,7 +94,7 @@ async def test_check_says_that_the_server_is_a_replica(
     assert "read-only replica" in finding["note"]
 
 
-async def test_who_may_not_ask_whether_it_takes_writes_uses_it_all_the_same(own_redis: RedisServer) -> None:
+async def test_a_user_without_the_right_to_query_the_role_connects_nevertheless(own_redis: RedisServer) -> None:
     await own_redis.start()
     await own_redis.command("ACL", "SETUSER", "default", "-del")
     async with aclosing(open_backend(own_redis.url, timeout=1)) as link:
@@ -141,7 +141,7 @@ async def purges(router: RouterServer) -> bool:
     return bool(answer.status_code == 200)
 
 
-async def test_a_router_whose_redis_stays_read_only_says_that_it_is_down_and_serves_without_it(
+async def test_a_router_whose_redis_stays_read_only_reports_it_as_down_and_serves_without_it(
     servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     primary, replica = servers

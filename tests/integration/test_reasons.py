@@ -46,7 +46,7 @@ async def known(router: RouterServer) -> RouterServer:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_first_question_is_new(router: RouterServer, stream: bool) -> None:
+async def test_a_first_request_is_new(router: RouterServer, stream: bool) -> None:
     assert await reason(router, stream=stream) == "new"
 
 
@@ -64,15 +64,15 @@ async def test_a_first_question_is_new(router: RouterServer, stream: bool) -> No
         ("model", {"model": "mistral-alias"}),
     ],
 )
-async def test_the_word_is_the_part_that_differs(known: RouterServer, word: str, changed: dict[str, Any]) -> None:
+async def test_the_reason_is_the_part_that_differs(known: RouterServer, word: str, changed: dict[str, Any]) -> None:
     assert await reason(known, **changed) == word
 
 
-async def test_where_much_differs_at_once_it_is_new(known: RouterServer) -> None:
+async def test_where_many_parts_differ_the_reason_is_new(known: RouterServer) -> None:
     assert await reason(known, "The land?", system="Be long.", model="mistral") == "new"
 
 
-async def test_a_hit_has_no_reason_and_an_alias_is_no_other_model(known: RouterServer) -> None:
+async def test_a_hit_has_no_reason_and_an_alias_is_not_another_model(known: RouterServer) -> None:
     for model in ("llama", LLAMA_ALIAS, "auto"):
         answer = await asked(known, model=model)
         assert answer.headers["x-cache"] == "HIT"
@@ -80,7 +80,7 @@ async def test_a_hit_has_no_reason_and_an_alias_is_no_other_model(known: RouterS
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_beyond_its_time_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
+async def test_an_entry_beyond_its_time_to_live_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
     key = (await asked(known)).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
     await eventually(lambda: _is_missed(known, "expired"))
@@ -91,7 +91,7 @@ async def _is_missed(router: RouterServer, word: str) -> bool:
     return bool(answer.headers["x-cache"] == "MISS" and answer.headers["x-cache-reason"] == word)
 
 
-async def test_what_is_beyond_its_time_has_expired_for_a_router_that_never_heard_of_it(
+async def test_an_expired_entry_has_expired_for_a_router_that_has_never_seen_it(
     make_router: MakeRouter, config: str, redis: Any
 ) -> None:
     key = (await asked(await make_router(config))).headers["x-cache-key"]
@@ -100,7 +100,7 @@ async def test_what_is_beyond_its_time_has_expired_for_a_router_that_never_heard
 
 
 @pytest.mark.parametrize("age", [100, DAY + 7200], ids=["too-old-for-the-client", "too-old-for-anybody"])
-async def test_what_is_there_and_too_old_has_expired(
+async def test_an_entry_older_than_the_client_accepts_has_expired(
     make_router: MakeRouter, config: str, redis: Any, age: float
 ) -> None:
     key = (await asked(await make_router(config))).headers["x-cache-key"]
@@ -108,13 +108,13 @@ async def test_what_is_there_and_too_old_has_expired(
     assert await reason(await make_router(config), headers={"cache-control": "max-age=50"}) == "expired"
 
 
-async def test_what_was_there_and_is_gone_has_expired(known: RouterServer, redis: Any) -> None:
+async def test_an_entry_that_existed_and_is_gone_has_expired(known: RouterServer, redis: Any) -> None:
     key = (await asked(known)).headers["x-cache-key"]
     await redis.delete(key)
     await eventually(lambda: _is_missed(known, "expired"))
 
 
-async def test_after_all_of_redis_was_emptied_everything_is_new(known: RouterServer, redis: Any) -> None:
+async def test_after_redis_was_emptied_everything_is_new(known: RouterServer, redis: Any) -> None:
     async def emptied_and_new() -> bool:
         # Redis sends invalidations of writes at the end of an event loop iteration, but this one at once.
         # So the invalidation of a write just before it arrives after it.
@@ -146,7 +146,7 @@ async def _is_new(router: RouterServer) -> bool:
         ("query", {"temperature": 0.5}),  # a key has one part for the question and the parameters
     ],
 )
-async def test_a_router_knows_the_keys_of_what_another_one_stores(
+async def test_a_router_knows_the_keys_that_another_one_stores(
     make_router: MakeRouter, config: str, word: str, changed: dict[str, Any]
 ) -> None:
     one, other = await make_router(config), await make_router(config)
@@ -176,7 +176,7 @@ async def test_another_revision_of_the_model_is_another_query(make_router: MakeR
     assert await reason(other) == "query"
 
 
-async def test_nothing_is_said_of_what_other_tenants_asked(make_router: MakeRouter, config: str) -> None:
+async def test_the_requests_of_other_tenants_are_not_revealed(make_router: MakeRouter, config: str) -> None:
     rest = '\n[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "beta"\n'
     router = await make_router(config + rest)
     acme, beta = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
@@ -188,7 +188,7 @@ async def test_nothing_is_said_of_what_other_tenants_asked(make_router: MakeRout
 # -- in the log and for refused requests ------------------------------------------------------------------------------
 
 
-async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_the_reason(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.access"):
         await asked(known, system="Be long.")
         await asked(known)
@@ -200,13 +200,15 @@ async def test_the_log_says_why(known: RouterServer, caplog: pytest.LogCaptureFi
     ]  # fmt: skip
 
 
-async def test_a_request_that_was_refused_for_want_of_an_entry_has_its_reason_too(known: RouterServer) -> None:
+async def test_a_504_for_only_if_cached_has_its_reason_too(known: RouterServer) -> None:
     answer = await asked(known, system="Be long.", headers=ONLY_IF_CACHED)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (504, "system")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_could_not_be_written_is_new_the_next_time(router: RouterServer, redis: Any, stream: bool) -> None:
+async def test_a_response_that_could_not_be_written_is_new_the_next_time(
+    router: RouterServer, redis: Any, stream: bool
+) -> None:
     await redis.config_set("maxmemory", 1)
     assert await reason(router, stream=stream) == "new"
     await eventually(lambda: _has_failed(router))

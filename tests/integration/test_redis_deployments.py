@@ -42,7 +42,7 @@ async def key_of(router: RouterServer, prompt: str) -> str:
     return str((await router.chat(prompt)).headers["x-cache-key"])
 
 
-async def test_what_one_router_has_stored_another_gives_and_forgets_once_it_is_deleted(
+async def test_an_entry_stored_by_one_router_is_served_by_another_until_it_is_deleted(
     deployment: Deployment, engines: EngineSet
 ) -> None:
     text = router_config(deployment.url, engines.as_config())
@@ -56,7 +56,7 @@ async def test_what_one_router_has_stored_another_gives_and_forgets_once_it_is_d
         await eventually(lambda: _is_missed(second, prompt))
 
 
-async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_forgets_it(
+async def test_an_administrator_sees_and_purges_entries_and_every_router_drops_them(
     deployment: Deployment, engines: EngineSet
 ) -> None:
     text = router_config(deployment.url, engines.as_config(), rest=ADMIN)
@@ -72,14 +72,14 @@ async def test_an_administrator_sees_and_purges_what_is_stored_and_every_router_
         await eventually(lambda: _is_missed(second, PROMPTS[1]), timeout=2)
 
 
-async def test_check_says_that_redis_answers(deployment: Deployment, engines: EngineSet) -> None:
+async def test_check_reports_that_redis_answers(deployment: Deployment, engines: EngineSet) -> None:
     (finding, *_) = await check_all(parse(router_config(deployment.url, engines.as_config()), {}))
     assert (finding["what"], finding["ok"]) == ("redis", True)
     assert finding["note"].startswith("version ")
     assert finding["note"].endswith(", 3 primaries") == isinstance(deployment, Cluster)
 
 
-async def test_no_request_fails_while_sentinel_makes_another_server_the_master(
+async def test_no_request_fails_while_sentinel_promotes_another_server(
     start_own: StartDeployment, engines: EngineSet
 ) -> None:
     group: SentinelGroup = await start_own("sentinel")

@@ -42,7 +42,7 @@ async def is_served_from_the_cache(router: RouterServer) -> bool:
     return await cache_status(router) == "HIT"
 
 
-async def test_a_router_starts_and_serves_without_redis_and_finds_it_later(
+async def test_a_router_starts_and_serves_without_redis_and_connects_later(
     make_router: MakeRouter, own_redis: RedisServer, own_config: str
 ) -> None:
     router = await make_router(own_config)
@@ -71,7 +71,7 @@ async def test_a_frozen_redis_delays_one_request_by_its_timeout_and_the_others_n
     await eventually(lambda: is_served_from_the_cache(router))
 
 
-async def test_redis_can_be_killed_and_come_back_while_requests_go_on(
+async def test_redis_can_be_killed_and_restarted_while_requests_continue(
     make_router: MakeRouter, own_redis: RedisServer, own_config: str
 ) -> None:
     await own_redis.start()
@@ -90,7 +90,7 @@ async def test_redis_can_be_killed_and_come_back_while_requests_go_on(
     assert seen[0] != "HIT", "it came back empty"
 
 
-async def test_redis_can_die_while_an_answer_streams(
+async def test_redis_can_die_during_a_stream(
     make_router: MakeRouter, own_redis: RedisServer, own_config: str, engines: EngineSet
 ) -> None:
     await own_redis.start()
@@ -110,7 +110,7 @@ async def test_redis_can_die_while_an_answer_streams(
     assert await eventually(counted) == 1
 
 
-async def test_a_redis_that_is_full_serves_what_it_has_and_fails_no_request(
+async def test_a_full_redis_serves_its_entries_and_fails_no_request(
     make_router: MakeRouter, own_redis: RedisServer, own_config: str
 ) -> None:
     await own_redis.start()
@@ -128,7 +128,7 @@ async def test_a_redis_that_is_full_serves_what_it_has_and_fails_no_request(
     await eventually(failed)
 
 
-async def test_the_log_tells_no_password_of_redis(
+async def test_the_log_contains_no_password_of_redis(
     make_router: MakeRouter, own_redis: RedisServer, own_config: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await own_redis.start()

@@ -48,7 +48,7 @@ async def test_models_engines_keys_and_limits_are_those_of_the_new_configuration
     assert set((await router.http.get("/healthz")).json()["engines"]) == {"llama-chat", "mistral"}
 
 
-async def test_what_was_stored_and_counted_before_is_there_after(router: RouterServer, config: str) -> None:
+async def test_stored_entries_and_counters_survive_a_reload(router: RouterServer, config: str) -> None:
     await router.chat("The sea?")
     await reload(router, config)
     assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
@@ -56,7 +56,7 @@ async def test_what_was_stored_and_counted_before_is_there_after(router: RouterS
     assert sum(counted.values()) == 2
 
 
-async def test_a_tenant_that_is_new_hears_of_changes_too(
+async def test_a_new_tenant_is_notified_of_changes_too(
     router: RouterServer, redis_server: RedisServer, engines: EngineSet, redis: Any
 ) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
@@ -76,7 +76,7 @@ async def test_a_tenant_that_is_new_hears_of_changes_too(
     await eventually(is_gone)
 
 
-async def test_a_stream_under_way_ends_as_it_began(
+async def test_a_stream_in_progress_ends_under_the_old_configuration(
     router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     await engines.code.set_faults({"fault": "tps", "rate": 60})
@@ -90,7 +90,7 @@ async def test_a_stream_under_way_ends_as_it_began(
     assert again.headers["x-cache"] == "HIT"
 
 
-async def test_an_equal_request_joins_a_generation_that_began_before(
+async def test_an_identical_request_joins_a_generation_that_started_before_the_reload(
     router: RouterServer, config: str, engines: EngineSet
 ) -> None:
     await engines.chat.set_faults({"fault": "tps", "rate": 60})
@@ -104,7 +104,7 @@ async def test_an_equal_request_joins_a_generation_that_began_before(
     assert (await engines.chat.stats())["received"] == before + 1
 
 
-async def test_an_engine_that_stays_is_known_to_be_busy(
+async def test_the_load_of_an_engine_that_remains_is_known(
     router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     await engines.chat.set_faults({"fault": "stall", "after": 2})
@@ -121,7 +121,7 @@ async def test_an_engine_that_stays_is_known_to_be_busy(
     await eventually(idle)
 
 
-async def test_an_engine_that_is_gone_has_no_gauges_any_more(
+async def test_an_engine_that_is_removed_has_no_gauges(
     router: RouterServer, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     up = 'roundhouse_engine_up{engine="llama-code"}'
@@ -130,7 +130,7 @@ async def test_an_engine_that_is_gone_has_no_gauges_any_more(
     assert up not in await router.metrics()
 
 
-async def test_the_old_configuration_is_put_away_once_nothing_is_under_way_in_it(
+async def test_the_old_configuration_is_closed_when_its_last_request_ends(
     router: RouterServer, config: str, redis: Any
 ) -> None:
     async def connections() -> int:
@@ -231,7 +231,7 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
         (None, ["No such file"]),
     ],
 )
-async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_one_stays(
+async def test_an_invalid_file_is_refused_with_a_line_for_each_mistake_and_the_old_one_remains(
     serve: Any, config: str, workers: int, bad: str | None, told: list[str]
 ) -> None:
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
@@ -249,7 +249,7 @@ async def test_a_bad_file_is_refused_with_a_line_for_each_mistake_and_the_old_on
         await served.wait_until_ready()
 
 
-async def test_what_needs_a_restart_is_said_and_stays(serve: Any, config: str) -> None:
+async def test_a_setting_that_needs_a_restart_is_reported_and_remains(serve: Any, config: str) -> None:
     served = await serve(config)
     served.write_config(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
     served.process.send_signal(signal.SIGHUP)

@@ -50,20 +50,20 @@ async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_change_of_a_field_is_another_answer(router: RouterServer, fields: dict[str, Any]) -> None:
+async def test_a_changed_field_is_another_entry(router: RouterServer, fields: dict[str, Any]) -> None:
     assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
     answers = [await post_typed(router, RESPONSES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
-async def test_an_answer_repeats_the_metadata_of_its_own_request(router: RouterServer) -> None:
+async def test_a_response_repeats_the_metadata_of_its_own_request(router: RouterServer) -> None:
     for topic in ("sea", "sky", "sea"):
         answer = await post_typed(router, RESPONSES, "The sea?", metadata={"topic": topic})
         assert answer.json()["metadata"] == {"topic": topic}
     assert answer.headers["x-cache"] == "HIT"
 
 
-async def test_a_hint_for_the_engines_own_cache_does_not_count(router: RouterServer) -> None:
+async def test_a_hint_for_the_engines_own_cache_does_not_change_the_key(router: RouterServer) -> None:
     assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
     assert (await post_typed(router, RESPONSES, "The sea?", prompt_cache_key="k")).headers["x-cache"] == "HIT"
 
@@ -78,7 +78,7 @@ async def test_a_hint_for_the_engines_own_cache_does_not_count(router: RouterSer
     ],
     ids=["web-search", "mcp", "conversation", "reference"],
 )
-async def test_what_depends_on_more_than_the_request_is_not_shared(
+async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
     router: RouterServer, engines: EngineSet, redis: Any, fields: dict[str, Any]
 ) -> None:
     before = (await engines.chat.stats())["received"]
@@ -92,7 +92,7 @@ async def test_what_depends_on_more_than_the_request_is_not_shared(
     assert await keys_except_log(redis) == set()
 
 
-async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> None:
+async def test_an_engines_refusal_of_a_field_reaches_the_client(router: RouterServer) -> None:
     answer = await post_typed(router, RESPONSES, "The sea?", background=True)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (400, "uncacheable")
     assert answer.json()["error"]["param"] == "background"
@@ -102,7 +102,7 @@ async def test_what_an_engine_refuses_of_it_is_told(router: RouterServer) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, stream: bool) -> None:
+async def test_reasoning_and_tool_calls_survive_both_conversions(router: RouterServer, stream: bool) -> None:
     fields: dict[str, Any] = {"reasoning": {"effort": "low"}, "tools": [LOOK], "tool_choice": "required"}
     miss = await post_typed(router, RESPONSES, "The sea?", stream=stream, **fields)
     hit = await post_typed(router, RESPONSES, "The sea?", stream=not stream, **fields)
@@ -119,7 +119,7 @@ async def test_reasoning_and_calls_survive_both_ways(router: RouterServer, strea
 # OpenAI's client
 
 
-async def test_openais_client_is_answered_and_answered_again(client: AsyncOpenAI) -> None:
+async def test_openais_client_works_twice(client: AsyncOpenAI) -> None:
     texts = []
     for cache in ("MISS", "HIT"):
         raw = await client.responses.with_raw_response.create(model="llama", input="The sea?", instructions="Be brief.")

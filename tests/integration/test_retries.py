@@ -26,7 +26,7 @@ async def attempts(router: RouterServer) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("times", [1, 2])
-async def test_where_there_is_no_other_engine_the_same_one_is_asked_again(
+async def test_without_another_engine_the_same_one_is_retried(
     make_router: MakeRouter, engines: EngineSet, one_engine: str, stream: bool, times: int
 ) -> None:
     router = await make_router(one_engine)
@@ -37,7 +37,7 @@ async def test_where_there_is_no_other_engine_the_same_one_is_asked_again(
     assert await attempts(router) == times
 
 
-async def test_a_request_waits_for_as_long_as_its_only_engine_asks_for(
+async def test_a_request_waits_for_the_retry_after_of_its_only_engine(
     make_router: MakeRouter, engines: EngineSet, one_engine: str
 ) -> None:
     router = await make_router(one_engine)
@@ -47,7 +47,7 @@ async def test_a_request_waits_for_as_long_as_its_only_engine_asks_for(
     assert time.perf_counter() - began >= 1
 
 
-async def test_after_the_first_token_nobody_is_asked_again(
+async def test_after_the_first_token_nothing_is_retried(
     make_router: MakeRouter, engines: EngineSet, one_engine: str
 ) -> None:
     router = await make_router(one_engine)
@@ -57,7 +57,7 @@ async def test_after_the_first_token_nobody_is_asked_again(
     assert (await engines.chat.stats())["received"] == before + 1
 
 
-async def test_when_everything_fails_retries_come_to_an_end_for_all_together(
+async def test_when_every_attempt_fails_the_shared_retry_budget_limits_retries(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     table = {"one": ("llama", "any", engines.chat.url), "two": ("llama", "any", engines.code.url)}

@@ -35,7 +35,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-async def test_a_request_id_that_is_not_sane_is_replaced_everywhere(scripted: ScriptedRouter, value: bytes) -> None:
+async def test_an_invalid_request_id_is_replaced_everywhere(scripted: ScriptedRouter, value: bytes) -> None:
     router, engine = await scripted(
         ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
     )
@@ -56,7 +56,7 @@ async def test_a_request_id_that_is_not_sane_is_replaced_everywhere(scripted: Sc
 
 
 @pytest.mark.parametrize("value", [b"nonsense", b"00-" + b"g" * 32 + b"-0000000000000000-01", b"a\tb", b"\xff"])
-async def test_a_traceparent_that_is_not_sane_goes_nowhere(scripted: ScriptedRouter, value: bytes) -> None:
+async def test_an_invalid_traceparent_is_not_forwarded(scripted: ScriptedRouter, value: bytes) -> None:
     router, engine = await scripted(
         ROLE_FRAME, chat_frame(content="a"), chat_frame(content="", finish="stop") + DONE_FRAME
     )
@@ -100,13 +100,13 @@ async def test_the_query_of_a_request_does_not_reach_an_engine(scripted: Scripte
 
 
 @pytest.mark.parametrize("name", ["a\\r\\nb", "a b", "A", "a:b", "", "ä", "a/b", "*", "claim", "drain"])
-async def test_a_tenant_cannot_be_called_what_a_header_or_a_pattern_would_take_for_more(name: str) -> None:
+async def test_a_tenant_name_cannot_contain_special_characters_of_headers_or_patterns(name: str) -> None:
     text = f'[[tenant]]\nname = "{name}"\n[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://a"'
     with pytest.raises(ConfigurationError, match="name"):
         parse(text, {})
 
 
-async def test_a_tenant_that_is_not_one_is_401_whatever_it_is_called(
+async def test_an_unknown_tenant_is_401_whatever_its_name(
     redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     rest = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
@@ -136,7 +136,7 @@ TOO_MANY = {
 
 
 @pytest.mark.parametrize("fields", TOO_MANY.values(), ids=TOO_MANY)
-async def test_a_body_of_too_many_pieces_is_refused_before_it_costs_others_time(
+async def test_a_body_of_too_many_pieces_is_refused_before_it_delays_others(
     router: RouterServer, fields: dict[str, Any]
 ) -> None:
     body = json.dumps({"model": "llama", **fields}, separators=(",", ":")).encode()
@@ -145,7 +145,7 @@ async def test_a_body_of_too_many_pieces_is_refused_before_it_costs_others_time(
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_parts")
 
 
-async def test_as_many_pieces_as_may_be_are_answered(router: RouterServer) -> None:
+async def test_a_body_with_the_maximum_number_of_pieces_is_accepted(router: RouterServer) -> None:
     many = [{"role": "user", "content": f"<context>{n}</context>"} for n in range(MAX_DOCUMENTS)]
     answer = await router.post("/v1/chat/completions", {"model": "llama", "messages": many})
     assert answer.json().get("error", {}).get("code") != "too_many_parts"
@@ -162,7 +162,7 @@ async def test_a_body_a_hundred_thousand_levels_deep_is_refused_everywhere(
 
 
 @pytest.mark.parametrize("path", ["/admin/cache/purge", "/admin/cache/explain"])
-async def test_administrators_bodies_have_bounds_too(guarded: RouterServer, path: str) -> None:
+async def test_bodies_of_admin_requests_have_limits_too(guarded: RouterServer, path: str) -> None:
     for body, status in ((b"[" * 100_000, 400), (b" " * (6 << 20), 413)):
         answer = await guarded.post(path, body, authorization="Bearer admin-key")
         assert answer.status_code == status
@@ -194,7 +194,7 @@ async def test_nothing_under_admin_is_open_without_a_key(config: str) -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-async def test_every_page_under_admin_is_behind_the_door(
+async def test_every_page_under_admin_requires_a_key(
     router: RouterServer, guarded: RouterServer, redis: Any, closed: bool
 ) -> None:
     server, status = (router, 403) if closed else (guarded, 401)
@@ -229,7 +229,7 @@ async def test_no_key_is_in_any_log_line(guarded: RouterServer, caplog: pytest.L
 # -- the network ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_router_listens_on_loopback_and_takes_nobodys_word_by_default() -> None:
+async def test_by_default_the_router_listens_on_loopback_and_trusts_no_header() -> None:
     settings = Settings()
     assert settings.router.host == "127.0.0.1"
     assert settings.auth.admin_keys == []
@@ -237,7 +237,7 @@ async def test_the_router_listens_on_loopback_and_takes_nobodys_word_by_default(
     assert settings.redis_url.startswith("unix://")
 
 
-async def test_the_configuration_that_comes_along_is_on_loopback() -> None:
+async def test_the_default_configuration_listens_on_loopback() -> None:
     settings = parse((ROOT / "roundhouse.toml").read_text(), {})
     assert settings.router.host == "127.0.0.1"
     for engine in settings.engine:
@@ -245,13 +245,13 @@ async def test_the_configuration_that_comes_along_is_on_loopback() -> None:
             assert url.startswith("http://127.0.0.1:")
 
 
-async def test_the_private_redis_has_no_port_and_its_socket_is_its_users(tmp_path: Path) -> None:
+async def test_the_private_redis_has_no_port_and_only_its_user_can_open_its_socket(tmp_path: Path) -> None:
     argv = [str(word) for word in redis_argv("redis-server", socket=tmp_path / "redis.sock", folder=tmp_path)]
     assert argv[argv.index("--port") + 1] == "0"
     assert argv[argv.index("--unixsocketperm") + 1] in ("600", "700")
 
 
-async def test_compose_publishes_the_router_alone_and_that_on_loopback() -> None:
+async def test_compose_publishes_only_the_router_and_only_on_loopback() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     assert published == {"router": ["${ROUNDHOUSE_BIND:-127.0.0.1}:${ROUNDHOUSE_PORT:-8080}:8080"]}

@@ -52,7 +52,7 @@ async def command(*arguments: str, stdin: str = "", env: dict[str, str] | None =
 # -- serve ------------------------------------------------------------------------------------------------------------
 
 
-async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -> None:
+async def test_serve_answers_and_exits_cleanly_on_sigterm(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
     await served.wait_until_ready()
     async with http_client(served.url) as http:
@@ -64,7 +64,7 @@ async def test_serve_answers_and_ends_well_on_sigterm(serve: Any, config: str) -
     assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
 
 
-async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answered(serve: Any, config: str) -> None:
+async def test_a_head_over_the_limit_is_refused_and_other_requests_are_served(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
     await served.wait_until_ready()
     port = int(served.url.rpartition(":")[2])
@@ -77,7 +77,7 @@ async def test_a_head_that_does_not_end_is_refused_and_what_others_ask_is_answer
         assert (await http.get("/health", headers={"x-filler": "y" * 16384})).status_code == 200
 
 
-async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, config: str, engines: EngineSet) -> None:
+async def test_a_response_in_progress_ends_before_the_router_exits(serve: Any, config: str, engines: EngineSet) -> None:
     served = serve(config)
     await served.wait_until_ready()
     await engines.chat.set_faults({"fault": "tps", "rate": 60})
@@ -91,7 +91,7 @@ async def test_an_answer_under_way_is_ended_before_the_router_ends(serve: Any, c
     assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
 
 
-async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, config: str) -> None:
+async def test_two_workers_share_their_metrics_and_their_entries(serve: Any, config: str) -> None:
     served = serve(config.replace("[router]", "[router]\nworkers = 2"))
     await served.wait_until_ready()
     await eventually(lambda: served.log.read_text().count("engine mistral is up") == 2)
@@ -118,7 +118,7 @@ async def test_two_workers_share_their_metrics_and_their_answers(serve: Any, con
     await asyncio.to_thread(served.process.wait, 20)
 
 
-async def test_the_gauges_of_a_worker_that_died_are_forgotten_and_its_counters_are_not(tmp_path: Path) -> None:
+async def test_the_gauges_of_a_dead_worker_are_dropped_and_its_counters_are_not(tmp_path: Path) -> None:
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await ended.wait()
     kinds = ["gauge_livesum", "gauge_livemostrecent", "counter", "histogram"]
@@ -130,7 +130,7 @@ async def test_the_gauges_of_a_worker_that_died_are_forgotten_and_its_counters_a
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:
+async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(config.replace("[router]", f"[router]\nport = {engines.chat.port}"))
     result = await command("serve", "-c", str(path))
@@ -152,7 +152,7 @@ async def test_a_taken_port_is_one_clear_line(config: str, tmp_path: Path, engin
     ],
 )
 @pytest.mark.parametrize("name", ["serve", "check", "up"])
-async def test_a_configuration_that_cannot_be_used_is_one_clear_line(
+async def test_an_invalid_configuration_is_one_clear_line(
     tmp_path: Path, name: str, text: str | None, said: str
 ) -> None:
     path = tmp_path / "roundhouse.toml"
@@ -167,7 +167,7 @@ async def test_a_configuration_that_cannot_be_used_is_one_clear_line(
 
 
 @pytest.mark.parametrize("name", ["serve", "check", "up"])
-async def test_all_mistakes_of_a_configuration_are_told_each_in_a_line(tmp_path: Path, name: str) -> None:
+async def test_all_mistakes_of_a_configuration_are_printed_each_on_a_line(tmp_path: Path, name: str) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(f"[router]\nprot = 1\n[auth]\nmode = 'key'\n[cache]\nttl = '0s'\n{MINIMAL}")
     result = await command(name, "-c", str(path))
@@ -188,7 +188,7 @@ async def test_the_configuration_can_come_from_the_environment(tmp_path: Path) -
 # -- check ------------------------------------------------------------------------------------------------------------
 
 
-async def test_check_says_that_everything_answers(config: str, tmp_path: Path) -> None:
+async def test_check_reports_that_everything_answers(config: str, tmp_path: Path) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(config)
     result = await command("check", "-c", str(path))
@@ -198,7 +198,9 @@ async def test_check_says_that_everything_answers(config: str, tmp_path: Path) -
     assert "ok    redis: version " in result.stdout
 
 
-async def test_check_says_what_does_not_answer(redis_server: RedisServer, engines: EngineSet, tmp_path: Path) -> None:
+async def test_check_reports_what_does_not_answer(
+    redis_server: RedisServer, engines: EngineSet, tmp_path: Path
+) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     table = {
         "gone": ("llama", "any", nobody),
@@ -222,7 +224,7 @@ async def test_check_says_what_does_not_answer(redis_server: RedisServer, engine
     assert "but not 'meta-llama/Llama-Simulated'" in findings["engine other"]["note"]
 
 
-async def test_check_says_that_an_option_of_the_address_is_unknown(
+async def test_check_reports_an_unknown_option_of_the_address(
     redis_server: RedisServer, engines: EngineSet, tmp_path: Path
 ) -> None:
     path = tmp_path / "roundhouse.toml"
@@ -261,7 +263,7 @@ async def test_classify_names_the_line_that_it_cannot_read(line: str) -> None:
     assert result.stderr == 'roundhouse: standard input, line 2: expected a JSON object with a string "prompt"\n'
 
 
-async def test_the_command_says_its_version_and_wrong_use_is_2() -> None:
+async def test_the_command_prints_its_version_and_a_usage_error_is_2() -> None:
     result = await command("--version")
     assert (result.returncode, result.stdout.split()[0]) == (0, "roundhouse")
     assert (await command("no-such-command")).returncode == 2

@@ -41,7 +41,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_408(
         assert await connection.read_to_end() == b""
 
 
-async def test_a_request_that_drips_is_408_too(impatient: str, make_router: MakeRouter) -> None:
+async def test_a_request_that_arrives_too_slowly_is_408_too(impatient: str, make_router: MakeRouter) -> None:
     router = await make_router(impatient)
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"content-length: 100000\r\n\r\n")
@@ -57,16 +57,14 @@ async def test_a_request_that_drips_is_408_too(impatient: str, make_router: Make
 
 
 @pytest.mark.parametrize("said", [b"", CRLF])
-async def test_a_connection_on_which_no_request_begins_is_closed(
-    impatient: str, make_router: MakeRouter, said: bytes
-) -> None:
+async def test_a_connection_without_a_request_is_closed(impatient: str, make_router: MakeRouter, said: bytes) -> None:
     router = await make_router(impatient)
     async with connect(router.port) as connection:
         connection.write(said)
         assert await connection.read_to_end() == b""
 
 
-async def test_an_answer_may_take_longer_than_its_request(
+async def test_a_response_may_take_longer_than_the_request_timeout(
     impatient: str, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(impatient)
@@ -76,7 +74,7 @@ async def test_an_answer_may_take_longer_than_its_request(
     assert answer.elapsed.total_seconds() > 0.3
 
 
-async def test_a_client_that_does_not_take_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
+async def test_a_client_that_does_not_read_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
     long = [chat_frame(content="x" * 60_000) for _ in range(500)]
     router, engine = await scripted(ROLE_FRAME + long[0], *long[1:], router='send = "300ms"', hold=True)
     with _lazy(router) as lazy:
@@ -85,7 +83,7 @@ async def test_a_client_that_does_not_take_its_stream_frees_the_engine_in_time(s
             await engine.client_disconnected.wait()
 
 
-async def test_a_client_that_takes_no_answer_at_all_loses_its_connection(
+async def test_a_client_that_reads_no_response_loses_its_connection(
     redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), router='send = "300ms"'))
@@ -113,7 +111,7 @@ def _ask_until_reset(lazy: socket.socket) -> None:
 # -- pipelining -------------------------------------------------------------------------------------------------------
 
 
-async def test_requests_in_a_pipeline_are_answered_in_their_order(router: RouterServer) -> None:
+async def test_pipelined_requests_are_served_in_order(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(
             http_request(chat_body("The sea?")), VERSION_REQUEST, http_request(chat_body("The sea?")), VERSION_REQUEST
@@ -130,7 +128,7 @@ AHEAD = {"whole": VERSION_REQUEST, "part": CHAT_HEAD, "big": http_request(chat_b
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("ahead", AHEAD.values(), ids=AHEAD)
-async def test_a_client_that_has_sent_another_request_and_leaves_frees_the_engine(
+async def test_a_client_that_pipelines_a_request_and_disconnects_frees_the_engine(
     router: RouterServer, engines: EngineSet, stream: bool, ahead: bytes
 ) -> None:
     await engines.chat.set_faults({"fault": "stall", "after": 2})
@@ -150,7 +148,7 @@ LARGE = {"100 kB": 100_100, "3 MiB": 12 * 256 * 1024 + 150_000}
 @pytest.mark.parametrize("size", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "json"])
 @pytest.mark.parametrize("after", [0, 2], ids=["before the first token", "after it"])
-async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
+async def test_a_client_with_a_large_body_that_disconnects_frees_the_engine(
     router: RouterServer, engines: EngineSet, size: int, stream: bool, after: int
 ) -> None:
     await engines.chat.set_faults({"fault": "stall", "after": after})
@@ -165,7 +163,7 @@ async def test_a_client_with_a_large_body_that_leaves_frees_the_engine(
     assert (await engines.chat.stats())["aborted"] == before + 1
 
 
-async def test_what_follows_a_large_body_in_the_same_read_is_answered(router: RouterServer) -> None:
+async def test_a_request_after_a_large_body_in_the_same_read_is_served(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         connection.write(http_request(chat_body("The sea?", padding="x" * 100_000)), VERSION_REQUEST[:-5])
         assert (await connection.read_response()).status == 200
@@ -173,7 +171,7 @@ async def test_what_follows_a_large_body_in_the_same_read_is_answered(router: Ro
         assert (await connection.read_response()).status == 200
 
 
-async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_wait(router: RouterServer) -> None:
+async def test_many_pipelined_upgrade_requests_are_served_until_too_many_wait(router: RouterServer) -> None:
     upgrade = http_request(None, b"connection: Upgrade", b"upgrade: h2c", method=b"GET", path=b"/version")
     sent = 3 * MAX_PIPELINED_BYTES // len(upgrade)
     async with connect(router.port) as connection:
@@ -185,7 +183,7 @@ async def test_many_upgrade_requests_in_a_pipeline_are_answered_until_too_many_w
     assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
 
 
-async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: RouterServer, engines: EngineSet) -> None:
+async def test_garbage_after_a_request_does_not_get_into_its_response(router: RouterServer, engines: EngineSet) -> None:
     await engines.chat.set_faults({"fault": "tps", "rate": 100})
     async with connect(router.port) as connection:
         # Both in one write, so that the garbage has arrived before the response is complete.
@@ -196,7 +194,7 @@ async def test_nonsense_after_a_request_does_not_get_into_its_answer(router: Rou
         assert await connection.read_to_end() == b""
 
 
-async def test_what_waits_in_a_pipeline_has_a_bound_and_what_was_taken_is_answered(
+async def test_pipelined_requests_have_a_limit_and_accepted_ones_are_served(
     router: RouterServer, engines: EngineSet
 ) -> None:
     await engines.chat.set_faults({"fault": "tps", "rate": 60})

@@ -38,7 +38,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
     await engine.stop()
 
 
-async def test_eight_large_look_ups_at_once_over_a_slow_network_are_hits(
+async def test_eight_large_concurrent_lookups_over_a_slow_network_are_hits(
     make_router: MakeRouter, redis_server: RedisServer, redis: Any, engine: ScriptedEngine
 ) -> None:
     prompts = [f"Number {number}?" for number in range(8)]
@@ -58,7 +58,7 @@ async def test_eight_large_look_ups_at_once_over_a_slow_network_are_hits(
         assert [answer.headers["x-cache"] for answer in answers] == ["HIT"] * len(prompts)
 
 
-async def test_a_redis_that_answers_a_byte_at_a_time_is_down_after_a_second(own_redis: RedisServer) -> None:
+async def test_a_redis_that_replies_one_byte_at_a_time_is_down_after_a_second(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, bytes_per_second=RATE) as proxy:
@@ -75,7 +75,7 @@ async def test_a_redis_that_answers_a_byte_at_a_time_is_down_after_a_second(own_
         await line.aclose()
 
 
-async def test_a_redis_that_falls_silent_in_a_reply_is_down_after_the_timeout(own_redis: RedisServer) -> None:
+async def test_a_redis_that_stops_within_a_reply_is_down_after_the_timeout(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
     async with SlowProxy(own_redis, bytes_per_second=RATE, chunk_size=1000, stall_after=100_000) as proxy:

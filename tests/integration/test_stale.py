@@ -61,7 +61,7 @@ async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: A
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: "-".join(map(str, fault.values())))
 @pytest.mark.parametrize("stream", [False, True])
-async def test_while_no_engine_answers_an_answer_beyond_its_time_is_given(
+async def test_while_no_engine_responds_a_stale_entry_is_served(
     redis_server: RedisServer,
     make_router: MakeRouter,
     engines: EngineSet,
@@ -87,7 +87,7 @@ async def test_while_no_engine_answers_an_answer_beyond_its_time_is_given(
     assert (await router.metrics())['llm_cache_requests_total{model="llama",result="stale",tenant="default"}'] == 1
 
 
-async def test_from_its_first_moment_beyond_its_time_no_time_is_left_to_it(
+async def test_an_entry_has_no_remaining_ttl_from_the_moment_it_becomes_stale(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     await outlived(router, redis, 0)
@@ -95,7 +95,7 @@ async def test_from_its_first_moment_beyond_its_time_no_time_is_left_to_it(
     assert int((await asked(router)).headers["cache-status"].rpartition("ttl=")[2]) < 0
 
 
-async def test_an_answer_in_its_time_is_a_hit_whatever_becomes_of_the_engines(
+async def test_a_fresh_entry_is_a_hit_whatever_the_state_of_the_engines(
     router: RouterServer, engines: EngineSet
 ) -> None:
     await asked(router)
@@ -103,7 +103,7 @@ async def test_an_answer_in_its_time_is_a_hit_whatever_becomes_of_the_engines(
     assert (await asked(router)).headers["x-cache"] == "HIT"
 
 
-async def test_whoever_asks_at_the_same_time_gets_the_old_answer(
+async def test_concurrent_requests_get_the_stale_entry_too(
     router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     for engine in engines:
@@ -113,7 +113,7 @@ async def test_whoever_asks_at_the_same_time_gets_the_old_answer(
     assert {chat_text(answer) for answer in answers} == {chat_text(old)}
 
 
-async def test_the_copy_in_the_process_has_it_too(
+async def test_the_local_cache_serves_stale_entries_too(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), cache='ttl = "1s"'))
@@ -133,7 +133,7 @@ async def given_as(router: RouterServer, status: str) -> httpx.Response | None:
     return answer if answer.headers.get("x-cache") == status else None
 
 
-async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
+async def test_failed_engines_do_not_prevent_stale_entries_from_being_served(
     redis_server: RedisServer, make_router: MakeRouter, redis: Any
 ) -> None:
     async with SimulatedEngine(LLAMA) as doomed:
@@ -157,7 +157,7 @@ async def test_engines_that_are_gone_are_no_reason_to_refuse_what_is_stored(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_with_engines_up_it_is_a_miss_and_is_replaced(
+async def test_with_engines_up_a_stale_entry_is_a_miss_and_is_replaced(
     router: RouterServer, engines: EngineSet, old: httpx.Response, stream: bool
 ) -> None:
     answer = await asked(router, stream=stream)
@@ -170,7 +170,7 @@ async def test_with_engines_up_it_is_a_miss_and_is_replaced(
     assert replaced.json()["id"] != old.json()["id"]
 
 
-async def test_all_who_ask_for_what_has_expired_share_one_generation(
+async def test_concurrent_requests_for_an_expired_entry_share_one_generation(
     config: str, make_router: MakeRouter, router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     other = await make_router(config)
@@ -182,7 +182,7 @@ async def test_all_who_ask_for_what_has_expired_share_one_generation(
     assert len({chat_text(answer) for answer in answers}) == 1
 
 
-async def test_what_is_beyond_the_configured_time_is_not_given(
+async def test_an_entry_older_than_stale_if_error_is_not_served(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     await outlived(router, redis, AN_HOUR + 1)
@@ -191,7 +191,7 @@ async def test_what_is_beyond_the_configured_time_is_not_given(
     assert (answer.status_code, answer.headers["x-cache"]) == (502, "MISS")
 
 
-async def test_a_configuration_without_stale_answers_keeps_and_gives_none(
+async def test_with_stale_if_error_0_no_stale_entry_is_kept_or_served(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), cache="stale_if_error = 0"))
@@ -202,7 +202,7 @@ async def test_a_configuration_without_stale_answers_keeps_and_gives_none(
     assert (await asked(router)).status_code == 502
 
 
-async def test_an_answer_whose_life_a_client_has_shortened_is_never_stale(
+async def test_an_entry_whose_ttl_a_client_has_shortened_is_never_stale(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
     key = (await router.chat(PROMPT, headers={"x-cache-ttl": "100"})).headers["x-cache-key"]
@@ -213,7 +213,7 @@ async def test_an_answer_whose_life_a_client_has_shortened_is_never_stale(
 
 
 @pytest.mark.parametrize("code", [400, 413, 422])
-async def test_an_error_of_the_clients_own_is_told(
+async def test_a_client_error_is_returned_instead_of_a_stale_entry(
     router: RouterServer, engines: EngineSet, old: httpx.Response, code: int
 ) -> None:
     await all_engines_are_down(engines, {"fault": "status", "code": code})
@@ -221,7 +221,7 @@ async def test_an_error_of_the_clients_own_is_told(
 
 
 @pytest.mark.parametrize("wish", ["no-store", "no-cache", f"max-age={DAY}"])
-async def test_a_client_that_wants_none_gets_the_error(
+async def test_a_client_that_refuses_stale_entries_gets_the_error(
     router: RouterServer, engines: EngineSet, old: httpx.Response, wish: str
 ) -> None:
     await all_engines_are_down(engines)
@@ -230,7 +230,7 @@ async def test_a_client_that_wants_none_gets_the_error(
     assert answer.headers["x-cache"] in ("BYPASS", "MISS")
 
 
-async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_old_one(
+async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_a_stale_entry(
     router: RouterServer, engines: EngineSet, old: httpx.Response
 ) -> None:
     for engine in engines:
@@ -261,7 +261,7 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_an_o
         ("only-if-cached, max-stale=100", DAY + 10, "STALE"),
     ],
 )
-async def test_a_client_says_how_stale_an_answer_it_takes(
+async def test_a_client_limits_the_staleness_that_it_accepts(
     router: RouterServer, engines: EngineSet, redis: Any, wish: str, age: float, given: str
 ) -> None:
     """RFC 9111, section 5.2.1."""
@@ -273,8 +273,6 @@ async def test_a_client_says_how_stale_an_answer_it_takes(
     assert await received(engines) == before + (given == "MISS")
 
 
-async def test_who_takes_only_what_is_cached_gets_nothing_stale_unasked(
-    router: RouterServer, old: httpx.Response
-) -> None:
+async def test_only_if_cached_alone_does_not_accept_a_stale_entry(router: RouterServer, old: httpx.Response) -> None:
     answer = await asked(router, "only-if-cached")
     assert (answer.status_code, answer.headers["x-cache"]) == (504, "MISS")

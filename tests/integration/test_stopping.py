@@ -59,7 +59,7 @@ async def refused(served: RouterProcess) -> bool:
 
 @WORKERS
 @pytest.mark.parametrize("to_all", [False, True])
-async def test_sigterm_makes_the_router_not_ready_and_what_comes_meanwhile_is_answered(
+async def test_sigterm_makes_the_router_not_ready_and_further_requests_are_served(
     serve: Any, workers: int, to_all: bool
 ) -> None:
     served = await serve(f'drain = "2s"\nworkers = {workers}')
@@ -80,7 +80,7 @@ async def test_sigterm_makes_the_router_not_ready_and_what_comes_meanwhile_is_an
 
 @WORKERS
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_stream_under_way_ends_well_and_then_the_router_with_0(
+async def test_a_stream_in_progress_ends_normally_and_then_the_router_exits_with_0(
     serve: Any, engines: EngineSet, workers: int, number: signal.Signals
 ) -> None:
     served = await serve(f'drain = "0s"\nworkers = {workers}')
@@ -93,7 +93,7 @@ async def test_a_stream_under_way_ends_well_and_then_the_router_with_0(
 
 
 @WORKERS
-async def test_a_stream_that_does_not_end_is_given_up_after_the_grace(
+async def test_a_stream_that_does_not_end_is_cut_after_the_grace_period(
     serve: Any, engines: EngineSet, workers: int
 ) -> None:
     served = await serve(f'drain = "0s"\ngrace = "500ms"\nworkers = {workers}')
@@ -144,7 +144,7 @@ async def test_a_worker_that_dies_is_replaced(serve: Any) -> None:
     assert f"worker {gone} exited with code -9; replacing it" in served.log.read_text()
 
 
-async def test_a_worker_that_stands_still_is_replaced_and_not_where_all_do(
+async def test_a_frozen_worker_is_replaced_unless_all_are_frozen(
     tmp_path: Path, redis: Any, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     served = RouterProcess(tmp_path, router_config(redis_server.url, engines.as_config(), router="workers = 2"))
@@ -180,7 +180,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_a_connection_without_a_request_does_not_hold_the_router_up(serve: Any) -> None:
+async def test_an_idle_connection_does_not_delay_the_exit(serve: Any) -> None:
     served = await serve("")
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     served.process.send_signal(signal.SIGTERM)
@@ -189,7 +189,7 @@ async def test_a_connection_without_a_request_does_not_hold_the_router_up(serve:
     writer.close()
 
 
-async def test_a_request_that_is_still_arriving_is_answered(serve: Any) -> None:
+async def test_a_request_that_is_still_arriving_is_served(serve: Any) -> None:
     served = await serve("")
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(b"GET /version HTTP/1.1\r\nhost: a\r\n")
@@ -216,7 +216,7 @@ def _runs(pid: int) -> bool:
 
 
 @WORKERS
-async def test_a_router_whose_terminal_is_closed_ends(
+async def test_a_router_whose_terminal_is_closed_exits(
     tmp_path: Path, redis: Any, redis_server: RedisServer, engines: EngineSet, workers: int
 ) -> None:
     served = RouterProcess(

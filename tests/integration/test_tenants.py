@@ -93,19 +93,19 @@ async def _lookups(redis: Any) -> int:
     return int(stats.get("cmdstat_hmget", {}).get("calls", 0))
 
 
-async def test_a_bad_identity_is_told_before_a_bad_body(make_router: MakeRouter, by_key: str) -> None:
+async def test_an_invalid_identity_is_reported_before_an_invalid_body(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
     assert (await router.post("/v1/chat/completions", b"{")).status_code == 401
 
 
-async def test_two_keys_at_once_are_no_identity(make_router: MakeRouter, by_key: str) -> None:
+async def test_two_different_keys_are_refused(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
     both = [("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {BETA}")]
     answer = await router.http.post("/v1/chat/completions", json=chat_body("x"), headers=both)
     assert answer.status_code == 401
 
 
-async def test_a_tenant_of_a_key_cannot_name_another(make_router: MakeRouter, by_key: str) -> None:
+async def test_a_tenant_with_a_key_cannot_name_another(make_router: MakeRouter, by_key: str) -> None:
     router = await make_router(by_key)
     answer = await router.chat("The sea?", headers={**bearer(BETA), "x-tenant-id": "acme"})
     assert answer.headers["x-cache-key"].startswith("rh:1:beta:")
@@ -120,13 +120,13 @@ async def test_a_trusted_proxy_names_the_tenant(make_router: MakeRouter, by_head
 
 
 @pytest.mark.parametrize("name", ["", "default", "gamma", "ACME", "acme:llama", "acme*"])
-async def test_a_tenant_that_is_none_is_refused(make_router: MakeRouter, by_header: str, name: str) -> None:
+async def test_an_unknown_tenant_is_refused(make_router: MakeRouter, by_header: str, name: str) -> None:
     router = await make_router(by_header)
     answer = await router.chat("The sea?", headers={"x-tenant-id": name, **bearer(ACME)})
     assert answer.status_code == 401
 
 
-async def test_where_nobody_is_asked_everybody_is_the_default_tenant(router: RouterServer) -> None:
+async def test_without_authentication_every_client_is_the_default_tenant(router: RouterServer) -> None:
     for headers in ({}, bearer(ACME), {"x-tenant-id": "acme"}):
         answer = await router.chat("The sea?", headers=headers)
         assert answer.headers["x-cache-key"].startswith("rh:1:default:")
@@ -180,7 +180,7 @@ async def test_a_tenants_time_to_live_is_its_own(make_router: MakeRouter, of_its
         assert least < int(hit.headers["cache-status"].partition("ttl=")[2].partition(";")[0]) <= most
 
 
-async def test_a_client_shortens_its_tenants_time_to_live_and_not_everybodys(
+async def test_a_client_shortens_its_tenants_time_to_live_and_not_that_of_others(
     make_router: MakeRouter, of_its_own: str, redis: Any
 ) -> None:
     router = await make_router(of_its_own)
@@ -190,7 +190,7 @@ async def test_a_client_shortens_its_tenants_time_to_live_and_not_everybodys(
         assert float(await eventually(partial(redis.hget, entry, "ttl"))) == kept
 
 
-async def test_what_is_stored_of_a_tenants_answers_is_its_own_choice(make_router: MakeRouter, of_its_own: str) -> None:
+async def test_the_store_policy_of_a_tenant_is_its_own(make_router: MakeRouter, of_its_own: str) -> None:
     router = await make_router(of_its_own)
     for key, fields, seen in (
         (ACME, {}, ["BYPASS", "BYPASS"]),
@@ -214,7 +214,7 @@ async def test_a_tenant_can_store_more_than_the_others(make_router: MakeRouter, 
         assert [answer.headers["x-cache"] for answer in answers] == seen
 
 
-async def test_a_tenants_flight_is_joined_by_nobody_else(
+async def test_a_tenants_flight_is_joined_by_no_other_tenant(
     make_router: MakeRouter, by_key: str, engines: EngineSet
 ) -> None:
     """Neither in the same process nor in another one; nor do others receive its result."""

@@ -40,7 +40,7 @@ IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 @PATHS
 @pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
+async def test_an_entry_serves_json_and_streams_whichever_form_it_was_stored_from(
     router: RouterServer, engines: EngineSet, path: str, first: bool, second: bool
 ) -> None:
     before = (await engines.chat.stats())["received"]
@@ -63,7 +63,7 @@ async def test_an_answer_serves_json_and_stream_whichever_form_it_came_in(
 
 
 @PATHS
-async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
+async def test_a_stream_is_forwarded_and_replayed_byte_for_byte(
     scripted: ScriptedRouter, router: RouterServer, path: str
 ) -> None:
     real = (await post_typed(router, path, "The sea?", stream=True)).content
@@ -76,7 +76,9 @@ async def test_a_stream_goes_through_and_is_replayed_byte_for_byte(
 
 
 @PATHS
-async def test_an_engine_is_asked_as_the_client_asked_but_for_the_model(scripted: ScriptedRouter, path: str) -> None:
+async def test_an_engine_gets_the_clients_request_with_only_the_model_replaced(
+    scripted: ScriptedRouter, path: str
+) -> None:
     router, engine = await scripted(b"data: {}\n\n")
     await post_typed(router, path, "Hi", stream=True, frobnicate=1)
     request = json.loads(engine.bodies[0])
@@ -107,7 +109,7 @@ async def test_a_prompt_for_code_goes_to_the_engine_for_code(router: RouterServe
 
 
 @PATHS
-async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
+async def test_the_last_event_is_sent_once_the_response_is_handed_to_the_store(
     router: RouterServer, redis: Any, path: str
 ) -> None:
     async with router.http.stream("POST", path, json=typed_body(path, "The sea?", stream=True)) as answer:
@@ -121,7 +123,7 @@ async def test_the_last_event_comes_when_the_answer_is_on_its_way_to_the_store(
 
 @PATHS
 @pytest.mark.parametrize("first", [False, True], ids=["json-first", "stream-first"])
-async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_two_routers(
+async def test_concurrent_requests_in_either_form_share_one_generation_over_two_routers(
     make_router: MakeRouter, config: str, engines: EngineSet, path: str, first: bool
 ) -> None:
     routers = [await make_router(config), await make_router(config)]
@@ -138,7 +140,9 @@ async def test_many_who_ask_the_same_in_either_form_have_one_generation_among_tw
     assert (await engines.chat.stats())["started"] == before + 1
 
 
-async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterServer, engines: EngineSet) -> None:
+async def test_a_request_that_is_not_shared_is_generated_for_each_client(
+    router: RouterServer, engines: EngineSet
+) -> None:
     before = (await engines.chat.stats())["started"]
     await engines.chat.set_faults({"fault": "ttft", "ms": 100})
     asking = (post_typed(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
@@ -163,7 +167,7 @@ async def test_what_is_not_shared_is_generated_for_each_who_asks(router: RouterS
     ],
     ids=lambda fault: "-".join(map(str, fault.values())),
 )
-async def test_an_engine_that_fails_before_its_first_token_is_replaced_unseen(
+async def test_an_engine_that_fails_before_its_first_token_is_replaced_unnoticed(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, path: str, fault: dict[str, Any]
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
@@ -187,7 +191,7 @@ async def test_an_engine_that_fails_before_its_first_token_is_replaced_unseen(
     ],
     ids=lambda fault: "-".join(map(str, fault.values())),
 )
-async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_kept(
+async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_stored(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, redis: Any, path: str, fault: dict[str, Any]
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
@@ -207,7 +211,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_kept(
 
 @PATHS
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_does_not_say_how_it_ended_is_not_kept(
+async def test_a_response_without_a_finish_reason_is_not_stored(
     router: RouterServer, engines: EngineSet, path: str, stream: bool
 ) -> None:
     await engines.chat.set_faults({"fault": "no_finish"})
@@ -217,7 +221,7 @@ async def test_an_answer_that_does_not_say_how_it_ended_is_not_kept(
 
 
 @PATHS
-async def test_an_answer_that_came_to_its_limit_of_tokens_is_kept(router: RouterServer, path: str) -> None:
+async def test_a_response_that_reached_its_token_limit_is_stored(router: RouterServer, path: str) -> None:
     limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 5}
     for stream in (True, False):
         answers = [await post_typed(router, path, f"The sea? {stream}", stream=stream, **limit) for _ in range(2)]
@@ -226,7 +230,7 @@ async def test_an_answer_that_came_to_its_limit_of_tokens_is_kept(router: Router
 
 
 @PATHS
-async def test_an_error_of_the_engine_without_a_stream_goes_to_the_next_engine(
+async def test_an_error_of_an_engine_without_a_stream_goes_to_the_next_engine(
     router: RouterServer, engines: EngineSet, path: str
 ) -> None:
     await engines.chat.set_faults({"fault": "error", "after": 3})
@@ -235,7 +239,7 @@ async def test_an_error_of_the_engine_without_a_stream_goes_to_the_next_engine(
 
 
 @PATHS
-async def test_an_error_is_openais_whoever_made_it(router: RouterServer, path: str) -> None:
+async def test_errors_have_openais_format_whatever_their_origin(router: RouterServer, path: str) -> None:
     refused = [
         await post_typed(router, path, "x", model="gpt-9"),
         await router.post(path, b"{"),
@@ -252,7 +256,7 @@ async def test_an_error_is_openais_whoever_made_it(router: RouterServer, path: s
 
 
 @PATHS
-async def test_a_client_that_leaves_frees_the_engine(router: RouterServer, engines: EngineSet, path: str) -> None:
+async def test_a_client_that_disconnects_frees_the_engine(router: RouterServer, engines: EngineSet, path: str) -> None:
     await engines.chat.set_faults({"fault": "stall", "after": 3})
     before = await engines.chat.stats()
     async with router.http.stream("POST", path, json=typed_body(path, "The sea?", stream=True)) as answer:

@@ -58,7 +58,7 @@ async def test_a_named_model_goes_to_its_engine_whatever_the_task(router: Router
         assert (await last_body(engines.mistral))["model"] == MISTRAL
 
 
-async def test_an_alias_is_the_model_and_shares_its_answers(router: RouterServer) -> None:
+async def test_an_alias_is_the_same_model_and_shares_its_entries(router: RouterServer) -> None:
     first = await router.chat(CHAT, model=LLAMA_ALIAS)
     second = await router.chat(CHAT, model="llama")
     assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
@@ -83,7 +83,9 @@ async def test_completions_are_routed_and_streamed_too(router: RouterServer) -> 
 # -- to the engine ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: RouterServer, engines: EngineSet) -> None:
+async def test_the_engine_gets_the_clients_request_with_only_the_model_replaced(
+    router: RouterServer, engines: EngineSet
+) -> None:
     sent = rb'{"temperature": 1e0, "vendor": {"b": [1.50, "\u00e9\/"], "a":null} ,"model":"llama",'
     sent += rb'"seed": 12345678901234567890,"messages": [{"role":"user", "content": "Hi, \ud83d\ude00"}], "x": 1.0}'
     await router.post("/v1/chat/completions", sent)
@@ -94,7 +96,7 @@ async def test_the_engine_gets_what_the_client_sent_but_for_the_model(router: Ro
     assert list(json.loads(actual).items()) == list(expected.items())
 
 
-async def test_a_stream_asks_the_engine_for_usage_and_changes_nothing_else(
+async def test_a_stream_requests_usage_from_the_engine_and_changes_nothing_else(
     router: RouterServer, engines: EngineSet
 ) -> None:
     await router.chat(CHAT, stream=True, unknown=[1])
@@ -133,7 +135,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("given", ["mine", ADDRESSES, None])
 @pytest.mark.parametrize(("path", "body"), ASKED)
-async def test_an_engine_gets_an_id_of_ours_for_every_attempt_and_the_client_its_own(
+async def test_an_engine_gets_a_new_id_for_every_attempt_and_the_client_gets_its_own(
     scripted: ScriptedRouter, path: str, body: dict[str, Any], given: str | None
 ) -> None:
     router, engine = await scripted(status=500)
@@ -151,7 +153,7 @@ async def test_an_engine_gets_an_id_of_ours_for_every_attempt_and_the_client_its
         assert not any(given.encode() in head for head in engine.heads)
 
 
-async def test_a_log_line_has_the_id_at_the_engine_where_it_is_another(
+async def test_a_log_line_has_the_engines_request_id_if_it_differs(
     router: RouterServer, engines: EngineSet, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "roundhouse.access"):
@@ -166,7 +168,9 @@ async def test_a_log_line_has_the_id_at_the_engine_where_it_is_another(
 
 
 @pytest.mark.parametrize(("path", "body"), ASKED)
-async def test_an_id_in_a_body_may_be_no_address(router: RouterServer, path: str, body: dict[str, Any]) -> None:
+async def test_a_request_id_in_a_body_cannot_be_a_network_address(
+    router: RouterServer, path: str, body: dict[str, Any]
+) -> None:
     answer = await router.http.post(path, json={"model": "llama", **body, "request_id": ADDRESSES})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
 
@@ -194,7 +198,7 @@ def _undated(answer: bytes) -> bytes:
     return re.sub(rb'"created": ?[0-9]+', b'"created":0', answer)
 
 
-async def test_the_bytes_of_a_json_answer_are_the_engines(router: RouterServer, engines: EngineSet) -> None:
+async def test_the_bytes_of_a_json_response_are_the_engines(router: RouterServer, engines: EngineSet) -> None:
     answer = await router.chat(CHAT, logprobs=True, top_logprobs=2)
     expected = await ask_engine(engines.chat, chat_body(CHAT, model=LLAMA, logprobs=True, top_logprobs=2))
     assert _undated(answer.content) == expected
@@ -211,7 +215,7 @@ async def test_the_bytes_of_a_stream_are_the_engines_wherever_they_were_cut(
     assert answer.content.endswith(DONE_FRAME)
 
 
-async def test_the_usage_event_comes_only_to_those_who_ask_on_hits_as_on_misses(router: RouterServer) -> None:
+async def test_the_usage_event_is_sent_only_on_request_on_hits_as_on_misses(router: RouterServer) -> None:
     usages = []
     for prompt, first in ((CHAT, True), (CHAT + "?", False)):
         for wants_usage in (first, not first):
@@ -228,7 +232,7 @@ async def test_the_usage_event_comes_only_to_those_who_ask_on_hits_as_on_misses(
     assert all(usage["completion_tokens"] > 0 for usage in usages)
 
 
-async def test_usage_in_every_event_is_passed_on_to_those_who_ask(router: RouterServer) -> None:
+async def test_usage_in_every_event_is_forwarded_to_clients_that_request_it(router: RouterServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     for cache in ("MISS", "HIT"):
         answer = await router.chat(CHAT, stream=True, stream_options=options)
@@ -236,7 +240,7 @@ async def test_usage_in_every_event_is_passed_on_to_those_who_ask(router: Router
         assert all(event["usage"]["prompt_tokens"] for event in parse_events(answer.content))
 
 
-async def test_the_first_token_is_not_held_back(router: RouterServer, engines: EngineSet) -> None:
+async def test_the_first_token_is_not_delayed(router: RouterServer, engines: EngineSet) -> None:
     before = (await engines.chat.stats())["aborted"]
     body = chat_body(f"{CHAT} [[sim:stall after=1]]", stream=True)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -247,7 +251,7 @@ async def test_the_first_token_is_not_held_back(router: RouterServer, engines: E
     await engines.chat.stats(aborted=before + 1, in_flight=0)
 
 
-async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any) -> None:
+async def test_every_event_is_forwarded_as_soon_as_the_engine_has_sent_it(scripted: Any) -> None:
     pieces = [
         ROLE_FRAME,
         *(chat_frame(content=f"{n} ") for n in range(3)),
@@ -262,7 +266,7 @@ async def test_every_event_comes_as_soon_as_the_engine_has_sent_it(scripted: Any
     await asyncio.wait_for(engine.client_disconnected.wait(), 10)
 
 
-async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> None:
+async def test_an_event_that_is_cut_in_two_is_forwarded_when_complete(scripted: Any) -> None:
     complete, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
     router, _ = await scripted(ROLE_FRAME, complete, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
     answer = await router.chat(CHAT, stream=True)
@@ -275,27 +279,27 @@ async def test_an_event_that_is_cut_in_two_waits_for_its_end(scripted: Any) -> N
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/nowhere", "/healthz"])
 @pytest.mark.parametrize("given", ["abc-123", "a" * 128, "550e8400-e29b-41d4-a716-446655440000", "a/b.c:d+e=@_"])
-async def test_a_sane_request_id_is_kept(router: RouterServer, path: str, given: str) -> None:
+async def test_a_valid_request_id_is_kept(router: RouterServer, path: str, given: str) -> None:
     method = "POST" if "chat" in path else "GET"
     answer = await router.http.request(method, path, content=b"{}", headers={"x-request-id": given})
     assert answer.headers.get_list("x-request-id") == [given]
 
 
 @pytest.mark.parametrize("given", ["", "a" * 129, "a b", 'a"b', "a;b", "ü"])
-async def test_an_insane_request_id_is_replaced(router: RouterServer, given: str) -> None:
+async def test_an_invalid_request_id_is_replaced(router: RouterServer, given: str) -> None:
     for path in ("/v1/chat/completions", "/v1/models"):
         headers = {b"x-request-id": given.encode("latin-1")}
         answer = await router.http.request("POST", path, content=b"{}", headers=headers)
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
-async def test_a_request_without_an_id_gets_one_of_its_own(router: RouterServer) -> None:
+async def test_a_request_without_an_id_gets_a_new_one(router: RouterServer) -> None:
     ids = {(await router.chat(CHAT)).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_says_where_it_came_from(router: RouterServer, redis: Any, stream: bool) -> None:
+async def test_a_response_says_where_it_came_from(router: RouterServer, redis: Any, stream: bool) -> None:
     miss = await router.chat(CHAT, stream=stream)
     assert miss.status_code == 200
     assert miss.headers["content-type"] == ("text/event-stream; charset=utf-8" if stream else "application/json")

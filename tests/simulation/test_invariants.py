@@ -72,7 +72,7 @@ def history() -> History:
     return History(2)
 
 
-def test_nothing_is_wrong_with_a_generation_that_several_get_in_either_form(history: History) -> None:
+def test_a_generation_that_several_clients_get_in_either_form_is_correct(history: History) -> None:
     one = generation(history)
     asked(history, one, [0, 1, 2])
     asked(history, one, [0, 1, 2], stream=False)
@@ -81,19 +81,19 @@ def test_nothing_is_wrong_with_a_generation_that_several_get_in_either_form(hist
 
 
 @pytest.mark.parametrize("ats", [[1, 2], [0, 2], [0, 1, 1, 2], [0, 1]])
-def test_a_gap_a_repetition_and_an_end_before_the_end_are_found(history: History, ats: list[int]) -> None:
+def test_a_gap_a_repetition_and_a_premature_end_are_detected(history: History, ats: list[int]) -> None:
     asked(history, generation(history), ats)
     assert number_of(check(history)) == ["1"]
 
 
-def test_two_generations_in_one_answer_are_found(history: History) -> None:
+def test_two_generations_in_one_response_are_detected(history: History) -> None:
     one, two = generation(history), generation(history, begun=1.2, ended=2.0)
     got = asked(history, one, [0], ended=2.0, done=False)
     got.body += asked(history, two, [1, 2], ended=2.0).body
     assert "1" in number_of(check(history))
 
 
-def test_the_answer_to_another_question_or_to_another_tenant_is_found(history: History) -> None:
+def test_the_response_to_another_request_or_tenant_is_detected(history: History) -> None:
     one = generation(history)
     asked(history, one, [0, 1, 2], question=2)
     assert number_of(check(history)) == ["1"]
@@ -103,13 +103,13 @@ def test_the_answer_to_another_question_or_to_another_tenant_is_found(history: H
     assert number_of(check(history)) == ["1"]
 
 
-def test_bytes_that_no_engine_said_are_found(history: History) -> None:
+def test_bytes_that_no_engine_sent_are_detected(history: History) -> None:
     one = generation(history)
     asked(history, one, [0, 1, 2]).body[0] = b'data: {"choices": [{"delta": {"content": "g1.0 nonsense "}}]}\n\n'
     assert number_of(check(history)) == ["1"]
 
 
-def test_what_was_purged_before_a_request_began_is_found(history: History) -> None:
+def test_a_response_purged_before_its_request_started_is_detected(history: History) -> None:
     one = generation(history, begun=0.0, ended=3.0)
     purge = purged(history, 0.5, 0.6)
     asked(history, one, [0, 1, 2], begun=0.6 + invariants.PURGE_DELAY + 0.1, ended=3.0, cache="COALESCED")
@@ -120,14 +120,14 @@ def test_what_was_purged_before_a_request_began_is_found(history: History) -> No
     assert check(history) == []
 
 
-def test_what_was_asked_within_a_moment_of_the_purge_may_be_old(history: History) -> None:
+def test_a_request_within_a_second_of_the_purge_may_get_an_older_response(history: History) -> None:
     one = generation(history, begun=0.0, ended=3.0)
     purged(history, 0.5, 0.6)
     asked(history, one, [0, 1, 2], begun=0.7, ended=3.0, cache="COALESCED")
     assert check(history) == []
 
 
-def test_a_request_that_waits_for_nothing_is_found(history: History) -> None:
+def test_a_request_that_waits_for_nothing_is_detected(history: History) -> None:
     one = generation(history, ended=1.0)
     got = asked(history, one, [0], ended=FOREVER, done=False, ending="")
     assert number_of(check(history)) == ["3"]
@@ -135,7 +135,7 @@ def test_a_request_that_waits_for_nothing_is_found(history: History) -> None:
     assert check(history) == []
 
 
-def test_a_failure_without_a_fault_is_found_and_one_with_a_fault_is_not(history: History) -> None:
+def test_a_failure_without_a_fault_is_detected_and_one_with_a_fault_is_not(history: History) -> None:
     one = generation(history)
     asked(history, one, [0], done=False, ending="failed")
     assert number_of(check(history)) == ["3"]
@@ -145,7 +145,7 @@ def test_a_failure_without_a_fault_is_found_and_one_with_a_fault_is_not(history:
     assert check(history) == []
 
 
-def test_two_generations_at_once_are_found_unless_a_lease_was_lost(history: History) -> None:
+def test_two_concurrent_generations_are_detected_unless_a_lease_was_lost(history: History) -> None:
     one, two = generation(history), generation(history, begun=0.2)
     asked(history, one, [0, 1, 2])
     asked(history, two, [0, 1, 2])
@@ -154,14 +154,14 @@ def test_two_generations_at_once_are_found_unless_a_lease_was_lost(history: Hist
     assert check(history) == []
 
 
-def test_generations_of_two_tenants_at_once_are_as_they_should_be(history: History) -> None:
+def test_concurrent_generations_of_two_tenants_are_correct(history: History) -> None:
     one, two = generation(history), generation(history, begun=0.2)
     asked(history, one, [0, 1, 2], tenant="acme")
     asked(history, two, [0, 1, 2], tenant="beta")
     assert check(history) == []
 
 
-def test_a_hit_that_redis_has_not_had_for_over_a_second_is_found(history: History) -> None:
+def test_a_hit_that_has_not_been_in_redis_for_over_a_second_is_detected(history: History) -> None:
     one = generation(history, ended=0.5)
     history.entries["acme", 1] = [(0.5, one), (1.0, 0)]
     asked(history, one, [0, 1, 2], begun=1.0 + invariants.PURGE_DELAY - 0.1, ended=2.0, cache="HIT")

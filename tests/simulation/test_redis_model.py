@@ -67,7 +67,7 @@ commands = st.one_of(
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.lists(commands, max_size=12))
-def test_whatever_is_said_the_replies_and_what_is_told_of_changes_are_the_same(said: list[Any], real: str) -> None:
+def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(said: list[Any], real: str) -> None:
     heard = []
     for one in (ClientFactory(real), ClientFactory(None)):
         speaker, listener = one.connect(), one.connect()
@@ -84,7 +84,7 @@ def test_whatever_is_said_the_replies_and_what_is_told_of_changes_are_the_same(s
     assert heard[0] == heard[1]
 
 
-def test_what_changes_within_one_batch_is_told_in_one_message(both: ClientFactory) -> None:
+def test_changes_within_one_batch_are_one_invalidation_message(both: ClientFactory) -> None:
     listener, speaker = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
     speaker.send_commands(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
@@ -96,7 +96,7 @@ def told(listener: RealRedisClient | ModelRedisClient) -> set[bytes]:
     return {key for kind, keys in listener.pushes if kind == b"invalidate" for key in keys}
 
 
-def test_an_emptied_server_tells_that_everything_has_changed(both: ClientFactory) -> None:
+def test_an_emptied_server_invalidates_everything(both: ClientFactory) -> None:
     listener, speaker = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
     speaker.send_commands(("SET", "rh:1:a", "1"), ("FLUSHALL",))
@@ -104,14 +104,14 @@ def test_an_emptied_server_tells_that_everything_has_changed(both: ClientFactory
     assert [b"invalidate", None] in listener.pushes
 
 
-def test_prefixes_of_which_one_begins_another_are_refused(both: ClientFactory) -> None:
+def test_overlapping_prefixes_are_refused(both: ClientFactory) -> None:
     (refused,) = both.connect().send_commands(
         ("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:", "PREFIX", "rh:1:a")
     )
     assert "overlaps with another provided prefix 'rh:1:a'" in refused
 
 
-def test_what_is_published_is_counted_and_comes_to_those_who_subscribed(both: ClientFactory) -> None:
+def test_a_published_message_is_counted_and_reaches_the_subscribers(both: ClientFactory) -> None:
     listener, speaker = both.connect(), both.connect()
     assert speaker.send_commands(("PUBLISH", "c", "nobody")) == [0]
     listener.subscribe("c")
@@ -120,7 +120,7 @@ def test_what_is_published_is_counted_and_comes_to_those_who_subscribed(both: Cl
     assert listener.pushes == [[b"subscribe", b"c", 1], [b"message", b"c", b"one"]]
 
 
-def test_what_has_expired_is_gone_and_told_of_once_somebody_looks(both: ClientFactory) -> None:
+def test_an_expired_key_is_gone_and_invalidated_when_it_is_accessed(both: ClientFactory) -> None:
     listener, speaker = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
     assert speaker.send_commands(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
@@ -132,7 +132,7 @@ def test_what_has_expired_is_gone_and_told_of_once_somebody_looks(both: ClientFa
     assert told(listener) == {b"rh:1:a"}
 
 
-def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_has_it(both: ClientFactory) -> None:
+def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_does(both: ClientFactory) -> None:
     speaker = both.connect()
     speaker.send_commands(
         ("SET", "a", "1", "PX", LONG), ("SET", "a", "2"), ("XADD", "s", "1-0", "f", "v"), ("EXPIRE", "s", LONG)
@@ -145,7 +145,9 @@ def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_has_it(both
     assert 0 < ttl_h <= LONG
 
 
-def test_an_id_that_redis_gives_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(both: ClientFactory) -> None:
+def test_an_id_generated_by_redis_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(
+    both: ClientFactory,
+) -> None:
     speaker = both.connect()
     speaker.send_commands(("XADD", "s", "9999999999999-5", "f", "v"))
     assert speaker.send_commands(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
@@ -154,7 +156,7 @@ def test_an_id_that_redis_gives_is_later_than_the_last_even_if_that_is_ahead_of_
     assert id_ < b"9999999999999"
 
 
-def test_a_record_may_be_trimmed_in_the_command_that_adds_it(both: ClientFactory) -> None:
+def test_a_record_may_be_trimmed_by_the_command_that_adds_it(both: ClientFactory) -> None:
     speaker = both.connect()
     for number in range(1, 5):
         speaker.send_commands(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
@@ -163,7 +165,7 @@ def test_a_record_may_be_trimmed_in_the_command_that_adds_it(both: ClientFactory
     assert speaker.send_commands(("XLEN", "s")) == [3]
 
 
-def test_a_scan_that_goes_on_to_its_end_finds_every_key(both: ClientFactory) -> None:
+def test_a_complete_scan_finds_every_key(both: ClientFactory) -> None:
     speaker = both.connect()
     speaker.send_commands(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
     found, cursor = set(), b"0"
@@ -175,17 +177,17 @@ def test_a_scan_that_goes_on_to_its_end_finds_every_key(both: ClientFactory) -> 
     assert found == {f"rh:1:{number}".encode() for number in range(30)}
 
 
-def test_waiting_for_a_replica_that_there_is_not_holds_up_this_connection_alone(both: ClientFactory) -> None:
+def test_waiting_for_a_missing_replica_blocks_only_this_connection(both: ClientFactory) -> None:
     first = both.connect()
     assert first.send_commands(("WAIT", 0, 50)) == [0]
 
 
-def test_the_server_says_what_it_is(both: ClientFactory) -> None:
+def test_the_server_describes_itself(both: ClientFactory) -> None:
     role, ping = both.connect().send_commands(("ROLE",), ("PING",))
     assert (role[0], ping) == (b"master", b"PONG")
 
 
-def test_a_command_that_there_is_not_is_an_error_that_names_it(both: ClientFactory) -> None:
+def test_an_unknown_command_is_an_error_that_names_it(both: ClientFactory) -> None:
     (error,) = both.connect().send_commands(("FROBNICATE", "a"))
     assert error.startswith("ERR unknown command")  # the quotes about the name changed between Redis 6.2 and 7.0
     assert "FROBNICATE" in error
@@ -199,7 +201,7 @@ def script(part: str) -> str:
     return found
 
 
-def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: ClientFactory) -> None:
+def test_a_script_deletes_or_renews_a_key_only_if_it_holds_the_same_value(both: ClientFactory) -> None:
     speaker = both.connect()
     delete, renew = script("== ARGV[1] then return redis.call('DEL'"), script("'PEXPIRE', KEYS[1], ARGV[2]")
     speaker.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
@@ -212,14 +214,14 @@ def test_a_script_deletes_or_renews_a_key_that_holds_the_same(both: ClientFactor
     assert "WRONGTYPE" in wrong  # Redis 6.2 words an error within a script as one of the script
 
 
-def test_a_script_replaces_a_value_that_is_the_same_or_is_gone(both: ClientFactory) -> None:
+def test_a_script_replaces_a_value_that_is_the_same_or_missing(both: ClientFactory) -> None:
     speaker, replace = both.connect(), script("if current and current ~= ARGV[1]")
     said = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
     assert speaker.send_commands(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
     assert 0 < speaker.send_commands(("PTTL", "a"))[0] <= LONG
 
 
-def test_a_script_deletes_the_entry_that_was_read_and_no_other(both: ClientFactory) -> None:
+def test_a_script_deletes_only_the_entry_that_was_read(both: ClientFactory) -> None:
     speaker, delete = both.connect(), script("'created', 'checksum'")
     speaker.send_commands(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
     said = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
@@ -235,7 +237,7 @@ steps = st.builds(
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=st.lists(st.tuples(steps, st.integers(0, 20_000)), max_size=8))
-def test_the_limits_are_counted_the_same(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
+def test_the_limits_are_counted_as_in_redis(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
     allowed = []
     for one in (ClientFactory(real), ClientFactory(None)):
         speaker, now = one.connect(), int(time.time() * 1000) // 1000 * 1000
@@ -251,7 +253,7 @@ def test_the_limits_are_counted_the_same(taken: list[tuple[UsageUpdate, int]], r
     assert allowed[0] == allowed[1]
 
 
-def test_the_purge_log_takes_records_as_the_purge_adds_them(both: ClientFactory) -> None:
+def test_the_purge_log_accepts_records_as_the_purge_adds_them(both: ClientFactory) -> None:
     speaker = both.connect()
     (id_,) = speaker.send_commands(("XADD", PURGE_LOG_KEY, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
     assert speaker.send_commands(("XRANGE", PURGE_LOG_KEY, "(0-0", "+", "COUNT", 1000)) == [

@@ -28,7 +28,7 @@ def reports(done: subprocess.CompletedProcess[str]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_no_order_of_events_breaks_a_promise() -> None:
+def test_no_order_of_events_violates_an_invariant() -> None:
     jobs = len(os.sched_getaffinity(0))
     *wrong, summary = reports(simulate("--seeds", f"{SEEDS}", "--first", f"{FIRST}", "--jobs", f"{jobs}", "--json"))
     assert {one["seed"]: one["wrong"] for one in wrong} == {}, "make simulate SEED=… shows what happened"
@@ -39,7 +39,7 @@ def test_no_order_of_events_breaks_a_promise() -> None:
     assert min(counts[how] for how in ("purges", "faults", "ended left")) > SEEDS // 10
 
 
-def test_a_seed_gives_the_same_history_in_any_process_whatever_was_run_before() -> None:
+def test_a_seed_gives_the_same_history_in_any_process_after_any_other_runs() -> None:
     forwards = simulate("--seeds", "12", "--digests", hashes="1")
     backwards = simulate("--seeds", "12", "--first", "11", "--step", "-1", "--digests", hashes="2")
     lines = forwards.stdout.splitlines()
@@ -47,7 +47,7 @@ def test_a_seed_gives_the_same_history_in_any_process_whatever_was_run_before() 
     assert lines == backwards.stdout.splitlines()[::-1]
 
 
-def test_a_seed_is_shown_with_what_happened_and_when() -> None:
+def test_a_seed_is_printed_with_its_events_and_their_times() -> None:
     shown = simulate("--seed", "3").stdout.splitlines()
     assert any(" redis < " in line for line in shown)
     assert any(" engine: generation 1 " in line for line in shown)
@@ -71,7 +71,7 @@ def is_compiled() -> bool:
         ("unnoticed-loss", "empty"),
     ],
 )
-def test_a_mend_that_is_taken_out_is_missed_within_some_hundred_histories(mutant: str, kinds: str) -> None:
+def test_a_removed_fix_is_detected_within_some_hundred_histories(mutant: str, kinds: str) -> None:
     """These are the defects 1 to 6 that a review found by hand."""
     found = reports(
         simulate("--seeds", f"{SEEDS_OF_A_MUTANT}", "--kinds", kinds, "--mutant", mutant, "--one", "--json")

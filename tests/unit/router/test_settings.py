@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 # Settings
 
 
-def test_everything_has_a_default_but_the_models_and_engines() -> None:
+def test_everything_except_the_models_and_engines_has_a_default() -> None:
     settings = parse_config(MINIMAL)
     assert (settings.router.host, settings.router.port, settings.router.workers) == ("127.0.0.1", 8080, 1)
     assert [float(settings.cache.ttl), float(settings.cache.stale_if_error)] == [86400, 3600]
@@ -109,13 +109,13 @@ def test_every_setting_of_the_design_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["roundhouse.toml", "engines/tiny/roundhouse.toml"])
-def test_the_configurations_of_this_project_are_good(name: str) -> None:
+def test_the_configurations_of_this_project_are_valid(name: str) -> None:
     settings = load(ROOT / name, {})
     assert [engine.name for engine in settings.engine] == ["llama-chat", "llama-code", "mistral"]
     assert all(engine.launch is not None and engine.launch.draft for engine in settings.engine)
 
 
-def test_there_is_nothing_that_this_version_reads_and_does_not_do() -> None:
+def test_this_version_implements_every_setting_that_it_reads() -> None:
     assert parse_config(DESIGNED.replace("failures = 5", "failures = 6")).not_yet() == []
 
 
@@ -171,7 +171,7 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ['"10"', "10", '"s"', '""', '"-1s"', '"1 parsec"', "true", "[]", "1.5", '"1s "', '"1e3s"', '"1S"', "nan"]
 )
-def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, text: str) -> None:
+def test_an_invalid_quantity_is_reported_with_an_example(name: str, said: str, text: str) -> None:
     message = config_error(f"[cache]\n{name} = {text}\n{MINIMAL}")
     quoted = "a list" if text == "[]" else text.replace('"', "'")
     assert message == f"cache.{name}: {quoted} {said}"
@@ -184,7 +184,7 @@ def test_an_amount_that_is_none_is_told_with_an_example(name: str, said: str, te
         ("local", "GiB", "is too large; the maximum is 10^12 B"),
     ],
 )
-def test_an_amount_that_no_clock_and_no_machine_can_count_is_refused(name: str, unit: str, said: str) -> None:
+def test_a_quantity_beyond_any_clock_or_machine_is_refused(name: str, unit: str, said: str) -> None:
     amount = f"{'9' * 13}{unit}"
     assert config_error(f'[cache]\n{name} = "{amount}"\n{MINIMAL}') == f"cache.{name}: '{amount}' {said}"
     assert config_error(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{MINIMAL}') == f"cache.{name} {said}"
@@ -215,18 +215,18 @@ def test_a_variable_comes_from_the_environment() -> None:
         ("${V}", {"V": "${W}", "W": "x"}, "${W}"),
     ],
 )
-def test_a_variable_is_put_in_as_a_shell_would(written: str, environment: dict[str, str], found: str) -> None:
+def test_a_variable_is_substituted_as_in_a_shell(written: str, environment: dict[str, str], found: str) -> None:
     settings = parse(f'{MODEL}revision = "{written}"\n{ENGINE}', environment)
     assert settings.model[0].revision == found
 
 
-def test_a_variable_that_is_not_there_is_told_by_its_place_and_name() -> None:
+def test_a_missing_variable_is_reported_by_its_place_and_name() -> None:
     assert config_error(f'{MODEL}aliases = ["a", "${{NOWHERE}}"]\n{ENGINE}') == (
         "model[0].aliases[1]: environment variable NOWHERE is not set; set it, or write ${NOWHERE:-…} with a default"
     )
 
 
-def test_a_variable_can_hold_an_amount_but_no_number() -> None:
+def test_a_variable_can_hold_a_quantity_but_no_plain_number() -> None:
     assert parse_config(f'[cache]\nttl = "${{TTL}}"\n{MINIMAL}', TTL="5m").cache.ttl == Seconds(300)
     assert config_error(f'[router]\nport = "${{PORT}}"\n{MINIMAL}', PORT="80") == (
         "router.port: '${PORT}' is not an integer from 1 to 65535; a number cannot be set from the environment"
@@ -253,7 +253,7 @@ def test_the_environment_of_the_process_is_the_default(tmp_path: Path, monkeypat
         ("header", ["acme", "other"], ["acme", "other"]),
     ],
 )
-def test_the_tenants_are_those_of_the_file_and_the_default_where_nobody_is_asked(
+def test_the_tenants_are_those_of_the_file_and_the_default_one_in_open_mode(
     mode: str, names: list[str], found: list[str]
 ) -> None:
     tables = "".join(f'[[tenant]]\nname = "{name}"\n' for name in names)
@@ -268,12 +268,12 @@ def test_the_private_redis_listens_in_the_state_folder(tmp_path: Path) -> None:
     assert settings.redis_url == f"unix://{tmp_path}/s/redis.sock"
 
 
-def test_the_socket_of_a_deep_state_folder_still_has_a_path_that_the_kernel_takes(tmp_path: Path) -> None:
+def test_the_socket_of_a_deep_state_folder_still_has_a_path_that_the_kernel_accepts(tmp_path: Path) -> None:
     deep = [parse_config(f'[router]\nstate = "{tmp_path}/{"x" * 120}{n}"\n{MINIMAL}').redis_socket for n in range(2)]
     assert all(len(str(path)) <= 100 for path in deep)
     assert deep[0] != deep[1]
 
 
-def test_another_redis_is_asked_by_its_own_url() -> None:
+def test_another_redis_is_used_by_its_own_url() -> None:
     for url in ("redis://h:1/2", "rediss://h", "unix:///tmp/x.sock"):
         assert parse_config(f'[cache]\nurl = "{url}"\n{MINIMAL}').redis_url == url

@@ -19,7 +19,7 @@ from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_er
 # Completeness
 
 
-def test_mistakes_of_every_kind_are_told_at_once_in_the_order_of_the_file() -> None:
+def test_mistakes_of_every_kind_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = """
         [router]
         prot = 1
@@ -67,7 +67,7 @@ def test_each_line_names_the_file(tmp_path: Path) -> None:
     assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [str(path)] * 2
 
 
-def test_each_variable_that_is_missing_is_told() -> None:
+def test_each_missing_variable_is_reported() -> None:
     text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
     assert [said.split(";")[0] for said in mistakes(text)] == [
         f"engine[0].url: environment variable {name} is not set" for name in ("HOST", "PORT")
@@ -118,7 +118,7 @@ SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB
         ),
     ],
 )
-def test_what_only_follows_from_a_mistake_is_not_told(text: str, said: str) -> None:
+def test_consequences_of_a_mistake_are_not_reported(text: str, said: str) -> None:
     assert config_error(text) == said
 
 
@@ -161,7 +161,7 @@ ADDRESS: Final = f"redis://:{SECRET}@h"
         MINIMAL.replace('"llama"\nurl', '"${KEY}"\nurl'),
     ],
 )
-def test_what_may_be_a_secret_is_never_told(text: str) -> None:
+def test_values_that_may_be_secret_are_never_shown(text: str) -> None:
     assert SECRET not in "\n".join(mistakes(text, KEY=SECRET))
 
 
@@ -233,7 +233,7 @@ def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(nearly_good())
-def test_what_is_read_is_what_msgspec_reads(raw: dict[str, Any]) -> None:
+def test_the_settings_are_those_that_msgspec_reads(raw: dict[str, Any]) -> None:
     walk = Walk({"A": "x", "B": "x"})
     parsed = walk.read(Settings, raw)
     filled = json.loads(json.dumps(raw, default=str).replace("${A}", "x").replace("${B}", "x"))

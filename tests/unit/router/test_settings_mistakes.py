@@ -132,7 +132,7 @@ SCHEMES: Final = (
         ("[tenant]\n", "tenant is not a list; write [[tenant]]"),
     ],
 )
-def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_place(text: str, said: str) -> None:
     assert config_error(text + MINIMAL) == said
 
 
@@ -240,12 +240,12 @@ def test_a_mistake_is_told_by_its_place(text: str, said: str) -> None:
         ),
     ],
 )
-def test_a_mistake_about_models_and_engines_is_told_by_its_place(text: str, said: str) -> None:
+def test_a_mistake_about_models_and_engines_is_reported_with_its_place(text: str, said: str) -> None:
     assert config_error(text) == said
 
 
 @pytest.mark.parametrize("text", ["[", "a = ", "x = 1\nx = 2\n", "a = \x00", "[router]\n[router]\n"])
-def test_what_is_no_toml_is_told_with_its_line(text: str) -> None:
+def test_invalid_toml_is_reported_with_its_line(text: str) -> None:
     assert re.match(r"not valid TOML: .*line \d", config_error(text)) or "end of document" in config_error(text)
 
 
@@ -258,14 +258,14 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{path}: {said}")
 
 
-def test_a_file_that_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported_by_its_name(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.toml", tmp_path):
         with pytest.raises(ConfigurationError, match=re.escape(str(path))):
             load(path, {})
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 10_000, "[" + "a." * 100_000 + "a]"])
-def test_what_is_too_much_for_a_parser_is_told_too(text: str) -> None:
+def test_input_that_is_too_much_for_a_parser_is_reported_too(text: str) -> None:
     with pytest.raises(ConfigurationError):
         parse_config(text)
 
@@ -276,7 +276,7 @@ def test_a_number_of_any_length_is_refused() -> None:
     )
 
 
-def test_a_mark_of_the_byte_order_at_the_start_is_read_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_at_the_start_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
     assert load(path, {}) == parse_config(MINIMAL)

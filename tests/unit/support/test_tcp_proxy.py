@@ -89,7 +89,7 @@ async def is_silent(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("held", ["listening", "commands"])
-async def test_one_kind_of_connection_is_held_and_the_other_goes_on(rig: Rig, held: ConnectionKind) -> None:
+async def test_one_kind_of_connection_is_held_and_the_other_continues(rig: Rig, held: ConnectionKind) -> None:
     clients = {kind: await connect(rig, kind) for kind in ("listening", "commands", None)}
     assert await rig.proxy.inject(ConnectionFault("hold", held, seconds=LONG)) == 1
     for kind, client in clients.items():
@@ -100,7 +100,7 @@ async def test_one_kind_of_connection_is_held_and_the_other_goes_on(rig: Rig, he
             assert await client.reply() == b"+PONG"
 
 
-async def test_what_was_held_comes_when_the_time_is_over(rig: Rig) -> None:
+async def test_held_data_is_forwarded_when_the_time_is_over(rig: Rig) -> None:
     client = await connect(rig, "commands")
     began = asyncio.get_running_loop().time()
     assert await rig.proxy.inject(ConnectionFault("hold", seconds=0.2)) == 1
@@ -109,7 +109,7 @@ async def test_what_was_held_comes_when_the_time_is_over(rig: Rig) -> None:
     assert await client.ask("PING") == b"+PONG"
 
 
-async def test_a_reply_can_be_lost_although_the_command_is_done(rig: Rig) -> None:
+async def test_a_reply_can_be_lost_although_the_command_is_executed(rig: Rig) -> None:
     client = await connect(rig, "commands")
     assert await rig.proxy.inject(ConnectionFault("lose", seconds=0.1)) == 1
     with pytest.raises(ConnectionError):
@@ -117,7 +117,7 @@ async def test_a_reply_can_be_lost_although_the_command_is_done(rig: Rig) -> Non
     assert await rig.redis.command("GET", "k") == "v"
 
 
-async def test_a_cut_breaks_what_it_is_meant_for_and_new_connections_are_well(rig: Rig) -> None:
+async def test_a_cut_closes_the_selected_connections_and_new_ones_work(rig: Rig) -> None:
     cut, other = await connect(rig, "commands"), await connect(rig, None)
     assert await rig.proxy.inject(ConnectionFault("cut")) == 1
     with pytest.raises(ConnectionError):
@@ -127,7 +127,7 @@ async def test_a_cut_breaks_what_it_is_meant_for_and_new_connections_are_well(ri
     assert await again.ask("PING") == b"+PONG"
 
 
-async def test_one_of_several_can_be_picked_and_pieces_can_be_late(rig: Rig) -> None:
+async def test_one_of_several_connections_can_be_selected_and_data_can_be_delayed(rig: Rig) -> None:
     clients = [await connect(rig, "commands") for _ in range(3)]
     assert await rig.proxy.inject(ConnectionFault("cut", pick=0.5)) == 1
     with pytest.raises(ConnectionError):

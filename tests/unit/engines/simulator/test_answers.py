@@ -50,18 +50,18 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
         assert shown_text == text[: text.find(matched)]
 
 
-def test_the_same_seed_says_the_same_and_another_seed_something_else() -> None:
+def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
     texts = ["".join(token.text for token in generate_tokens(OutputSpec(seed, "What is steam?"))) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_answer_ends_by_itself_after_some_dozens_of_tokens(seed: int) -> None:
+def test_a_response_ends_by_itself_after_some_dozens_of_tokens(seed: int) -> None:
     code = seed % 2 == 0
     assert 40 <= len(list(generate_tokens(OutputSpec(seed, "prompt", code=code)))) <= 140
 
 
-def test_a_longer_answer_begins_with_the_shorter_one() -> None:
+def test_a_longer_response_begins_with_the_shorter_one() -> None:
     short = list(generate_tokens(OutputSpec(7, "prompt", token_count=10)))
     long = list(islice(generate_tokens(OutputSpec(7, "prompt", ignore_eos=True)), 500))
     assert len(short) == 10
@@ -69,7 +69,7 @@ def test_a_longer_answer_begins_with_the_shorter_one() -> None:
     assert len(long) == 500
 
 
-def test_a_thinking_answer_reasons_first() -> None:
+def test_a_reasoning_response_reasons_first() -> None:
     kinds = [token.kind for token in generate_tokens(OutputSpec(7, "prompt", reasoning=True))]
     turn = kinds.index(TokenKind.CONTENT)
     assert turn > 0
@@ -81,11 +81,11 @@ def test_a_thinking_answer_reasons_first() -> None:
     ("prompt", "code"),
     [("def f(x):", True), ("Refactor this class", True), ("for (;;) {\n", True), ("Who was Stephenson?", False)],
 )
-def test_prompts_for_code_are_told_from_chat(prompt: str, code: bool) -> None:
+def test_prompts_for_code_are_distinguished_from_chat(prompt: str, code: bool) -> None:
     assert looks_like_code(prompt) is code
 
 
-def test_a_document_fits_its_schema() -> None:
+def test_a_document_matches_its_schema() -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x"]}, "c": {"type": "array", "items": {"const": 3}}},
@@ -109,7 +109,7 @@ def test_markers_and_json_have_one_vocabulary() -> None:
     [{"fault": "nonsense"}, {"fault": "stall", "after": "x"}, {"fault": "stall", "afterwards": 1}, {"fault": "status"},
      {"fault": "stall", "times": 0}, {"fault": "drop", "how": "gently"}, {"fault": "say", "base64": "%"}],
 )  # fmt: skip
-def test_a_wish_outside_of_the_vocabulary_is_an_error(wish: dict[str, object]) -> None:
+def test_an_unknown_fault_or_option_is_an_error(wish: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"fault|option|times|is no"):
         FaultRegistry().add(wish)
 
@@ -127,7 +127,7 @@ def test_a_model_length_beyond_the_kv_cache_is_refused() -> None:
         SimulatorSettings(model="m", kv_blocks=4, max_model_len=100)
 
 
-def test_prefixes_are_shared_and_stay_cached_until_the_room_is_needed() -> None:
+def test_prefixes_are_shared_and_stay_cached_until_the_space_is_needed() -> None:
     pool = BlockPool(11)
     prompt = list(range(40))
     hashes = block_hashes(0, prompt)
@@ -152,7 +152,7 @@ def test_prefixes_are_shared_and_stay_cached_until_the_room_is_needed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 30)), max_size=30))
-def test_the_scheduler_never_hands_out_more_than_it_has_and_gets_all_back(work: list[tuple[int, int, int]]) -> None:
+def test_the_scheduler_never_allocates_more_than_it_has_and_gets_all_back(work: list[tuple[int, int, int]]) -> None:
     scheduler = Scheduler(BlockPool(8), 3)
     sequences = []
     for salt, length, grown in work:
@@ -170,7 +170,7 @@ def test_the_scheduler_never_hands_out_more_than_it_has_and_gets_all_back(work: 
     assert (scheduler.running, scheduler.waiting, scheduler.pool.used) == (0, 0, 0)
 
 
-def test_a_sequence_that_needs_room_preempts_the_last_admitted_one() -> None:
+def test_a_sequence_that_needs_space_preempts_the_last_admitted_one() -> None:
     scheduler = Scheduler(BlockPool(5), 8)
     old, young = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
     scheduler.submit(old)

@@ -87,7 +87,7 @@ def events(body: bytes) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_a_json_answer_has_the_shape_of_vllms(engines: BothEngines, name: str) -> None:
+async def test_a_json_response_has_the_shape_of_vllms(engines: BothEngines, name: str) -> None:
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
@@ -117,19 +117,19 @@ async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engin
     assert shape([chunk_events for (chunk_events,) in actual]) == shape(list(events(body)))
 
 
-async def test_a_dying_engine_ends_a_stream_with_vllms_very_bytes(engines: BothEngines) -> None:
+async def test_a_dying_engine_ends_a_stream_with_the_bytes_of_vllm(engines: BothEngines) -> None:
     _, _, chunks = await simulated(engines, "core-killed-stream")
     _, _, body = captured("core-killed-stream")
     assert b"".join(chunks[-2:]) == b"\n\n".join(body.split(b"\n\n")[-3:])
 
 
-async def test_a_dying_engine_ends_a_message_with_vllms_very_bytes(engines: BothEngines) -> None:
+async def test_a_dying_engine_ends_a_message_with_the_bytes_of_vllm(engines: BothEngines) -> None:
     _, _, chunks = await simulated(engines, "messages-core-killed-stream")
     _, _, body = captured("messages-core-killed-stream")
     assert chunks[-1] == body.split(b"\n\n")[-2] + b"\n\n"
 
 
-async def test_the_request_id_of_the_client_is_in_the_answers_id(engines: BothEngines) -> None:
+async def test_the_request_id_of_the_client_is_in_the_responses_id(engines: BothEngines) -> None:
     _, _, chunks = await simulated(engines, "chat-request-id")
     assert json.loads(b"".join(chunks))["id"] == "chatcmpl-my-id-1"
 

@@ -45,7 +45,7 @@ async def vectors(embedder: SimulatedEngine, *texts: str, **fields: Any) -> list
     return [item["embedding"] for item in json.loads(answer.body)["data"]]
 
 
-async def test_a_vector_is_that_of_its_text(embedder: SimulatedEngine) -> None:
+async def test_a_vector_depends_only_on_its_text(embedder: SimulatedEngine) -> None:
     sea, sky, again = await vectors(embedder, "sea", "sky", "sea")
     assert sea == again != sky
     assert [len(vector) for vector in (sea, sky)] == [64, 64]
@@ -66,7 +66,7 @@ async def test_embeddings_have_faults_too(embedder: SimulatedEngine, fault: str,
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_a_response_whose_engine_dies_just_breaks_off(engine: SimulatedEngine, after: int) -> None:
+async def test_a_response_whose_engine_dies_breaks_off(engine: SimulatedEngine, after: int) -> None:
     answer = await post(engine, "/v1/responses", input=f"Hi [[sim:error after={after}]]", stream=True)
     assert (answer.status, answer.complete) == (200, False)
     kinds = [event["type"] for event in typed_events(answer.body)]
@@ -75,7 +75,7 @@ async def test_a_response_whose_engine_dies_just_breaks_off(engine: SimulatedEng
     assert kinds.count("response.output_text.delta") == after
 
 
-async def test_a_response_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
+async def test_a_response_and_its_stream_have_the_same_content(engine: SimulatedEngine) -> None:
     request: dict[str, Any] = {"input": "Tell me of the sea", "instructions": "Be brief.", "temperature": 0}
     response = json.loads((await post(engine, "/v1/responses", **request)).body)
     events = typed_events((await post(engine, "/v1/responses", stream=True, **request)).body)
@@ -88,7 +88,7 @@ async def test_a_response_and_its_stream_say_the_same(engine: SimulatedEngine) -
     assert last == response
 
 
-async def test_a_message_and_its_stream_say_the_same(engine: SimulatedEngine) -> None:
+async def test_a_message_and_its_stream_have_the_same_content(engine: SimulatedEngine) -> None:
     request: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "enabled", "budget_tokens": 1024}}
     response = json.loads((await message(engine, **request)).body)
     events = typed_events((await message(engine, stream=True, **request)).body)
@@ -103,7 +103,7 @@ async def test_a_stop_sequence_ends_a_message_and_is_named(engine: SimulatedEngi
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "two")
 
 
-async def test_a_call_that_the_limit_cuts_off_is_shown_as_vllm_shows_it(engine: SimulatedEngine) -> None:
+async def test_a_tool_call_that_the_limit_truncates_has_the_form_of_vllm(engine: SimulatedEngine) -> None:
     schema = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
     tools = [{"name": "look", "input_schema": schema}]
     answer = await message(engine, "Look", max_tokens=4, tools=tools, tool_choice={"type": "any"})

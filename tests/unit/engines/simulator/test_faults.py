@@ -39,7 +39,7 @@ def texts(response: ReceivedResponse) -> list[str]:
     return [delta["content"] for delta in deltas if delta.get("content")]
 
 
-async def test_a_fault_set_by_the_control_endpoint_holds_as_often_as_it_says(engine: SimulatedEngine) -> None:
+async def test_a_fault_set_by_the_control_endpoint_applies_the_given_number_of_times(engine: SimulatedEngine) -> None:
     await engine.set_faults({"fault": "status", "code": 503, "times": 2})
     assert [(await ask(engine, "hello")).status for _ in range(3)] == [503, 503, 200]
 
@@ -51,12 +51,12 @@ async def test_cleared_faults_are_gone(engine: SimulatedEngine) -> None:
     assert await engine.metric("kv_cache_usage_perc") == 0
 
 
-async def test_a_fault_can_be_for_some_prompts_only(engine: SimulatedEngine) -> None:
+async def test_a_fault_can_apply_to_some_prompts_only(engine: SimulatedEngine) -> None:
     await engine.set_faults({"fault": "status", "code": 500, "match": "red"})
     assert [(await ask(engine, prompt)).status for prompt in ("red", "blue")] == [500, 200]
 
 
-async def test_an_unknown_fault_is_refused_by_both_ways(engine: SimulatedEngine) -> None:
+async def test_an_unknown_fault_is_refused_in_both_forms(engine: SimulatedEngine) -> None:
     async with httpx.AsyncClient() as http:
         assert (await http.post(f"{engine.url}/_sim/faults", json=[{"fault": "typo"}])).status_code == 400
         assert (await http.post(f"{engine.url}/_sim/faults", content=b"{")).status_code == 400
@@ -66,27 +66,27 @@ async def test_an_unknown_fault_is_refused_by_both_ways(engine: SimulatedEngine)
     assert b"unknown fault 'typo'" in response.body
 
 
-async def test_a_429_tells_when_to_come_back(engine: SimulatedEngine) -> None:
+async def test_a_429_has_a_retry_after(engine: SimulatedEngine) -> None:
     response = await ask(engine, "[[sim:status code=429 retry_after=7]]")
     assert (response.status, response.headers["retry-after"]) == (429, "7")
     assert json.loads(response.body)["error"]["code"] == 429
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_slow_first_token_comes_late(engine: SimulatedEngine, stream: bool) -> None:
+async def test_a_slow_first_token_arrives_late(engine: SimulatedEngine, stream: bool) -> None:
     started = time.monotonic()
     await ask(engine, "[[sim:ttft ms=150]]", stream=stream)
     assert time.monotonic() - started >= 0.15
 
 
-async def test_slow_tokens_come_at_their_rate(engine: SimulatedEngine) -> None:
+async def test_slow_tokens_arrive_at_their_rate(engine: SimulatedEngine) -> None:
     started = time.monotonic()
     await ask(engine, "[[sim:tps rate=100]] [[sim:tokens n=21]]")
     assert time.monotonic() - started >= 0.2
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-async def test_a_stall_sends_its_tokens_and_then_nothing_until_the_client_leaves(
+async def test_a_stall_sends_its_tokens_and_then_nothing_until_the_client_disconnects(
     engine: SimulatedEngine, after: int
 ) -> None:
     aborted = (await engine.stats())["aborted"]
@@ -106,7 +106,7 @@ async def test_a_stall_sends_its_tokens_and_then_nothing_until_the_client_leaves
     assert await engine.metric("num_requests_running") == 0
 
 
-async def test_a_client_that_leaves_a_json_request_frees_the_engine(engine: SimulatedEngine) -> None:
+async def test_a_client_that_disconnects_from_a_json_request_frees_the_engine(engine: SimulatedEngine) -> None:
     before = await engine.stats()
     counted = await engine.metric("request_success_total", finished_reason="abort")
     body = {"messages": [{"role": "user", "content": "[[sim:tps rate=5]]"}]}
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_a_json_request_frees_the_engine(engine: Simu
 
 
 @pytest.mark.parametrize("after", [0, 4])
-async def test_an_error_frame_comes_after_its_tokens_in_a_200(engine: SimulatedEngine, after: int) -> None:
+async def test_an_error_frame_follows_its_tokens_in_a_200(engine: SimulatedEngine, after: int) -> None:
     errors = await engine.metric("request_success_total", finished_reason="error")
     response = await ask(engine, f"[[sim:error after={after}]]")
     assert (response.status, response.complete, len(texts(response))) == (200, True, after)
@@ -130,7 +130,7 @@ async def test_an_error_frame_comes_after_its_tokens_in_a_200(engine: SimulatedE
 
 
 @pytest.mark.parametrize("after", [3, 4])
-async def test_an_error_comes_after_the_very_last_token_too(engine: SimulatedEngine, after: int) -> None:
+async def test_an_error_can_follow_the_very_last_token(engine: SimulatedEngine, after: int) -> None:
     response = await ask(engine, f"[[sim:tokens n=3]] [[sim:error after={after}]]")
     assert len(texts(response)) == 3
     assert response.chunks[-2].startswith(b'data: {"error": ')
@@ -184,13 +184,13 @@ async def test_json_in_a_200_is_malformed(engine: SimulatedEngine) -> None:
         texts(streamed)
 
 
-async def test_a_huge_answer_has_its_tokens(engine: SimulatedEngine) -> None:
+async def test_a_huge_response_has_its_tokens(engine: SimulatedEngine) -> None:
     async with SimulatedEngine(kv_blocks=10_000, max_model_len=100_000) as large:
         response = await ask(large, "[[sim:tokens n=20000]]")
     assert len(texts(response)) == 20_000
 
 
-async def test_an_exact_text_is_said(engine: SimulatedEngine) -> None:
+async def test_an_exact_text_is_generated(engine: SimulatedEngine) -> None:
     response = await ask(engine, "[[sim:say text=%20a%09b%0D%0Ae%CC%81%20%F0%9F%91%A9]]")
     assert "".join(texts(response)) == " a\tb\r\ne\u0301 \U0001f469"
 
@@ -203,7 +203,7 @@ async def test_the_byte_stream_is_cut_at_any_size(engine: SimulatedEngine, size:
     assert response.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_kv_usage_can_be_forced_renamed_and_left_out(engine: SimulatedEngine) -> None:
+async def test_kv_usage_can_be_set_renamed_and_omitted(engine: SimulatedEngine) -> None:
     await engine.set_faults({"fault": "kv", "usage": 0.95})
     assert await engine.metric("kv_cache_usage_perc") == 0.95
     await engine.set_faults({"fault": "kv", "usage": 0.5, "metric": "old"})
@@ -221,7 +221,7 @@ async def test_health_fails_while_completions_work(engine: SimulatedEngine) -> N
     assert (await send_request(engine.url, "GET", "/health")).status == 200
 
 
-async def test_requests_can_be_looked_at(engine: SimulatedEngine) -> None:
+async def test_requests_can_be_inspected(engine: SimulatedEngine) -> None:
     received = (await engine.stats())["received"]
     await ask(engine, "remember me")
     stats = await engine.stats(received=received + 1)

@@ -50,7 +50,7 @@ async def stream(engine: SimulatedEngine, path: str, **body: Any) -> list[dict[s
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-async def test_openais_client_reads_an_answer_and_its_stream_as_one_text(client: openai.AsyncOpenAI) -> None:
+async def test_openais_client_reads_a_response_and_its_stream_as_one_text(client: openai.AsyncOpenAI) -> None:
     conversation: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me about rivers"}]
     response = await client.chat.completions.create(model="tiny", messages=conversation)
     streamed = await client.chat.completions.create(
@@ -90,7 +90,9 @@ async def test_openais_client_lists_models(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["tiny", "alias"]
 
 
-async def test_answers_differ_between_prompts_models_and_parameters_and_not_otherwise(engine: SimulatedEngine) -> None:
+async def test_responses_differ_between_prompts_models_and_parameters_and_not_otherwise(
+    engine: SimulatedEngine,
+) -> None:
     async def said(prompt: str, **fields: Any) -> str:
         return str((await chat(engine, prompt, **fields))["choices"][0]["message"]["content"])
 
@@ -110,20 +112,20 @@ async def test_answers_differ_between_prompts_models_and_parameters_and_not_othe
         assert (await chat(undrafted, "What?"))["choices"][0]["message"]["content"] == same[0]
 
 
-async def test_max_tokens_cuts_an_answer_and_says_so(engine: SimulatedEngine) -> None:
+async def test_max_tokens_truncates_a_response_and_sets_the_finish_reason(engine: SimulatedEngine) -> None:
     full = await chat(engine, "Go on")
     cut = await chat(engine, "Go on", max_completion_tokens=5)
     assert full["choices"][0]["message"]["content"].startswith(cut["choices"][0]["message"]["content"])
     assert (cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"]) == ("length", 5)
 
 
-async def test_min_tokens_and_ignore_eos_lengthen_an_answer(engine: SimulatedEngine) -> None:
+async def test_min_tokens_and_ignore_eos_lengthen_a_response(engine: SimulatedEngine) -> None:
     assert (await chat(engine, "Go on", min_tokens=300))["usage"]["completion_tokens"] > 300
     assert (await chat(engine, "Go on", ignore_eos=True, max_tokens=400))["usage"]["completion_tokens"] == 400
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_stop_string_ends_an_answer_before_it(engine: SimulatedEngine, streamed: bool) -> None:
+async def test_a_stop_string_ends_a_response_before_it(engine: SimulatedEngine, streamed: bool) -> None:
     prompt = "[[sim:say text=one%20two%20three%20four]]"
     if streamed:
         conversation = [{"role": "user", "content": prompt}]
@@ -136,7 +138,7 @@ async def test_a_stop_string_ends_an_answer_before_it(engine: SimulatedEngine, s
     assert (text, choice["finish_reason"], choice["stop_reason"]) == ("one t", "stop", "wo thr")
 
 
-async def test_several_answers_are_several_texts(engine: SimulatedEngine) -> None:
+async def test_several_choices_are_several_texts(engine: SimulatedEngine) -> None:
     choices = (await chat(engine, "Vary", n=3))["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     assert len({choice["message"]["content"] for choice in choices}) == 3
@@ -145,7 +147,7 @@ async def test_several_answers_are_several_texts(engine: SimulatedEngine) -> Non
 @pytest.mark.parametrize(
     ("choice", "reason"), [("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")]
 )
-async def test_a_tool_is_called_and_its_arguments_come_in_pieces(
+async def test_a_tool_is_called_and_its_arguments_arrive_in_pieces(
     engine: SimulatedEngine, choice: object, reason: str
 ) -> None:
     conversation = [{"role": "user", "content": "Sunny?"}]
@@ -172,7 +174,7 @@ async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedE
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_thinking_comes_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:
+async def test_thinking_is_sent_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:
     on = {"chat_template_kwargs": {"enable_thinking": True}}
     conversation = [{"role": "user", "content": "Why?"}]
     events = await stream(
@@ -195,7 +197,7 @@ async def test_logprobs_name_every_token(engine: SimulatedEngine) -> None:
     assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
 
 
-async def test_usage_that_runs_along_grows_with_the_tokens(engine: SimulatedEngine) -> None:
+async def test_usage_in_every_event_grows_with_the_tokens(engine: SimulatedEngine) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(engine, "/v1/completions", prompt="once", max_tokens=16, stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events]
@@ -204,7 +206,7 @@ async def test_usage_that_runs_along_grows_with_the_tokens(engine: SimulatedEngi
     assert len(set(counts)) < 16, "a draft's tokens come several at a time"
 
 
-async def test_json_is_answered_where_json_is_asked_for(engine: SimulatedEngine) -> None:
+async def test_a_json_response_format_returns_json(engine: SimulatedEngine) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
     schema_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = await chat(engine, "Why?", response_format=schema_format)

@@ -24,7 +24,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_each_generation_says_its_name_and_is_noted_with_when_it_began_even_across_a_crash(
+async def test_each_generation_contains_its_name_and_is_logged_with_its_start_even_across_a_crash(
     tmp_path: Path,
 ) -> None:
     path, began = tmp_path / "generations", time.monotonic()
@@ -40,7 +40,7 @@ async def test_each_generation_says_its_name_and_is_noted_with_when_it_began_eve
     assert began <= noted[0]["at"] <= noted[1]["at"] <= time.monotonic()
 
 
-async def test_a_vector_holds_the_name_in_its_first_three_numbers(tmp_path: Path) -> None:
+async def test_a_vector_contains_the_name_in_its_first_three_numbers(tmp_path: Path) -> None:
     path = tmp_path / "generations"
     async with SimulatedEngine(runner="pooling", generations=path) as engine:
         answer = await post(engine, "/v1/embeddings", {"model": "simulated", "input": "sea"})
@@ -51,7 +51,7 @@ async def test_a_vector_holds_the_name_in_its_first_three_numbers(tmp_path: Path
 
 
 @pytest.mark.parametrize("fault", ["[[sim:status code=500]]", "[[sim:status code=429]]"])
-async def test_what_is_refused_is_no_generation(tmp_path: Path, fault: str) -> None:
+async def test_a_refused_request_is_not_a_generation(tmp_path: Path, fault: str) -> None:
     path = tmp_path / "generations"
     async with SimulatedEngine(generations=path) as engine:
         body = {"model": "simulated", "messages": [{"role": "user", "content": fault}]}

@@ -44,7 +44,7 @@ async def test_it_ends_within_a_second_while_generations_stall() -> None:
             await leaving
 
 
-async def test_it_comes_back_on_the_same_port_after_a_crash() -> None:
+async def test_it_restarts_on_the_same_port_after_a_crash() -> None:
     async with SimulatedEngine() as engine:
         url = engine.url
         assert await engine.kill() == -9
@@ -61,7 +61,7 @@ async def test_it_exits_with_a_code_after_its_tokens() -> None:
         assert await engine.wait_for_exit() == 7
 
 
-async def test_a_wrong_option_is_told() -> None:
+async def test_an_invalid_option_is_reported() -> None:
     with pytest.raises(RuntimeError, match="exit code 2"):
         await SimulatedEngine(kv_blocks=4, max_model_len=1000).start()
 
@@ -77,7 +77,7 @@ async def test_tokens_are_counted_as_usage_says() -> None:
         assert await engine.metric("e2e_request_latency_seconds_count") == 3
 
 
-async def test_a_prompt_seen_before_hits_the_prefix_cache_but_for_its_last_block() -> None:
+async def test_a_repeated_prompt_hits_the_prefix_cache_except_for_its_last_block() -> None:
     async with SimulatedEngine() as engine:
         prompt = "word " * 200
         await complete(engine, prompt)
@@ -90,7 +90,7 @@ async def test_a_prompt_seen_before_hits_the_prefix_cache_but_for_its_last_block
         assert await engine.metric("prefix_cache_hits_total") == hits
 
 
-async def test_requests_wait_for_room_and_kv_usage_follows_those_that_run() -> None:
+async def test_requests_wait_for_space_and_kv_usage_follows_the_running_ones() -> None:
     async with SimulatedEngine(max_num_seqs=2, kv_blocks=101, max_model_len=512) as engine:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(complete(engine, f"{n} [[sim:stall after=1]]")) for n in range(3)]
@@ -106,7 +106,7 @@ async def test_requests_wait_for_room_and_kv_usage_follows_those_that_run() -> N
         assert await engine.metric("num_requests_waiting") == 0
 
 
-async def test_too_little_room_preempts_and_every_answer_still_comes_whole() -> None:
+async def test_too_little_space_preempts_and_every_response_is_still_complete() -> None:
     # At this rate all are in flight together, however slow the machine is.
     async with SimulatedEngine(kv_blocks=13, max_model_len=128, tokens_per_second=400) as engine:
         jobs = [complete(engine, f"{n} tell", max_tokens=100, ignore_eos=True) for n in range(4)]
@@ -117,7 +117,7 @@ async def test_too_little_room_preempts_and_every_answer_still_comes_whole() -> 
         assert [a["choices"][0]["text"] for a in answers] == [a["choices"][0]["text"] for a in alone]
 
 
-async def test_a_draft_is_accepted_as_often_as_it_is_told() -> None:
+async def test_a_draft_is_accepted_at_the_configured_rate() -> None:
     async with SimulatedEngine(draft="d", num_speculative_tokens=3, acceptance=0.6) as engine:
         await complete(engine, "go", max_tokens=4000, ignore_eos=True)
         drafts = await engine.metric("spec_decode_num_drafts_total")
@@ -132,7 +132,7 @@ async def test_a_draft_is_accepted_as_often_as_it_is_told() -> None:
         assert await engine.metric("generation_tokens_total") == 4000
 
 
-async def test_a_pace_holds_for_each_request() -> None:
+async def test_a_pace_applies_to_each_request() -> None:
     async with SimulatedEngine(ttft_ms=100, tokens_per_second=200) as engine:
         started = time.monotonic()
         await asyncio.gather(*(complete(engine, f"{n}", max_tokens=21, ignore_eos=True) for n in range(30)))

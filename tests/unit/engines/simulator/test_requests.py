@@ -76,7 +76,7 @@ def test_any_messages_are_read_or_refused(messages: list[object]) -> None:
     assert isinstance(result, GenerationRequest) or refused_well(result)
 
 
-def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() -> None:
+def test_parameters_that_only_limit_the_output_do_not_change_the_text() -> None:
     voices = {
         chat_request({"messages": MESSAGES, **more}, SETTINGS).sampling_hash
         for more in ({}, {"max_tokens": 5}, {"stop": "x"}, {"stream": True}, {"user": "u"}, {"n": 2})
@@ -85,7 +85,7 @@ def test_parameters_that_only_limit_what_is_seen_do_not_change_what_is_said() ->
 
 
 @pytest.mark.parametrize("more", [{"temperature": 0}, {"seed": 1}, {"top_p": 0.5}, {"logit_bias": {"5": 1}}])
-def test_parameters_that_change_an_answer_change_what_is_said(more: dict[str, object]) -> None:
+def test_parameters_that_change_a_response_change_the_text(more: dict[str, object]) -> None:
     plain, changed = ({"messages": MESSAGES, **fields} for fields in ({}, more))
     assert chat_request(plain, SETTINGS).sampling_hash != chat_request(changed, SETTINGS).sampling_hash
 

@@ -35,7 +35,7 @@ class Thing:
 '''
 
 
-def test_a_documented_function_is_taken_whole_and_says_what_it_does() -> None:
+def test_a_documented_function_is_taken_completely_with_its_description() -> None:
     (passage,) = documented_functions(SOURCE)
     assert passage.subject == "whole"
     assert passage.does == "put an item into a list, and say so."
@@ -49,7 +49,7 @@ def test_sources_are_read_without_importing_their_modules() -> None:
     assert "symtable" not in sys.modules
 
 
-def test_a_module_that_this_python_lacks_is_passed_over() -> None:
+def test_a_module_that_this_python_lacks_is_skipped() -> None:
     assert list(source_texts(["no_such_module_here", "sys"])) == []
 
 
@@ -69,7 +69,7 @@ def test_there_is_enough_text_on_this_machine_and_it_is_the_same_each_time(task:
     assert collect_passages(task, 80) == passages
 
 
-def test_another_seed_gathers_other_texts() -> None:
+def test_another_seed_selects_other_texts() -> None:
     assert collect_passages("code", 20, seed=1) != collect_passages("code", 20, seed=2)
 
 
@@ -79,7 +79,7 @@ def test_a_distribution_without_reference_pages_leaves_only_code(monkeypatch: py
     assert len(collect_passages("code", 10)) == 10
 
 
-def test_every_passage_is_asked_for_in_as_many_ways_as_wanted() -> None:
+def test_every_passage_has_the_requested_number_of_questions() -> None:
     passages = collect_passages("code", 5) + collect_passages("chat", 5)
     questions = dialogues(passages, each=3)
     assert len({(dialogue.question, dialogue.answer) for dialogue in questions}) == 30

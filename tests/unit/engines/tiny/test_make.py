@@ -28,7 +28,7 @@ def engines_of_the_configuration(models: str) -> list[EngineSpec]:
     return msgspec.convert(tomllib.loads(text)["engine"], list[EngineSpec])
 
 
-def test_a_folder_appears_whole_and_marked(tmp_path: Path) -> None:
+def test_a_folder_appears_complete_and_marked(tmp_path: Path) -> None:
     out = tmp_path / "models"
     with atomic_replace(out, "v1") as making:
         (making / "llama").mkdir()
@@ -39,7 +39,7 @@ def test_a_folder_appears_whole_and_marked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
-def test_a_making_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_creation_leaves_the_previous_folder(tmp_path: Path) -> None:
     out = tmp_path / "models"
     with atomic_replace(out, "v1") as making:
         (making / "old").touch()
@@ -56,7 +56,7 @@ def test_a_making_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
-def test_a_new_version_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_a_new_version_replaces_the_old_one_completely(tmp_path: Path) -> None:
     out = tmp_path / "models"
     for version in ("v1", "v2"):
         with atomic_replace(out, version) as making:
@@ -65,7 +65,7 @@ def test_a_new_version_replaces_the_old_one_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_was_not_made_here_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_a_folder_created_by_others_is_left_alone(tmp_path: Path, kind: str) -> None:
     out = tmp_path / "models"
     if kind == "file":
         out.write_text("mine")
@@ -108,13 +108,13 @@ def test_a_python_without_torch_gives_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("arguments", [[], ["make"], ["make", "--out", "x", "--seconds", "0"], ["break"]])
-def test_wrong_use_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_of:
         main(arguments)
     assert exit_of.value.code == 2
 
 
-def test_progress_is_plain_lines_where_no_terminal_is() -> None:
+def test_progress_is_plain_lines_without_a_terminal() -> None:
     stream = io.StringIO()
     with progress(stream) as stage, stage("train llama") as report:
         report(0.5, 3.0)
@@ -124,20 +124,20 @@ def test_progress_is_plain_lines_where_no_terminal_is() -> None:
     assert re.fullmatch(r"train llama: \d+ s, loss 2\.00", last)
 
 
-def test_a_target_is_made_before_its_drafts_and_the_shares_of_time_make_a_whole() -> None:
+def test_a_target_is_created_before_its_drafts_and_the_shares_of_time_add_up_to_one() -> None:
     names = [plan.name for plan in MODELS]
     assert all(plan.target is None or plan.target in names[: names.index(plan.name)] for plan in MODELS)
     assert sum(plan.share for plan in MODELS) == pytest.approx(1)
 
 
-def test_heads_are_as_large_as_vllm_wants_them_and_shared_evenly() -> None:
+def test_heads_have_the_size_that_vllm_requires_and_are_divided_evenly() -> None:
     for plan in MODELS:
         assert plan.shape.hidden % plan.shape.heads == 0
         assert plan.shape.hidden // plan.shape.heads >= 32
         assert plan.shape.heads % 2 == 0
 
 
-def test_the_configuration_starts_exactly_the_models_that_are_made() -> None:
+def test_the_configuration_starts_exactly_the_models_that_are_created() -> None:
     expected = {
         Path(model).name
         for spec in engines_of_the_configuration("/models")
@@ -153,7 +153,7 @@ def test_the_configuration_names_the_version_of_the_models_as_their_revision() -
     assert {model["revision"] for model in models} == {VERSION}
 
 
-def test_the_engines_of_the_configuration_are_told_that_only_qwen_has_another_vocabulary() -> None:
+def test_the_configuration_marks_only_qwen_as_having_another_vocabulary() -> None:
     collected = {}
     for spec in engines_of_the_configuration("/models"):
         argv = vllm_argv(spec, "python")
@@ -163,7 +163,7 @@ def test_the_engines_of_the_configuration_are_told_that_only_qwen_has_another_vo
     assert collected == {"llama-chat": True, "llama-code": False, "mistral": False}
 
 
-def test_the_worker_extension_of_the_configuration_is_there() -> None:
+def test_the_worker_extension_of_the_configuration_exists() -> None:
     for spec in engines_of_the_configuration("/models"):
         argv = vllm_argv(spec, "python")
         module, _, name = argv[argv.index("--worker-extension-cls") + 1].rpartition(".")

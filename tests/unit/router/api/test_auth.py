@@ -55,7 +55,7 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
     assert compared == [(hash_key(key), hash_key(key)) for key in (b"key-7777", b"key-3")]
 
 
-def test_where_the_door_is_open_everybody_is_the_default_tenant() -> None:
+def test_in_open_mode_every_client_is_the_default_tenant() -> None:
     for headers in ([], bearer(b"Bearer other-key"), bearer(b"nonsense"), [(b"x-tenant-id", b"acme")]):
         assert authenticator("open").authenticate(headers) == "default"
 
@@ -91,11 +91,11 @@ def test_the_scheme_is_known_in_any_case_and_with_any_space(value: bytes) -> Non
         [(b"x-tenant-id", b"acme")],
     ],
 )
-def test_no_identity_where_one_is_demanded_is_refused(headers: Headers) -> None:
+def test_a_missing_identity_is_refused_where_one_is_required(headers: Headers) -> None:
     refused("keys", headers)
 
 
-def test_two_identities_are_none() -> None:
+def test_two_identities_are_refused() -> None:
     refused("keys", [*bearer(b"Bearer acme-key"), *bearer(b"Bearer other-key")])
     refused("keys", [*bearer(b"Bearer acme-key"), *bearer(b"Bearer acme-key")])
     refused("header", [(b"x-tenant-id", b"acme"), (b"x-tenant-id", b"other")])
@@ -112,12 +112,12 @@ def test_a_trusted_proxy_names_the_tenant() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"nobody", b"ACME", b" acme", b"acme,other", b"\xff", b"default"])
-def test_a_proxy_can_only_name_a_tenant_that_there_is(value: bytes) -> None:
+def test_a_proxy_can_only_name_a_tenant_that_exists(value: bytes) -> None:
     refused("header", [(b"x-tenant-id", value)])
     refused("header", bearer(b"Bearer acme-key"))
 
 
-def test_a_refusal_tells_nothing_of_the_key_that_was_sent() -> None:
+def test_a_refusal_reveals_nothing_of_the_key_that_was_sent() -> None:
     with pytest.raises(ApiError) as caught:
         authenticator("keys").authenticate(bearer(b"Bearer hunter2"))
     assert b"hunter2" not in caught.value.body()
@@ -135,7 +135,7 @@ DOOR = AdminAuthenticator([hash_key(b"first"), hash_key(b"second")])
 
 
 @pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
-def test_an_administrators_key_opens_the_door(value: bytes) -> None:
+def test_an_admin_key_is_accepted(value: bytes) -> None:
     DOOR.check(bearer(value))
 
 
@@ -147,14 +147,14 @@ def test_an_administrators_key_opens_the_door(value: bytes) -> None:
         [(b"x-api-key", b"first")],
     ],
 )  # fmt: skip
-def test_without_it_the_door_stays_shut(headers: Headers) -> None:
+def test_a_request_without_an_admin_key_is_refused(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
         DOOR.check(headers)
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
 @pytest.mark.parametrize("headers", [[], bearer(b"Bearer "), bearer(b"Bearer first")])
-def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Headers) -> None:
+def test_without_admin_keys_every_request_is_refused(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
         AdminAuthenticator([]).check(headers)
     assert (caught.value.status, caught.value.code) == (403, "admin_closed")
@@ -163,7 +163,7 @@ def test_where_nobody_is_an_administrator_the_door_is_closed_to_all(headers: Hea
 # Where x-api-key is taken
 
 
-def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
+def test_a_key_in_x_api_key_counts_only_where_it_is_accepted() -> None:
     headers = [(b"x-api-key", b"acme-key")]
     assert authenticator("keys").authenticate(headers, allow_x_api_key=True) == "acme"
     refused("keys", headers)
@@ -182,7 +182,7 @@ def test_a_key_in_x_api_key_counts_only_where_it_is_taken() -> None:
         [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer wrong")],
     ],
 )
-def test_two_keys_are_none_and_neither_is_a_wrong_one(headers: Headers) -> None:
+def test_two_different_or_wrong_keys_are_refused(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
         authenticator("keys").authenticate(headers, allow_x_api_key=True)
     assert caught.value.status == 401

@@ -26,7 +26,7 @@ def lines(heading: ResponseHeaders, facts: Exchange) -> list[bytes]:
     return rendered[:-2].split(b"\r\n")
 
 
-def test_each_answer_of_a_kind_has_its_own_id_key_and_age() -> None:
+def test_each_response_of_a_kind_has_its_own_id_key_and_age() -> None:
     heading = ResponseHeaders()
     for number in (1, 2):
         assert lines(heading, hit(number)) == [
@@ -41,7 +41,7 @@ def test_each_answer_of_a_kind_has_its_own_id_key_and_age() -> None:
         ]
 
 
-def test_kinds_are_not_taken_for_one_another() -> None:
+def test_kinds_of_responses_are_not_confused() -> None:
     heading = ResponseHeaders()
     heading.render(hit())
     missed = exchange()
@@ -55,7 +55,7 @@ def test_kinds_are_not_taken_for_one_another() -> None:
     assert {b"x-fallback: m", b"x-adjusted: seed, logprobs"} < {*lines(heading, missed)}
 
 
-def test_what_was_bypassed_shows_no_key() -> None:
+def test_a_bypassed_response_shows_no_key() -> None:
     facts = exchange()
     facts.cache_status, facts.bypass_reason = CacheStatus.BYPASS, BypassReason.NO_STORE
     rendered = lines(ResponseHeaders(), facts)
@@ -63,7 +63,7 @@ def test_what_was_bypassed_shows_no_key() -> None:
     assert not [line for line in rendered if line.startswith(b"x-cache-key:")]
 
 
-def test_a_value_says_what_it_says_whatever_characters_it_has() -> None:
+def test_a_value_is_unchanged_whatever_characters_it_has() -> None:
     facts = hit()
     facts.engine = "100%b %"
     assert b"x-engine: 100%b %" in lines(ResponseHeaders(), facts)

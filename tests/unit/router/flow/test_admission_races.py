@@ -44,7 +44,7 @@ class House:
             await asyncio.sleep(0)
 
 
-async def test_who_is_cancelled_in_the_moment_of_its_turn_passes_the_place_on() -> None:
+async def test_a_request_cancelled_at_the_moment_of_its_turn_passes_the_slot_on() -> None:
     house = House(engine("a"))
     held = await house.ask()
     first, second = house.ask(), house.ask()
@@ -58,7 +58,7 @@ async def test_who_is_cancelled_in_the_moment_of_its_turn_passes_the_place_on() 
     assert (house.engines[0].in_flight, house.waiting) == (0, 0)
 
 
-async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_and_none_is_lost() -> None:
+async def test_a_request_that_times_out_at_the_moment_of_its_turn_has_the_slot_or_not_and_none_is_lost() -> None:
     house = House(engine("a"), patience=0.02)
     held = await house.ask()
     waiting = [house.ask() for _ in range(3)]
@@ -75,7 +75,7 @@ async def test_who_is_too_late_in_the_moment_of_its_turn_has_the_place_or_not_an
     (await house.ask()).release()
 
 
-async def test_closing_a_place_twice_gives_it_back_once() -> None:
+async def test_releasing_a_slot_twice_releases_it_once() -> None:
     house = House(engine("a"))
     one = await house.ask()
     one.release()
@@ -85,7 +85,7 @@ async def test_closing_a_place_twice_gives_it_back_once() -> None:
     another.release()
 
 
-async def test_who_waits_for_an_engine_that_comes_back_begins_when_it_has() -> None:
+async def test_a_request_that_waits_for_a_recovering_engine_starts_when_it_is_back() -> None:
     a, b = engine("a"), engine("b")
     house = House(a, b)
     b.update_status(up=False)
@@ -101,7 +101,7 @@ async def test_who_waits_for_an_engine_that_comes_back_begins_when_it_has() -> N
     held.release()
 
 
-async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_came_back() -> None:
+async def test_a_newcomer_does_not_overtake_a_request_that_waits_for_a_recovered_engine() -> None:
     a, b = engine("a"), engine("b")
     house = House(a, b)
     b.update_status(up=False)
@@ -116,7 +116,7 @@ async def test_a_newcomer_does_not_get_ahead_of_who_waits_for_an_engine_that_cam
     assert (await second).engine is a
 
 
-async def test_who_waits_in_another_configurations_admission_is_told_of_a_place_too() -> None:
+async def test_a_request_in_the_admission_of_another_configuration_is_notified_of_a_free_slot_too() -> None:
     a = engine("a")
     before = House(a)
     held = await before.ask()
@@ -129,13 +129,13 @@ async def test_who_waits_in_another_configurations_admission_is_told_of_a_place_
     assert (a.in_flight, after.waiting) == (0, 0)
 
 
-async def test_where_all_engines_are_down_they_are_asked_nevertheless() -> None:
+async def test_where_all_engines_are_down_they_are_tried_nevertheless() -> None:
     a = engine("a")
     a.update_status(up=False)
     assert (await House(a).ask()).engine is a
 
 
-async def test_who_has_failed_at_an_engine_waits_for_the_others_alone() -> None:
+async def test_a_request_that_failed_at_an_engine_waits_only_for_the_others() -> None:
     a, b = engine("a"), engine("b")
     house = House(a, b)
     held = {place.engine.name: place for place in [await house.ask(), await house.ask()]}
@@ -148,7 +148,7 @@ async def test_who_has_failed_at_an_engine_waits_for_the_others_alone() -> None:
     assert (await waiting).engine is b
 
 
-async def test_an_engine_without_a_bound_lets_everybody_begin() -> None:
+async def test_an_engine_without_a_limit_admits_every_request() -> None:
     house = House(engine("a", None))
     places = await asyncio.gather(*(house.ask() for _ in range(500)))
     assert house.engines[0].in_flight == 500
@@ -158,7 +158,7 @@ async def test_an_engine_without_a_bound_lets_everybody_begin() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_however_they_come_and_go_the_bounds_hold_and_everything_is_given_back(seed: int) -> None:
+async def test_in_any_sequence_the_limits_hold_and_every_slot_is_released(seed: int) -> None:
     dice = random.Random(seed)
     house = House(engine("a", 2), engine("b", 3), patience=0.05)
     most = [0, 0]

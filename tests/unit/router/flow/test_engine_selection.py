@@ -65,7 +65,7 @@ def engine(name: str, *, speculates: bool | None = True, up: bool | None = True,
     return engine_
 
 
-def test_what_is_in_flight_counts_at_the_moment_at_which_the_engines_are_asked_for() -> None:
+def test_requests_in_flight_count_at_the_moment_of_the_selection() -> None:
     house = House(engine("a"), engine("b"))
     choice = house.chooser.select(chat(), "acme", None)
     house.engines["a"].in_flight = 1
@@ -86,7 +86,7 @@ BIASED: dict[str, Any] = {"logit_bias": {"5": 1}}
         ({"speculates": False}, {"speculates": False}, ["a", "b"], ()),
     ],
 )
-def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
+def test_a_request_that_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
     a: dict[str, Any], b: dict[str, Any], order: list[str], adjusted: tuple[str, ...]
 ) -> None:
     house = House(engine("a", **a), engine("b", **b))
@@ -96,13 +96,13 @@ def test_what_speculation_cannot_serve_goes_elsewhere_or_is_adjusted(
     assert there == {not adjusted}
 
 
-def test_an_engine_without_a_draft_that_is_too_small_is_no_way_out() -> None:
+def test_an_engine_without_a_draft_that_is_too_small_is_not_used() -> None:
     house = House(engine("a", max_model_len=8192), engine("b", speculates=False, max_model_len=100))
     choice = house.chooser.select(chat(max_tokens=500, **BIASED), "acme", None)
     assert ([one.name for one in choice.order_engines()], choice.adjusted_fields) == (["a"], ("logit_bias",))
 
 
-def test_a_drained_engine_is_no_way_out_and_is_not_tried_out() -> None:
+def test_a_drained_engine_is_not_used_and_not_explored() -> None:
     house = House(engine("a"), engine("b", speculates=False), engine("c"))
     house.engines["b"].drained = house.engines["c"].drained = True
     choice = house.chooser.select(chat(**BIASED), "acme", None)
@@ -113,20 +113,20 @@ def test_a_drained_engine_is_no_way_out_and_is_not_tried_out() -> None:
     assert house.order() == [], "which is a matter of time, and no fault of the request"
 
 
-def test_what_no_engine_could_take_is_refused() -> None:
+def test_a_request_that_is_too_long_for_every_engine_is_refused() -> None:
     house = House(engine("a", max_model_len=100), engine("b", max_model_len=200))
     with pytest.raises(ApiError, match="maximum context length is 200 tokens"):
         house.order(max_tokens=201)
     assert house.order(max_tokens=101) == ["b"]
 
 
-def test_the_engines_of_a_model_that_answers_in_its_place_come_after_its_own() -> None:
+def test_the_engines_of_a_fallback_model_come_after_its_own() -> None:
     house = House(engine("z"), engine("y", up=False), engine("b", model="phi"), engine("a", model="phi"))
     choice = house.chooser.select(chat(), "acme", None, ("llama", "phi"))
     assert [one.name for one in choice.order_engines()] == ["z", "y", "a", "b"]
 
 
-def test_a_crowded_engine_is_not_tried_out() -> None:
+def test_an_engine_with_a_backlog_is_not_explored() -> None:
     house = House(engine("a"), engine("b"))
     house.generated("a", 100)
     house.dice = 0.0
@@ -134,7 +134,7 @@ def test_a_crowded_engine_is_not_tried_out() -> None:
     assert house.order() == ["a", "b"]
 
 
-def test_the_label_decides_until_another_has_proved_faster() -> None:
+def test_the_label_decides_until_another_engine_is_measured_as_faster() -> None:
     house = House(engine("code", task="code"), engine("chat", task="chat"))
     assert house.order() == ["code", "chat"]
     house.generated("chat", 100)
@@ -152,21 +152,21 @@ def test_the_label_decides_until_another_has_proved_faster() -> None:
         {"failed_attempts": [("other", "timeout")]},
     ],
 )
-def test_what_did_not_go_well_says_nothing_of_the_speed(facts: dict[str, Any]) -> None:
+def test_a_failed_generation_does_not_measure_the_speed(facts: dict[str, Any]) -> None:
     house = House(engine("a"), engine("b"))
     house.generated("b", 100)
     house.generated("a", 10, **facts)
     assert house.order() == ["a", "b"]
 
 
-def test_a_generation_is_timed_from_its_dispatch_on_since_late_tokens_come_together() -> None:
+def test_a_generation_is_timed_from_its_dispatch_since_late_tokens_arrive_together() -> None:
     house = House(engine("a"))
     house.generated("a", 120, first_token_at=house.now - 0.001)
     house.chooser.on_probe_round()
     assert house.engines["a"].drafts["code"].tokens_per_second == pytest.approx(120)
 
 
-def test_a_share_of_the_requests_tries_what_is_least_known() -> None:
+def test_a_share_of_the_requests_explores_the_least_known_engine() -> None:
     house = House(engine("a"), engine("b"), engine("down", up=False))
     house.dice = 0.09
     assert house.order()[0] == "a"  # there is nothing to compare with yet
@@ -176,7 +176,7 @@ def test_a_share_of_the_requests_tries_what_is_least_known() -> None:
     assert house.order() == ["a", "b", "down"]
 
 
-def test_a_session_is_not_tried_out() -> None:
+def test_a_session_is_not_used_for_exploration() -> None:
     house = House(engine("a"), engine("b"))
     house.generated("a", 100)
     stays = house.order(session="s1")
@@ -184,7 +184,7 @@ def test_a_session_is_not_tried_out() -> None:
     assert house.order(session="s1") == stays
 
 
-def test_what_is_tried_fits_as_well() -> None:
+def test_an_explored_engine_fits_the_request() -> None:
     house = House(engine("a", max_model_len=8192), engine("b", max_model_len=1000))
     house.generated("a", 100)
     house.dice = 0.0
@@ -192,14 +192,14 @@ def test_what_is_tried_fits_as_well() -> None:
     assert house.order(max_tokens=900) == ["a", "b"]
 
 
-def test_replicas_are_one_and_need_not_be_tried() -> None:
+def test_replicas_are_one_unit_and_need_no_exploration() -> None:
     house = House(engine("a.1", family="a"), engine("a.2", family="a"))
     house.generated("a.1", 100, times=int(MIN_GENERATIONS))
     house.dice = 0.0
     assert house.order() == ["a.1", "a.2"]
 
 
-def test_a_draft_that_stops_paying_is_told_once_and_again_when_it_pays(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_draft_that_stops_paying_is_logged_once_and_again_when_it_pays(caplog: pytest.LogCaptureFixture) -> None:
     house = House(engine("a.1", family="a"), engine("a.2", family="a"))
     with caplog.at_level("INFO"):
         for steps, accepted in ((0, 0), (1000, 3000), (21_000, 3100), (21_500, 3110)):
@@ -217,7 +217,7 @@ def test_a_draft_that_stops_paying_is_told_once_and_again_when_it_pays(caplog: p
     ]
 
 
-def test_of_an_engine_without_a_draft_nothing_pays() -> None:
+def test_an_engine_without_a_draft_has_no_paying_task() -> None:
     house = House(engine("a", speculates=False), engine("b"))
     house.generated("a", 100)
     house.generated("b", 50)

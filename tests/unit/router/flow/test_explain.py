@@ -81,7 +81,7 @@ SAID = [
 BODY = {"model": "llama", "messages": SAID}
 
 
-async def test_a_request_whose_answer_is_stored_would_hit(client: Any, explain: Explain) -> None:
+async def test_a_request_whose_response_is_stored_would_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
     explanation = await explain(BODY)
     assert (explanation.result, explanation.reason, explanation.state, explanation.nearest) == (
@@ -99,7 +99,7 @@ async def test_a_request_whose_answer_is_stored_would_hit(client: Any, explain: 
     assert stream.state == "no-such-form"
 
 
-async def test_what_a_router_has_answered_would_hit_and_its_key_is_the_one_that_it_told(
+async def test_a_request_served_before_would_hit_and_its_key_is_the_one_in_its_header(
     router: RouterServer, config: str, client: Any
 ) -> None:
     settings = parse(config, {})
@@ -111,7 +111,7 @@ async def test_what_a_router_has_answered_would_hit_and_its_key_is_the_one_that_
         assert explanation.task == sent.headers["x-task"]
 
 
-async def test_the_key_is_told_part_by_part(explain: Explain) -> None:
+async def test_the_key_is_shown_part_by_part(explain: Explain) -> None:
     explanation = await explain({**BODY, "documents": [{"doc_id": "handbook", "text": "t"}]}, tenant="acme")
     parts = {part.part: part.value for part in explanation.parts}
     assert list(parts) == ["tenant", "model", "system", "rag", "query"]
@@ -124,12 +124,12 @@ async def test_the_key_is_told_part_by_part(explain: Explain) -> None:
     assert "Be brief" not in msgspec.json.encode(explanation).decode()
 
 
-async def test_a_request_without_system_text_or_context_says_so(explain: Explain) -> None:
+async def test_a_request_without_system_text_or_context_is_described_as_such(explain: Explain) -> None:
     made_of = {part.part: part.made_of for part in (await explain(chat_body("Hi"))).parts}
     assert (made_of["system"], made_of["rag"]) == ("no system text", "no retrieved context")
 
 
-async def test_with_nothing_stored_it_is_new(explain: Explain) -> None:
+async def test_without_entries_it_is_new(explain: Explain) -> None:
     explanation = await explain(BODY)
     assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "new", "absent")
     assert explanation.nearest is not None
@@ -166,7 +166,7 @@ async def test_a_miss_by_several_parts_names_them_all(client: Any, explain: Expl
     assert len(explanation.differs) == 4
 
 
-async def test_another_tenants_answer_explains_nothing(client: Any, explain: Explain) -> None:
+async def test_another_tenants_entry_explains_nothing(client: Any, explain: Explain) -> None:
     await answered(client, BODY, "acme")
     explanation = await explain(BODY)
     assert explanation.reason == "new"
@@ -175,20 +175,20 @@ async def test_another_tenants_answer_explains_nothing(client: Any, explain: Exp
     assert (await explain(BODY, tenant="acme")).result == "HIT"
 
 
-async def test_an_answer_that_has_outlived_its_time_is_no_hit(client: Any, explain: Explain) -> None:
+async def test_an_expired_entry_is_not_a_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY, created=time.time() - 100, ttl=50.0)
     explanation = await explain(BODY)
     assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "expired", "stale")
 
 
-async def test_the_answer_to_another_request_with_the_same_hashes_is_no_hit(client: Any, explain: Explain) -> None:
+async def test_the_entry_of_another_request_with_the_same_hashes_is_not_a_hit(client: Any, explain: Explain) -> None:
     await store_entry(client, read(BODY).key.text, make_entry(digest="e" * 64))
     explanation = await explain(BODY)
     assert (explanation.result, explanation.state) == ("MISS", "other-digest")
 
 
 @pytest.mark.parametrize("command", [("SET", "x"), ("HSET", "digest", "only"), ("HSET", b"\xff", b"\xff")])
-async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
+async def test_an_invalid_value_at_the_key_is_not_a_hit(
     client: Any, explain: Explain, command: tuple[Any, ...]
 ) -> None:
     await client.execute_command(command[0], read(BODY).key.text, *command[1:])
@@ -196,20 +196,22 @@ async def test_what_stands_at_the_key_and_is_no_entry_is_no_hit(
     assert (explanation.result, explanation.state) == ("MISS", "unreadable")
 
 
-async def test_an_answer_that_was_written_after_a_purge_of_it_is_no_hit(client: Any, explain: Explain) -> None:
+async def test_an_entry_written_after_its_purge_is_not_a_hit(client: Any, explain: Explain) -> None:
     await answered(client, BODY)
     await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # the entry has escaped the purge's deletion
     explanation = await explain(BODY)
     assert (explanation.result, explanation.state) == ("MISS", "purged")
 
 
-async def test_an_answer_that_only_a_stream_can_tell_is_no_hit_for_json(client: Any, explain: Explain) -> None:
+async def test_an_entry_that_can_only_be_streamed_is_not_a_hit_for_json(client: Any, explain: Explain) -> None:
     await answered(client, BODY, stream=encode_stream(StreamParts(), b"{}", None, lossless=False), body=b"{}")
     assert (await explain(BODY)).state == "no-such-form"
     assert (await explain({**BODY, "stream": True})).result == "HIT"
 
 
-async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: RedisServer, client: Any) -> None:
+async def test_a_request_that_the_configuration_excludes_is_not_looked_up(
+    redis_server: RedisServer, client: Any
+) -> None:
     one = explainer(redis_server.url, client, cache='store = "deterministic"')
     told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
     assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
@@ -226,7 +228,7 @@ async def test_what_the_configuration_leaves_out_is_not_looked_up(redis_server: 
         ({"messages": SAID}, {}, "model"),
     ],
 )
-async def test_what_the_router_would_refuse_is_refused(
+async def test_a_request_that_the_router_would_refuse_is_refused(
     explain: Explain, body: Any, about: dict[str, str], param: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
@@ -242,7 +244,7 @@ async def test_explaining_changes_nothing(client: Any, explain: Explain) -> None
     assert {name: await client.dump(name) for name in await client.keys("*")} == before
 
 
-async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
+async def test_without_redis_it_reports_that(own_redis: RedisServer) -> None:
     client = open_client(own_redis.url, timeout=1)
     with pytest.raises(RedisBackendError):
         await explainer(own_redis.url, client).explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
@@ -262,7 +264,7 @@ async def test_without_redis_it_says_so(own_redis: RedisServer) -> None:
         ),
     ],
 )
-async def test_an_uncacheable_request_is_explained_by_what_makes_it_so(
+async def test_an_uncacheable_request_is_explained_by_its_reason(
     explain: Explain, endpoint: Endpoint, fields: dict[str, Any], said: str
 ) -> None:
     explanation = await explain({"model": "llama", **fields}, path=endpoint.path)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["JSON", "stream"])
-async def test_whoever_waited_for_a_process_that_is_gone_is_answered_all_the_same(
+async def test_a_follower_of_a_process_that_is_gone_is_served_nevertheless(
     router: RouterServer, redis: Any, engines: EngineSet, *, stream: bool
 ) -> None:
     before = await router.chat("The sea?")
@@ -50,7 +50,7 @@ async def test_whoever_waited_for_a_process_that_is_gone_is_answered_all_the_sam
     assert chat_text(answer) == chat_text(before)
 
 
-async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_anew(
+async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_again(
     redis_server: RedisServer, redis: Any
 ) -> None:
     store = StoreFixture(redis_server.url)
@@ -82,7 +82,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     ("status", "is_the_clients"), [(400, True), (404, True), (422, True), (501, True), (429, False), (503, False)]
 )
 @pytest.mark.parametrize("led_here", [True, False], ids=["here", "elsewhere"])
-async def test_a_refusal_is_the_leaders_alone_since_it_can_be_about_what_is_no_part_of_the_key(
+async def test_a_refusal_applies_only_to_the_leader_since_it_may_depend_on_fields_outside_the_key(
     status: int, is_the_clients: bool, led_here: bool
 ) -> None:
     coalescer = Coalescer(
@@ -101,7 +101,7 @@ async def test_a_refusal_is_the_leaders_alone_since_it_can_be_about_what_is_no_p
 
 
 @pytest.mark.parametrize("turns", range(3))
-async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
+async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_claim_behind(
     redis_server: RedisServer, redis: Any, turns: int
 ) -> None:
     store = StoreFixture(redis_server.url)
@@ -124,7 +124,7 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     await store.aclose()
 
 
-async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behind(
+async def test_a_client_that_leaves_a_flight_during_its_takeover_leaves_no_claim_behind(
     redis_server: RedisServer, redis: Any
 ) -> None:
     store = StoreFixture(redis_server.url)
@@ -189,7 +189,7 @@ async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServ
     await store.aclose()
 
 
-async def test_a_claim_that_was_free_at_the_second_asking_is_given_up_as_any_other(
+async def test_a_claim_that_was_free_at_the_second_request_is_released_like_any_other(
     redis_server: RedisServer, redis: Any
 ) -> None:
     store = StoreFixture(redis_server.url)

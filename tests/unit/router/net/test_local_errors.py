@@ -11,7 +11,7 @@ from router.net.redis.errors import RedisBackendError
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
-def test_what_this_machine_lacks_is_its_own_fault_and_is_named(number: int) -> None:
+def test_exhausted_resources_of_this_machine_are_local_errors_and_are_named(number: int) -> None:
     error = OSError(number, "Connect call failed ('10.0.0.1', 6379)")
     cause = local_cause(error)
     assert cause
@@ -33,11 +33,11 @@ def test_any_other_error_may_be_the_servers(error: Exception) -> None:
     assert str(RedisBackendError.from_exception(error)) == type(error).__name__
 
 
-def test_a_resolver_without_memory_is_this_machines_fault() -> None:
+def test_a_resolver_without_memory_is_a_local_error() -> None:
     assert local_cause(socket.gaierror(socket.EAI_MEMORY, ""))
 
 
-def test_an_error_of_this_machine_counts_against_nobody_and_costs_no_attempt() -> None:
+def test_a_local_error_counts_against_no_engine_and_costs_no_attempt() -> None:
     assert classify_failure("local", None) == FailureClass(
         counts_for_breaker=False,
         engine_busy=False,

@@ -127,7 +127,7 @@ async def test_pressure_is_shared_as_well(redis_server: RedisServer, redis: Any,
         await eventually(one.is_(BreakerState.CLOSED))
 
 
-async def test_whoever_comes_later_knows_what_was_found_before(
+async def test_a_process_that_starts_later_knows_the_earlier_state(
     redis_server: RedisServer, redis: Any, clock: Clock
 ) -> None:
     async with processes(redis_server, clock, 1) as (one,):
@@ -138,7 +138,7 @@ async def test_whoever_comes_later_knows_what_was_found_before(
             await eventually(later.is_(BreakerState.OPEN))
 
 
-async def test_of_all_processes_one_alone_sends_the_probe(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
+async def test_one_of_all_processes_sends_the_probe(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 3) as all_:
         await asyncio.gather(*(process.hears.wait() for process in all_))
         all_[0].fails()
@@ -160,7 +160,7 @@ async def test_of_all_processes_one_alone_sends_the_probe(redis_server: RedisSer
         assert sum(claims) == 1
 
 
-async def test_who_gets_the_claim_after_a_probe_that_failed_learns_of_that_first(
+async def test_a_process_that_gets_the_claim_after_a_failed_probe_learns_of_that_first(
     redis_server: RedisServer, redis: Any, clock: Clock
 ) -> None:
     async with processes(redis_server, clock, 1) as (deaf,):
@@ -176,7 +176,9 @@ async def test_who_gets_the_claim_after_a_probe_that_failed_learns_of_that_first
             assert deaf.is_(BreakerState.OPEN)()
 
 
-async def test_a_client_that_leaves_gives_the_claim_back(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
+async def test_a_client_that_disconnects_releases_the_claim(
+    redis_server: RedisServer, redis: Any, clock: Clock
+) -> None:
     async with processes(redis_server, clock, 2) as (one, other):
         for process in (one, other):
             await process.hears.wait()
@@ -195,7 +197,7 @@ async def test_a_client_that_leaves_gives_the_claim_back(redis_server: RedisServ
         await eventually(is_free)
 
 
-async def test_machines_whose_monotonic_clocks_differ_mean_the_same_moment(
+async def test_machines_whose_monotonic_clocks_differ_mean_the_same_instant(
     redis_server: RedisServer, redis: Any, clock: Clock
 ) -> None:
     one, other = Process(redis_server, clock, up_for=100), Process(redis_server, clock, up_for=1e8)
@@ -259,7 +261,7 @@ async def _asks_in_vain(process: Process) -> bool:
 @pytest.mark.parametrize(
     "value", [b"", b"nonsense", b"[]", b'{"until":"soon"}', b"\xff\xfe", b'{"until":1e999}', b"[" * 10_000]
 )
-async def test_what_makes_no_sense_in_redis_is_passed_over(
+async def test_an_invalid_value_in_redis_is_ignored(
     redis_server: RedisServer, redis: Any, clock: Clock, value: bytes
 ) -> None:
     async with processes(redis_server, clock, 1) as (one,):
@@ -273,7 +275,7 @@ async def test_what_makes_no_sense_in_redis_is_passed_over(
         assert one.breakers.retry_after("b") == 10, "whatever it says, no longer than a cooldown"
 
 
-async def test_a_key_of_another_type_is_no_harm(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
+async def test_a_key_of_another_type_does_no_harm(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 1) as (one,):
         await one.hears.wait()
         await redis.rpush(breaker_key("a"), "x")

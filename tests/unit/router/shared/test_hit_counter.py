@@ -26,7 +26,7 @@ def test_every_hit_is_counted_once(numbers: list[int]) -> None:
     assert popularity.take_commands() == []
 
 
-def test_what_does_not_fit_goes_uncounted_until_the_next_time() -> None:
+def test_hits_beyond_the_capacity_are_not_counted_until_the_next_flush() -> None:
     popularity = HitCounter(max_entries=2)
     for number in (1, 2, 3, 1):
         popularity.record_hit(entry_key(number))

@@ -100,7 +100,7 @@ async def test_a_reader_that_is_behind_the_writer_catches_up(client: Any, open_s
     assert await reader.get(KEY) == ENTRY
 
 
-async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_copy(
+async def test_an_entry_copied_before_its_purge_was_known_is_not_served_from_the_copy(
     client: Any, open_store: OpenStore
 ) -> None:
     writer = await open_store()
@@ -121,9 +121,7 @@ async def test_what_was_copied_before_its_purge_was_known_is_not_given_from_the_
     assert local.size == 0
 
 
-async def test_an_entry_is_checked_against_all_purges_however_many_came_since(
-    client: Any, open_store: OpenStore
-) -> None:
+async def test_an_entry_is_checked_against_all_later_purges_however_many(client: Any, open_store: OpenStore) -> None:
     writer = await open_store()
     await writer.put(KEY, ENTRY)
     await writer.put(OTHER, ENTRY)
@@ -140,7 +138,7 @@ async def test_an_entry_is_checked_against_all_purges_however_many_came_since(
 # -- many purges at once ----------------------------------------------------------------------------------------------
 
 
-async def test_an_entry_counts_as_stored_once_all_unknown_purges_were_read(store: StoreFixture, client: Any) -> None:
+async def test_an_entry_counts_as_stored_after_all_unknown_purges_were_read(store: StoreFixture, client: Any) -> None:
     began = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(2500):
@@ -151,7 +149,7 @@ async def test_an_entry_counts_as_stored_once_all_unknown_purges_were_read(store
     assert store.purges.covers(KEY, (), began)
 
 
-async def test_a_purge_on_a_later_page_undoes_a_write(store: StoreFixture, client: Any) -> None:
+async def test_a_purge_on_a_later_page_reverts_a_write(store: StoreFixture, client: Any) -> None:
     began = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(1500):
@@ -165,9 +163,7 @@ async def test_a_purge_on_a_later_page_undoes_a_write(store: StoreFixture, clien
 # -- the log is lost --------------------------------------------------------------------------------------------------
 
 
-async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(
-    store: StoreFixture, client: Any
-) -> None:
+async def test_a_log_whose_ids_go_back_prevents_storing_older_responses(store: StoreFixture, client: Any) -> None:
     await noted(client, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
     began = store.purges.last_position
@@ -179,14 +175,14 @@ async def test_a_log_whose_ids_go_back_lets_nothing_be_stored_that_began_before(
     assert not await client.exists(KEY)
 
 
-async def test_a_log_that_was_replaced_by_one_with_the_same_id_is_noticed(store: StoreFixture, client: Any) -> None:
+async def test_a_log_that_was_replaced_by_one_with_the_same_id_is_detected(store: StoreFixture, client: Any) -> None:
     began = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
     await noted(client, ACME, "%d-%d" % began)  # noqa: UP031 - shorter so
     assert await store.put(KEY, ENTRY, began) == "purged"
 
 
-async def test_after_the_log_went_back_its_ids_are_beyond_all_that_were_known(store: StoreFixture, client: Any) -> None:
+async def test_after_the_log_went_back_its_ids_are_beyond_all_known_ones(store: StoreFixture, client: Any) -> None:
     began = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
     await noted(client, EntryFilter(tenant="beta"), "5-1")
@@ -200,7 +196,7 @@ async def test_after_the_log_went_back_its_ids_are_beyond_all_that_were_known(st
     assert not store.purges.covers(KEY, (), store.purges.last_position)
 
 
-async def test_what_was_stored_before_the_log_was_lost_is_a_miss(
+async def test_an_entry_stored_before_the_log_was_lost_is_a_miss(
     store: StoreFixture, open_store: OpenStore, client: Any
 ) -> None:
     await store.put(KEY, ENTRY)
@@ -211,7 +207,7 @@ async def test_what_was_stored_before_the_log_was_lost_is_a_miss(
     assert await (await open_store()).get(KEY) == ENTRY
 
 
-async def test_an_entry_with_a_mark_beyond_the_log_is_a_miss(
+async def test_an_entry_with_a_position_beyond_the_log_is_a_miss(
     store: StoreFixture, open_store: OpenStore, client: Any
 ) -> None:
     await store.put(KEY, ENTRY)
@@ -220,7 +216,7 @@ async def test_an_entry_with_a_mark_beyond_the_log_is_a_miss(
     assert await (await open_store()).get(KEY) is None, "to a process that knows nothing of the log that was lost"
 
 
-async def test_who_knows_of_lost_records_says_so_once_for_all(
+async def test_a_process_that_detects_lost_records_records_that_once_for_all(
     store: StoreFixture, open_store: OpenStore, client: Any
 ) -> None:
     other = await open_store()
@@ -238,7 +234,9 @@ async def test_who_knows_of_lost_records_says_so_once_for_all(
     assert store.purges.last_position == other.purges.last_position
 
 
-async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_store: OpenStore, client: Any) -> None:
+async def test_a_lost_log_is_a_purge_of_everything_for_responses_in_progress(
+    open_store: OpenStore, client: Any
+) -> None:
     events: list[EntryFilter] = []
     store = await open_store(on_purged=events.append)
     await client.delete(PURGE_LOG_KEY)
@@ -248,7 +246,7 @@ async def test_a_lost_log_is_a_purge_of_everything_to_what_is_under_way(open_sto
     assert events == [ALL]
 
 
-async def test_records_that_were_trimmed_while_a_process_was_away_may_have_meant_anything(
+async def test_records_trimmed_while_a_process_was_disconnected_may_have_covered_anything(
     store: StoreFixture, client: Any
 ) -> None:
     began = store.purges.last_position
@@ -262,7 +260,7 @@ async def test_records_that_were_trimmed_while_a_process_was_away_may_have_meant
     )
 
 
-async def test_the_log_is_learned_page_by_page(
+async def test_the_log_is_read_page_by_page(
     store: StoreFixture, open_store: OpenStore, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purges_module, "_PAGE", 3)
@@ -273,7 +271,7 @@ async def test_the_log_is_learned_page_by_page(
     assert (await late.get(KEY), late.purges.last_position > BEGINNING) == (None, True)
 
 
-async def test_a_redis_that_takes_no_writes_has_no_log_begun_and_gives_what_it_has(
+async def test_a_read_only_redis_gets_no_log_and_serves_its_entries(
     own_redis: RedisServer, open_store: OpenStore
 ) -> None:
     await own_redis.start()
@@ -305,7 +303,7 @@ async def test_nothing_is_stored_while_a_lost_log_cannot_be_continued(
     assert await store.put(KEY, ENTRY) == "stored"
 
 
-async def test_two_who_find_the_log_lost_at_the_same_time_agree(open_store: OpenStore, client: Any) -> None:
+async def test_two_processes_that_find_the_log_lost_at_the_same_time_agree(open_store: OpenStore, client: Any) -> None:
     stores = [await open_store() for _ in range(3)]
     await client.delete(PURGE_LOG_KEY)
     await asyncio.gather(*(store.purges.catch_up() for store in stores))

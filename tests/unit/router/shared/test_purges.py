@@ -78,7 +78,7 @@ async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, r
     assert events == scopes
 
 
-async def test_what_was_purged_before_a_process_began_means_nothing_to_what_it_begins(
+async def test_purges_from_before_a_process_started_do_not_affect_its_responses(
     redis: Any, open_store: OpenStore
 ) -> None:
     await noted(redis, ACME)
@@ -87,7 +87,7 @@ async def test_what_was_purged_before_a_process_began_means_nothing_to_what_it_b
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
 
 
-async def test_what_began_before_anything_was_learned_is_not_stored_if_anything_was_purged(
+async def test_a_response_started_before_the_first_read_is_not_stored_if_anything_was_purged(
     redis: Any, open_store: OpenStore
 ) -> None:
     await noted(redis, EntryFilter(tenant="somebody-else"))
@@ -95,7 +95,7 @@ async def test_what_began_before_anything_was_learned_is_not_stored_if_anything_
     assert await store.put(KEY, ENTRY, BEGINNING) == "purged"
 
 
-async def test_of_two_who_purge_each_learns_of_the_other(open_store: OpenStore, redis: Any) -> None:
+async def test_two_processes_that_purge_learn_of_each_other(open_store: OpenStore, redis: Any) -> None:
     one, other = await open_store(), await open_store()
     for store, scope in ((one, ACME), (other, EntryFilter(model="llama"))):
         await store.command("XADD", PURGE_LOG_KEY, "*", "scope", msgspec.json.encode(scope))
@@ -138,7 +138,7 @@ async def test_the_first_purge_after_redis_lost_all_is_known_too(store: StoreFix
     assert not store.purges.covers(OTHER, (), store.purges.last_position), "what begins now is new"
 
 
-async def test_while_redis_is_away_a_change_is_passed_over_and_catching_up_says_so(own_redis: RedisServer) -> None:
+async def test_without_redis_a_change_is_skipped_and_catching_up_reports_it(own_redis: RedisServer) -> None:
     store = StoreFixture(own_redis.url)
     opening = asyncio.ensure_future(store.start())
     await store.purges.try_catch_up()
@@ -160,7 +160,7 @@ async def test_while_redis_is_away_a_change_is_passed_over_and_catching_up_says_
         16), False), (EntryFilter(document="doc-2"), False), (EntryFilter(), False),
     ],
 )  # fmt: skip
-async def test_an_answer_is_covered_if_a_purge_since_it_began_means_it(
+async def test_a_response_is_covered_if_a_purge_since_its_start_matches_it(
     store: StoreFixture, redis: Any, scope: EntryFilter, meant: bool
 ) -> None:
     began = store.purges.last_position
@@ -170,7 +170,7 @@ async def test_an_answer_is_covered_if_a_purge_since_it_began_means_it(
     assert not store.purges.covers(KEY, ("doc-1",), store.purges.last_position), "what begins now is new"
 
 
-async def test_what_began_before_all_purges_that_are_remembered_may_have_been_meant(
+async def test_a_response_older_than_all_remembered_purges_may_have_been_covered(
     redis: Any, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purges_module, "MAX_PURGES", 3)
@@ -186,14 +186,14 @@ async def test_what_began_before_all_purges_that_are_remembered_may_have_been_me
 # -- concurrent purges and writes -------------------------------------------------------------------------------------
 
 
-async def test_a_purge_before_the_write_that_nobody_has_told_of_undoes_it(store: StoreFixture, redis: Any) -> None:
+async def test_an_unannounced_purge_before_the_write_reverts_it(store: StoreFixture, redis: Any) -> None:
     began = store.purges.last_position
     await purged(redis, ACME)
     assert await store.put(KEY, ENTRY, began) == "purged"
     assert await store.get(KEY) is None
 
 
-async def test_a_purge_that_is_known_before_the_write_prevents_it(store: StoreFixture, redis: Any) -> None:
+async def test_a_known_purge_before_the_write_prevents_it(store: StoreFixture, redis: Any) -> None:
     began = store.purges.last_position
     await noted(redis, ACME)
     await store.purges.catch_up()
@@ -203,13 +203,13 @@ async def test_a_purge_that_is_known_before_the_write_prevents_it(store: StoreFi
     assert not await redis.exists(KEY)
 
 
-async def test_a_purge_after_the_write_finds_it(store: StoreFixture, redis: Any) -> None:
+async def test_a_purge_after_the_write_finds_the_entry(store: StoreFixture, redis: Any) -> None:
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
     await purged(redis, ACME)
     assert await store.get(KEY) is None
 
 
-async def test_a_write_and_a_purge_at_the_same_time_leave_nothing(open_store: OpenStore, redis: Any) -> None:
+async def test_a_concurrent_write_and_purge_leave_nothing(open_store: OpenStore, redis: Any) -> None:
     store = await open_store()
     results = set()
     for n in range(60):
@@ -230,13 +230,13 @@ async def test_a_write_and_a_purge_at_the_same_time_leave_nothing(open_store: Op
     assert results <= {"stored", "purged"}
 
 
-async def test_what_a_purge_does_not_mean_is_stored(store: StoreFixture, redis: Any) -> None:
+async def test_a_response_that_a_purge_does_not_cover_is_stored(store: StoreFixture, redis: Any) -> None:
     began = store.purges.last_position
     await noted(redis, ACME)
     assert await store.put(OTHER, ENTRY, began) == "stored"
 
 
-async def test_what_begins_after_a_purge_is_stored(store: StoreFixture, redis: Any) -> None:
+async def test_a_response_started_after_a_purge_is_stored(store: StoreFixture, redis: Any) -> None:
     await noted(redis, ACME)
     await store.purges.catch_up()
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
@@ -248,7 +248,7 @@ async def test_what_begins_after_a_purge_is_stored(store: StoreFixture, redis: A
 @pytest.mark.parametrize(
     "command", [("SET", PURGE_LOG_KEY, "x"), ("HSET", PURGE_LOG_KEY, "a", "b"), ("LPUSH", PURGE_LOG_KEY, "x")]
 )
-async def test_something_else_in_the_place_of_the_stream_spoils_nothing(
+async def test_another_type_at_the_key_of_the_log_does_no_harm(
     redis_server: RedisServer, redis: Any, command: tuple[str, ...]
 ) -> None:
     await redis.execute_command(*command)
@@ -268,7 +268,7 @@ async def test_something_else_in_the_place_of_the_stream_spoils_nothing(
      b"[" * 100_000, b'{"all":"yes"}'],
     ids=repr,
 )  # fmt: skip
-async def test_a_record_that_is_not_understood_is_passed_over(
+async def test_an_invalid_record_is_ignored(
     store: StoreFixture, redis: Any, record: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     began = store.purges.last_position
@@ -279,7 +279,7 @@ async def test_a_record_that_is_not_understood_is_passed_over(
     assert await store.put(KEY, ENTRY, began) == "purged"
 
 
-async def test_a_record_without_a_scope_is_passed_over(store: StoreFixture, redis: Any) -> None:
+async def test_a_record_without_a_filter_is_ignored(store: StoreFixture, redis: Any) -> None:
     began = store.purges.last_position
     await redis.xadd(PURGE_LOG_KEY, {"something": "else"})
     await redis.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(ACME), "at": "now"})

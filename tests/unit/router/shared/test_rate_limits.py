@@ -69,7 +69,7 @@ SOME = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(SOME, STEPS)
-async def test_the_script_counts_as_the_ledger_does(
+async def test_the_script_counts_as_the_local_usage_does(
     redis: Any, limits: Quota, steps: list[tuple[int, UsageUpdate]]
 ) -> None:
     await redis.delete(KEY)
@@ -81,7 +81,7 @@ async def test_the_script_counts_as_the_ledger_does(
 
 
 @pytest.mark.parametrize("rubbish", ["", "no json", "[1]", '"x"', "{}", '{"at": 5}', '{"requests": 1, "working": 2}'])
-async def test_what_stands_at_the_key_and_is_none_of_ours_is_replaced(redis: Any, rubbish: str) -> None:
+async def test_an_invalid_value_at_the_key_is_replaced(redis: Any, rubbish: str) -> None:
     limits = Quota(requests_per_minute=2)
     await redis.set(KEY, rubbish)
     allowance = decode_status(
@@ -96,7 +96,7 @@ async def test_what_stands_at_the_key_and_is_none_of_ours_is_replaced(redis: Any
     assert (allowance.exceeded, allowance.requests_remaining) == (None, 1)
 
 
-async def test_what_is_kept_expires_once_it_means_nothing_any_more(redis: Any) -> None:
+async def test_the_usage_expires_when_it_no_longer_matters(redis: Any) -> None:
     limits = Quota(tokens_per_minute=60, requests_per_minute=5)
     await redis.execute_command(*update_command(KEY, limits, UsageUpdate(process="p", acquire=True)))
     assert 55 < await redis.ttl(KEY) <= 62
@@ -104,7 +104,7 @@ async def test_what_is_kept_expires_once_it_means_nothing_any_more(redis: Any) -
     assert 595 < await redis.ttl(KEY) <= 601, "a debt of ten minutes"
 
 
-async def test_of_many_that_ask_at_once_at_two_processes_exactly_so_many_come_in_as_may(
+async def test_of_many_concurrent_requests_at_two_processes_exactly_the_limit_is_admitted(
     lines: list[RedisPipeline],
 ) -> None:
     limits = both(lines, requests_per_minute=37)
@@ -113,7 +113,9 @@ async def test_of_many_that_ask_at_once_at_two_processes_exactly_so_many_come_in
     assert {permit.status.requests_remaining for permit in permits} == set(range(37))
 
 
-async def test_a_tenant_without_limits_asks_nobody(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
+async def test_a_tenant_without_limits_sends_nothing_to_redis(
+    lines: list[RedisPipeline], own_redis: RedisServer
+) -> None:
     (limits, _) = both(lines, requests_per_minute=1)
     assert limits.has_limits("acme")
     assert not limits.has_limits("free")
@@ -122,7 +124,7 @@ async def test_a_tenant_without_limits_asks_nobody(lines: list[RedisPipeline], o
     assert await own_redis.command("KEYS", "*") == []
 
 
-async def test_places_are_counted_over_both_and_given_back(lines: list[RedisPipeline]) -> None:
+async def test_slots_are_counted_over_both_processes_and_released(lines: list[RedisPipeline]) -> None:
     one, other = both(lines, concurrent_requests=3)
     permits = [await ask(one), await ask(other), await ask(one)]
     assert [permit.status.exceeded for permit in permits] == [None] * 3
@@ -135,7 +137,7 @@ async def test_places_are_counted_over_both_and_given_back(lines: list[RedisPipe
     assert [(await ask(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
 
 
-async def test_whoever_leaves_while_he_asks_holds_no_place(lines: list[RedisPipeline]) -> None:
+async def test_a_cancelled_reservation_holds_no_slot(lines: list[RedisPipeline]) -> None:
     one, other = both(lines, concurrent_requests=1)
     asking = asyncio.ensure_future(ask(one))
     await asyncio.sleep(0)
@@ -148,7 +150,7 @@ async def test_whoever_leaves_while_he_asks_holds_no_place(lines: list[RedisPipe
     await eventually(comes_in)
 
 
-async def test_a_process_that_lives_keeps_its_places_and_one_that_is_gone_does_not(lines: list[RedisPipeline]) -> None:
+async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(lines: list[RedisPipeline]) -> None:
     one, other = both(lines, concurrent_requests=1)
     telling = asyncio.ensure_future(one.run())
     assert (await ask(one)).status.exceeded is None
@@ -167,7 +169,7 @@ async def test_a_process_that_lives_keeps_its_places_and_one_that_is_gone_does_n
     assert time.monotonic() - began < 4 * RUNNING_LEASE_MS / 1000
 
 
-async def test_without_redis_each_process_counts_for_itself_with_the_whole_of_the_limits(
+async def test_without_redis_each_process_counts_for_itself_with_the_full_limits(
     lines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
     limits = both(lines, requests_per_minute=3, concurrent_requests=2)
@@ -180,7 +182,7 @@ async def test_without_redis_each_process_counts_for_itself_with_the_whole_of_th
     assert (await ask(limits[1])).status.exceeded is None
 
 
-async def test_tokens_that_are_used_without_redis_count_too(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
+async def test_tokens_used_without_redis_count_too(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
     (limits, _) = both(lines, tokens_per_minute=100)
     own_redis.kill()
     assert (await ask(limits)).status.exceeded is None
@@ -188,7 +190,7 @@ async def test_tokens_that_are_used_without_redis_count_too(lines: list[RedisPip
     assert (await ask(limits)).status.exceeded == "tokens"
 
 
-async def test_a_redis_that_comes_back_empty_is_told_what_is_at_work(
+async def test_a_redis_that_was_emptied_gets_the_running_requests(
     lines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
     one, other = both(lines, concurrent_requests=2)
@@ -206,9 +208,7 @@ async def test_a_redis_that_comes_back_empty_is_told_what_is_at_work(
     telling.cancel()
 
 
-async def test_an_end_of_which_redis_did_not_hear_is_put_right(
-    lines: list[RedisPipeline], own_redis: RedisServer
-) -> None:
+async def test_an_end_that_redis_missed_is_corrected(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
     one, other = both(lines, concurrent_requests=2)
     telling = asyncio.ensure_future(one.run())
     held = [await ask(one), await ask(one)]
@@ -227,7 +227,7 @@ async def test_an_end_of_which_redis_did_not_hear_is_put_right(
     telling.cancel()
 
 
-async def test_a_redis_that_cannot_count_shuts_nobody_out(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
+async def test_a_redis_that_cannot_count_blocks_no_request(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
     (limits, _) = both(lines, requests_per_minute=2)
     await own_redis.command("CONFIG", "SET", "maxmemory", "1")
     assert [(await ask(limits)).status.exceeded for _ in range(3)] == [None, None, "requests"]

@@ -13,7 +13,7 @@ from tests.support.redis_deployments import Deployment
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_exactly_so_many_come_in_as_may(deployment: Deployment) -> None:
+async def test_exactly_the_limit_is_admitted(deployment: Deployment) -> None:
     line = open_pipeline(open_backend(deployment.url, timeout=2), timeout=2, retry=0.05)
     await line.start()
     try:

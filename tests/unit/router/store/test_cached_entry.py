@@ -52,12 +52,12 @@ def in_the_copy() -> CachedEntry:
 
 
 @pytest.mark.parametrize("stored", [CachedEntry(ENTRY), in_the_copy()], ids=["fetched", "in-the-copy"])
-def test_an_entry_answers_its_own_request_and_no_other_however_often_it_is_asked(stored: CachedEntry) -> None:
+def test_an_entry_matches_only_its_own_request_however_often_it_is_checked(stored: CachedEntry) -> None:
     keys = [CacheKey(key.text, key.canonical_parts) for key in (OTHER, KEY, OTHER, KEY)]
     assert [stored.matches(key) for key in keys] == [False, True, False, True]
 
 
-def test_an_entry_of_the_copy_that_was_proven_once_needs_no_digest() -> None:
+def test_an_entry_verified_once_in_the_local_cache_needs_no_digest() -> None:
     stored = in_the_copy()
     assert stored.matches(KEY)
 
@@ -71,7 +71,7 @@ def test_an_entry_of_the_copy_that_was_proven_once_needs_no_digest() -> None:
 
 @pytest.mark.parametrize("entry", [ENTRY, STREAMED], ids=["json", "streamed"])
 @pytest.mark.parametrize("asked", FORMS, ids=["json", "stream", "usage"])
-def test_what_is_given_again_is_what_was_given_first(asked: InferenceRequest, entry: Entry) -> None:
+def test_a_repeated_hit_returns_the_first_rendering(asked: InferenceRequest, entry: Entry) -> None:
     _, stored = held(100_000, entry)
     given = [stored.replay(one) for one in (asked, *FORMS, asked)]
     assert given[0] == given[-1] == replay(entry, asked)
@@ -79,7 +79,7 @@ def test_what_is_given_again_is_what_was_given_first(asked: InferenceRequest, en
     assert stored.replay(asked) is given[0]
 
 
-def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
+def test_data_attached_to_an_entry_counts_and_is_evicted_with_it() -> None:
     copy, stored = held(100_000)
     before = copy.size
     replayed = stored.replay(FORMS[1])
@@ -93,7 +93,7 @@ def test_what_is_kept_beside_an_entry_counts_and_goes_with_it() -> None:
     assert copy.size == 0, "it is no longer there"
 
 
-def test_a_long_request_is_hashed_each_time_and_takes_no_room() -> None:
+def test_a_long_request_is_hashed_each_time_and_takes_no_space() -> None:
     long = CacheKey(KEY.text, ("x" * (MAX_CANONICAL_SIZE + 1),))
     copy, stored = held(100_000, msgspec.structs.replace(ENTRY, digest=long.digest))
     before = copy.size
@@ -101,14 +101,14 @@ def test_a_long_request_is_hashed_each_time_and_takes_no_room() -> None:
     assert copy.size == before
 
 
-def test_where_there_is_no_room_for_more_the_entry_alone_stays() -> None:
+def test_without_more_space_only_the_entry_remains() -> None:
     copy, stored = held(1500 + ENTRY.size)
     assert stored.replay(FORMS[1]) == replay(ENTRY, FORMS[1])
     assert stored.matches(KEY)
     assert (copy.size, len(copy)) == (1500 + ENTRY.size, 1)
 
 
-def test_what_is_kept_beside_an_entry_drives_out_whom_nobody_has_asked_for_longest() -> None:
+def test_data_attached_to_an_entry_evicts_the_least_recently_used_one() -> None:
     copy, _ = held(2 * (1500 + ENTRY.size))
     copy.begin_fetch("other")(ENTRY)
     other = copy.get("other")
@@ -117,7 +117,7 @@ def test_what_is_kept_beside_an_entry_drives_out_whom_nobody_has_asked_for_longe
     assert (copy.get(KEY.text), copy.get("other")) == (None, other)
 
 
-def test_a_form_that_drives_its_own_entry_out_takes_no_room() -> None:
+def test_a_rendering_that_would_evict_its_own_entry_takes_no_space() -> None:
     size = 1500 + ENTRY.size
     copy, stored = held(20 * size)
     for number in range(19):
@@ -135,7 +135,7 @@ def test_a_form_that_drives_its_own_entry_out_takes_no_room() -> None:
     assert copy.size == before + len(replayed)
 
 
-def test_replayed_forms_take_a_quarter_of_the_room_and_drive_out_no_entry() -> None:
+def test_renderings_take_a_quarter_of_the_space_and_evict_no_entry() -> None:
     size = 1500 + ENTRY.size
     copy, _ = held(12 * size)
     names = [f"{KEY.text}{number}" for number in range(8)]

@@ -22,15 +22,15 @@ HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
     question=HEX,
     params=HEX,
 )
-def test_what_was_written_is_read(**fields: Any) -> None:
+def test_a_written_entry_is_read_unchanged(**fields: Any) -> None:
     kept = make_entry(**fields)
     assert decode_entry(redis_fields(kept)) == kept
 
 
-def test_what_an_entry_does_not_have_takes_no_field() -> None:
+def test_a_missing_value_takes_no_field() -> None:
     assert {b"stream", b"documents", b"question", b"params"} & set(redis_fields(make_entry())) == set()
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[1]", b"nonsense", b"\xff", b'"a"'])
-def test_documents_that_cannot_be_read_make_it_no_entry(value: bytes) -> None:
+def test_documents_that_cannot_be_read_make_the_entry_invalid(value: bytes) -> None:
     assert decode_entry({**redis_fields(make_entry()), b"documents": value}) is None

@@ -70,7 +70,7 @@ async def test_a_damaged_entry_is_a_miss_and_is_counted(
     assert (await store.get("k"), store.damaged) == (None, 1)
 
 
-async def test_what_moves_from_one_field_to_another_is_damage(store: CountingStore, redis: Any) -> None:
+async def test_bytes_that_move_from_one_field_to_another_are_damage(store: CountingStore, redis: Any) -> None:
     await store.put("k", msgspec.structs.replace(STREAMED, body=b"ab", stream=b"c"))
     await redis.hset("k", mapping={"body": "a", "stream": "bc"})
     assert await store.get("k") is None
@@ -87,7 +87,7 @@ async def test_an_entry_of_another_format_is_a_miss_but_is_not_damaged(
     assert not await redis.exists("k")  # else the next leader would take it for the response
 
 
-async def test_what_is_not_there_is_not_damaged(store: CountingStore) -> None:
+async def test_a_missing_entry_is_not_damaged(store: CountingStore) -> None:
     assert (await store.get("k"), store.damaged) == (None, 0)
 
 
@@ -96,7 +96,7 @@ async def test_another_type_at_the_key_counts_as_damaged(store: CountingStore, r
     assert (await store.get("k"), store.damaged) == (None, 1)
 
 
-async def test_a_damaged_entry_is_deleted_once_it_is_found(store: CountingStore, redis: Any) -> None:
+async def test_a_damaged_entry_is_deleted_when_it_is_found(store: CountingStore, redis: Any) -> None:
     await store.put("k", JSON)
     await redis.hset("k", "body", "{}")
     await store.get("k")
@@ -115,7 +115,7 @@ async def test_an_entry_that_has_replaced_the_damaged_one_is_not_deleted(store: 
     assert await store.get("k") == newer
 
 
-async def test_clients_of_a_damaged_entry_share_one_generation_whose_answer_replaces_it(
+async def test_clients_of_a_damaged_entry_share_one_generation_that_replaces_it(
     router: RouterServer, redis: Any
 ) -> None:
     first = await router.chat("x")

@@ -56,19 +56,19 @@ async def store(redis_server: RedisServer, redis: Any, open_store: OpenStore) ->
 # -- put and get ------------------------------------------------------------------------------------------------------
 
 
-async def test_what_was_put_is_found_by_the_next_get(store: StoreFixture) -> None:
+async def test_an_entry_is_found_by_the_next_get(store: StoreFixture) -> None:
     written = store.put("k", ENTRY)
     assert await store.get("k") == ENTRY
     assert await written == "stored"
 
 
-async def test_an_entry_comes_back_without_what_it_never_had(store: StoreFixture) -> None:
+async def test_an_entry_has_no_more_fields_than_were_written(store: StoreFixture) -> None:
     entry = msgspec.structs.replace(ENTRY, stream=None)
     store.put("k", entry)
     assert await store.get("k") == entry
 
 
-async def test_another_process_finds_what_redis_has(
+async def test_another_process_finds_an_entry_in_redis(
     redis_server: RedisServer, store: StoreFixture, open_store: OpenStore
 ) -> None:
     other = await open_store(redis_server)
@@ -77,7 +77,7 @@ async def test_another_process_finds_what_redis_has(
     assert await other.get("k") == ENTRY
 
 
-async def test_many_lookups_at_once_each_get_their_own_answer(store: StoreFixture) -> None:
+async def test_concurrent_lookups_each_get_their_own_entry(store: StoreFixture) -> None:
     entries = {f"k{n}": msgspec.structs.replace(ENTRY, prompt_tokens=n) for n in range(300)}
     for key, entry in entries.items():
         store.put(key, entry)
@@ -85,7 +85,7 @@ async def test_many_lookups_at_once_each_get_their_own_answer(store: StoreFixtur
     assert results == list(entries.values())
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(store: StoreFixture) -> None:
+async def test_a_cancelled_caller_takes_nothing_from_the_others(store: StoreFixture) -> None:
     store.put("k", ENTRY)
     waiting = [asyncio.ensure_future(store.get("k")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def test_an_entry_keeps_no_field_of_the_one_before(store: StoreFixture, re
     assert not await redis.hexists("k", "stream")
 
 
-async def test_an_entry_takes_the_place_of_what_was_no_entry(store: StoreFixture) -> None:
+async def test_an_entry_replaces_an_invalid_value(store: StoreFixture) -> None:
     await store.command("SET", "k", "a string")
     assert await store.put("k", ENTRY) == "stored"
     assert await store.get("k") == ENTRY
@@ -132,7 +132,9 @@ async def test_an_entry_takes_the_place_of_what_was_no_entry(store: StoreFixture
     ],
     ids=" ".join,
 )  # fmt: skip
-async def test_what_is_no_entry_is_a_miss(store: StoreFixture, redis: Any, command: tuple[str, ...]) -> None:
+async def test_a_value_that_is_not_an_entry_is_a_miss(
+    store: StoreFixture, redis: Any, command: tuple[str, ...]
+) -> None:
     await redis.execute_command(*command)
     assert await store.get("k") is None
     assert store.is_up
@@ -150,7 +152,7 @@ async def test_a_corrupt_field_is_a_miss(store: StoreFixture, redis: Any, field:
     ("field", "value"),
     [("ttl", "nan"), ("ttl", "inf"), ("created", "-inf"), ("completion_tokens", "-1"), ("engine", "x\r\ny: z")],
 )
-async def test_what_headers_and_counters_cannot_take_is_a_miss(
+async def test_a_value_that_headers_and_counters_cannot_hold_is_a_miss(
     store: StoreFixture, redis: Any, field: str, value: str
 ) -> None:
     await store.put("k", ENTRY)
@@ -161,7 +163,7 @@ async def test_what_headers_and_counters_cannot_take_is_a_miss(
 # -- defects in the router --------------------------------------------------------------------------------------------
 
 
-async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
+async def test_an_exception_in_a_lookup_fails_its_callers_and_not_later_ones(
     store: StoreFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.put("k", ENTRY)
@@ -175,7 +177,7 @@ async def test_a_defect_in_asking_fails_those_who_wait_and_not_those_who_come(
     assert await store.put("k", ENTRY) == "stored"
 
 
-async def test_a_defect_in_connecting_does_not_end_the_looking(
+async def test_an_exception_while_connecting_does_not_end_reconnecting(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = StoreFixture(redis_server.url)
@@ -211,7 +213,9 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     assert await store.get("k") == ENTRY
 
 
-async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: RedisServer, open_store: OpenStore) -> None:
+async def test_a_killed_redis_is_detected_at_once_and_used_again_when_it_is_back(
+    own_redis: RedisServer, open_store: OpenStore
+) -> None:
     await own_redis.start()
     store = await open_store(own_redis)
     assert store.is_up
@@ -225,7 +229,7 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(own_redis: Redis
     assert await store.put("k", ENTRY) == "stored"
 
 
-async def test_a_store_opens_without_redis_and_finds_it_later(own_redis: RedisServer, open_store: OpenStore) -> None:
+async def test_a_store_opens_without_redis_and_connects_later(own_redis: RedisServer, open_store: OpenStore) -> None:
     opening = asyncio.ensure_future(open_store(own_redis))
     await asyncio.sleep(0)
     await own_redis.start()
@@ -247,7 +251,7 @@ async def test_a_write_that_redis_loses_fails_without_an_exception(
 @pytest.mark.parametrize(
     ("setting", "value"), [("maxmemory", "1"), ("min-replicas-to-write", "1")], ids=["out-of-memory", "no-replicas"]
 )
-async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
+async def test_a_redis_that_refuses_writes_still_serves_its_entries(
     own_redis: RedisServer, open_store: OpenStore, setting: str, value: str
 ) -> None:
     await own_redis.start()
@@ -259,7 +263,7 @@ async def test_a_redis_that_takes_no_writes_still_gives_what_it_has(
     assert await store.get("k") == ENTRY
 
 
-async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_none(
+async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_a_primary(
     own_redis: RedisServer, open_store: OpenStore
 ) -> None:
     await own_redis.start()
@@ -274,7 +278,7 @@ async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_none(
     assert await store.get("k") == ENTRY
 
 
-async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open_store: OpenStore) -> None:
+async def test_queued_writes_have_a_limit(own_redis: RedisServer, open_store: OpenStore) -> None:
     await own_redis.start()
     store = await open_store(own_redis, max_backlog=12_000)
     big = msgspec.structs.replace(ENTRY, body=b"x" * 4000, stream=None)
@@ -284,7 +288,7 @@ async def test_what_waits_to_be_written_has_a_bound(own_redis: RedisServer, open
     assert await store.put("k3", big) == "stored", "what has been written makes room"
 
 
-async def test_closing_writes_what_waits(redis_server: RedisServer, redis: Any) -> None:
+async def test_closing_finishes_queued_writes(redis_server: RedisServer, redis: Any) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
     written = store.put("k", ENTRY)

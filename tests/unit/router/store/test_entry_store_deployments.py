@@ -58,7 +58,7 @@ def keys_of(request: pytest.FixtureRequest, count: int) -> list[str]:
     return [f"rh:1:{request.node.originalname}:{number}" for number in range(count)]
 
 
-async def test_what_was_put_is_found_here_and_by_others(
+async def test_an_entry_is_found_by_this_process_and_by_others(
     store: StoreFixture, open_store: OpenStore, request: pytest.FixtureRequest
 ) -> None:
     other = await open_store()
@@ -75,9 +75,7 @@ async def test_every_entry_expires(store: StoreFixture, request: pytest.FixtureR
         await eventually(partial(_is_missing, store, key))
 
 
-async def test_an_entry_takes_the_place_of_whatever_was_there(
-    store: StoreFixture, request: pytest.FixtureRequest
-) -> None:
+async def test_an_entry_replaces_any_value(store: StoreFixture, request: pytest.FixtureRequest) -> None:
     json_only = msgspec.structs.replace(ENTRY, stream=None)
     for key in keys_of(request, 10):
         await store.put(key, ENTRY)
@@ -89,7 +87,7 @@ async def test_an_entry_takes_the_place_of_whatever_was_there(
         assert await store.get(key) == ENTRY
 
 
-async def test_what_is_purged_while_it_is_generated_is_not_stored(store: StoreFixture, open_store: OpenStore) -> None:
+async def test_an_entry_purged_during_its_generation_is_not_stored(store: StoreFixture, open_store: OpenStore) -> None:
     await store.purges.load()
     since = store.purges.last_position
     other = await open_store()

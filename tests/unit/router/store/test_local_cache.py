@@ -44,21 +44,21 @@ def given_by(copy: LocalCache, key: str) -> Entry | None:
 # -- contents ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_fetched_is_given_again() -> None:
+def test_a_fetched_entry_is_served_again() -> None:
     copy = listening()
     fetch(copy, "k", entry("x"))
     assert given_by(copy, "k") == entry("x")
     assert copy.get("another") is None
 
 
-def test_nothing_is_kept_of_what_was_not_there() -> None:
+def test_a_missing_entry_is_not_cached() -> None:
     copy = listening()
     fetch(copy, "k", None)
     assert copy.get("k") is None
     assert (len(copy), copy.size) == (0, 0)
 
 
-def test_what_was_not_asked_for_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     copy = listening()
     third = "x" * (LIMIT // 3 - 1500)
     for key in "abc":
@@ -68,7 +68,7 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     assert [key for key in "abcd" if copy.get(key) is not None] == ["a", "c", "d"]
 
 
-def test_what_is_larger_than_all_the_room_is_not_kept_and_drives_nothing_out() -> None:
+def test_an_entry_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
     copy = listening()
     fetch(copy, "small", entry("x"))
     fetch(copy, "large", entry("x" * LIMIT))
@@ -81,13 +81,13 @@ def test_what_is_larger_than_all_the_room_is_not_kept_and_drives_nothing_out() -
     [{"stream": b"x" * LIMIT}, {"documents": ("x" * LIMIT,)}, {"documents": tuple(map(str, range(200)))}],
     ids=["stream", "a-long-document", "many-documents"],
 )
-def test_all_that_can_be_large_in_an_entry_counts(large: dict[str, Any]) -> None:
+def test_all_parts_of_an_entry_that_can_be_large_count(large: dict[str, Any]) -> None:
     copy = listening()
     fetch(copy, "k", entry(**large))
     assert copy.get("k") is None
 
 
-def test_the_same_entry_again_counts_once() -> None:
+def test_a_repeated_entry_counts_once() -> None:
     copy = listening()
     for _ in range(3):
         fetch(copy, "k", entry("x"))
@@ -99,7 +99,7 @@ def test_the_same_entry_again_counts_once() -> None:
 
 
 @pytest.mark.parametrize(("now", "given_"), [(1059, True), (1069, True), (1071, False)])
-def test_what_redis_no_longer_gives_is_not_given_even_before_redis_tells_of_it(now: float, given_: bool) -> None:
+def test_an_expired_entry_is_not_served_even_before_redis_invalidates_it(now: float, given_: bool) -> None:
     copy = listening(now=now)
     fetch(copy, "k", entry("x", ttl=60.0, stale=10.0))
     assert (copy.get("k") is not None) is given_
@@ -109,7 +109,7 @@ def test_what_redis_no_longer_gives_is_not_given_even_before_redis_tells_of_it(n
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_has_changed_is_gone_and_the_rest_stays() -> None:
+def test_a_changed_entry_is_dropped_and_the_others_remain() -> None:
     copy = listening()
     for key in "abc":
         fetch(copy, key, entry(key))
@@ -117,7 +117,7 @@ def test_what_has_changed_is_gone_and_the_rest_stays() -> None:
     assert [key for key in "abc" if copy.get(key) is not None] == ["b"]
 
 
-def test_what_changed_while_it_was_fetched_is_not_kept() -> None:
+def test_an_entry_that_changed_while_it_was_fetched_is_not_kept() -> None:
     copy = listening()
     fetched = copy.begin_fetch("k")
     copy.invalidate(["k"])
@@ -125,7 +125,7 @@ def test_what_changed_while_it_was_fetched_is_not_kept() -> None:
     assert copy.get("k") is None
 
 
-def test_a_fetch_that_begins_after_the_change_is_kept() -> None:
+def test_a_fetch_that_starts_after_the_change_is_kept() -> None:
     copy = listening()
     copy.invalidate(["k"])
     fetch(copy, "k", entry("new"))
@@ -137,7 +137,7 @@ ORDERS = [o for o in permutations(STEPS) if o.index(STEPS[0]) < o.index(STEPS[1]
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
-def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tuple[str, ...]) -> None:
+def test_of_two_fetches_none_that_saw_the_old_entry_is_kept(order: tuple[str, ...]) -> None:
     """Redis replies in the order of the commands, so a fetch that starts after the change reads the new value.
 
     A fetch that started before it may have read either.
@@ -160,7 +160,7 @@ def test_of_two_fetches_none_that_saw_what_was_before_a_change_is_kept(order: tu
     assert (copy.get("k") is not None) is bool(asked_after)
 
 
-def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
+def test_dropping_everything_includes_fetches_in_progress() -> None:
     copy = listening()
     fetch(copy, "a", entry("a"))
     fetched = copy.begin_fetch("b")
@@ -174,13 +174,13 @@ def test_all_is_dropped_at_once_and_what_is_being_fetched_too() -> None:
 # -- without a listener -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_kept_before_somebody_listens() -> None:
+def test_nothing_is_kept_before_the_listener_is_connected() -> None:
     copy = LocalCache(LIMIT, clock=lambda: 1000.0)
     fetch(copy, "k", entry())
     assert copy.get("k") is None
 
 
-def test_nothing_is_given_or_kept_once_nobody_listens_any_more() -> None:
+def test_nothing_is_served_or_kept_after_the_listener_is_disconnected() -> None:
     copy = listening()
     fetch(copy, "k", entry())
     copy.disable()
@@ -190,7 +190,7 @@ def test_nothing_is_given_or_kept_once_nobody_listens_any_more() -> None:
 
 
 @pytest.mark.parametrize("begun", ["before", "meanwhile"])
-def test_a_fetch_that_was_under_way_while_nobody_listened_is_not_kept(begun: str) -> None:
+def test_a_fetch_during_a_disconnection_is_not_kept(begun: str) -> None:
     copy = listening()
     fetched = copy.begin_fetch("k") if begun == "before" else None
     copy.disable()
@@ -202,7 +202,7 @@ def test_a_fetch_that_was_under_way_while_nobody_listened_is_not_kept(begun: str
     assert given_by(copy, "k") == entry("new")
 
 
-def test_without_a_limit_there_is_no_copy() -> None:
+def test_without_a_limit_there_is_no_local_cache() -> None:
     copy = listening(limit=0)
     fetch(copy, "k", entry())
     assert (copy.get("k"), len(copy), copy.size) == (None, 0, 0)

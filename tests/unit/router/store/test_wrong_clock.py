@@ -35,13 +35,13 @@ async def test_a_listing_shows_ages_by_redis_clock(client: Any, real: float) -> 
     assert not details.stale
 
 
-async def test_what_is_stale_is_counted_by_redis_clock(client: Any, real: float) -> None:
+async def test_stale_entries_are_counted_by_redis_clock(client: Any, real: float) -> None:
     await store_entry(client, entry_key(1), make_entry(created=real - 100, ttl=600.0))
     await store_entry(client, entry_key(2), make_entry(created=real - 700, ttl=600.0))
     assert (await collect_stats(client)).total.stale == 1
 
 
-async def test_an_entry_that_is_carried_elsewhere_expires_by_redis_clock(client: Any, real: float) -> None:
+async def test_an_imported_entry_expires_by_redis_clock(client: Any, real: float) -> None:
     lines: list[bytes] = []
     await store_entry(client, entry_key(), make_entry(created=real, ttl=600.0), expires=600)
     await export_entries(client, ALL, lines.append)

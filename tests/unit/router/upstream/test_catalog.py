@@ -26,13 +26,13 @@ def test_a_model_is_found_by_its_name_and_by_its_aliases() -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "LLAMA", " llama", "served/llama", "llama-1", ""])
-def test_a_name_that_is_none_is_not_found(name: str) -> None:
+def test_an_unknown_name_is_not_found(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         catalog(Model("llama", "1")).resolve(name, "chat")
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
-def test_auto_is_not_found_where_no_model_takes_part() -> None:
+def test_auto_is_not_found_where_no_model_has_tasks() -> None:
     with pytest.raises(ApiError) as caught:
         catalog(Model("llama", "1")).resolve("auto", "chat")
     assert caught.value.status == 404
@@ -42,7 +42,7 @@ def auto(task: Task, catalog_: Catalog) -> str:
     return catalog_.resolve("auto", task).name
 
 
-def test_auto_picks_a_model_that_takes_part_for_the_task() -> None:
+def test_auto_selects_a_model_that_has_the_task() -> None:
     catalog_ = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)), Model("coder", "1", auto=("code",)))
     assert auto("chat", catalog_) == "chatty"
     assert auto("code", catalog_) == "coder"
@@ -56,7 +56,7 @@ def test_auto_prefers_a_model_with_an_engine_for_exactly_this_task() -> None:
     assert auto("chat", catalog_) == "first"
 
 
-def test_a_task_that_no_model_takes_part_in_goes_to_one_that_takes_part_in_any() -> None:
+def test_a_task_that_no_model_has_goes_to_one_with_any_task() -> None:
     catalog_ = catalog(Model("none", "1"), Model("chatty", "1", auto=("chat",)))
     assert auto("code", catalog_) == "chatty"
 
@@ -69,7 +69,7 @@ def test_the_engines_of_a_model_are_its_own() -> None:
     assert list(catalog_.engines) == ["a", "b", "c"]
 
 
-def test_every_name_that_can_be_asked_for_is_listed_once() -> None:
+def test_every_requestable_name_is_listed_once() -> None:
     llama = Model("llama", "1", aliases=("x",), auto=("chat",))
     assert list(catalog(llama).named_models()) == [("llama", llama), ("x", llama), ("auto", None)]
     assert [name for name, _ in catalog(Model("llama", "1")).named_models()] == ["llama"]
@@ -90,7 +90,7 @@ def anyone(_: str) -> bool:
     return True
 
 
-def test_a_model_whose_fallback_can_answer_is_ready() -> None:
+def test_a_model_whose_fallback_is_up_is_ready() -> None:
     engines = engine("a", "llama"), engine("b", "mistral")
     catalog_ = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
     engines[1].up = True
@@ -99,7 +99,7 @@ def test_a_model_whose_fallback_can_answer_is_ready() -> None:
     assert not catalog_.ready(anyone), "nobody answers for mistral"
 
 
-def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:
+def test_a_chain_of_fallbacks_has_no_model_twice_and_ends() -> None:
     names = ["a", "b", "c", "d", "e"]
     ring = [Model(name, "1", fallback=names[(n + 1) % 5]) for n, name in enumerate(names)]
     assert catalog(*ring).fallback_chain("b") == ["b", "c", "d", "e"]
@@ -107,7 +107,7 @@ def test_a_chain_of_fallbacks_has_no_model_twice_and_an_end() -> None:
     assert [catalog(*pair).fallback_chain(name) for name in "abc"] == [["a", "b"], ["b", "a"], ["c"]]
 
 
-def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:
+def test_an_engine_without_a_probe_result_is_neither_up_nor_down() -> None:
     one = engine("a", "llama", "code")
     assert one.up is None
     assert one.gauges == EngineGauges()
@@ -120,7 +120,7 @@ def test_an_engine_that_nobody_has_asked_is_neither_up_nor_down() -> None:
     )
 
 
-def test_what_an_engine_does_for_others_is_what_it_does_beside_what_comes_from_here() -> None:
+def test_external_load_is_the_load_minus_the_requests_of_this_router() -> None:
     one = engine("a", "llama")
     assert one.snapshot().external_load is None
     one.in_flight = 3
@@ -133,7 +133,7 @@ def test_what_an_engine_does_for_others_is_what_it_does_beside_what_comes_from_h
     assert one.snapshot().external_load is None
 
 
-def test_whether_an_engine_speculates_is_in_its_metrics_and_stays_known() -> None:
+def test_speculation_is_detected_from_the_metrics_and_remembered() -> None:
     one = engine("a", "llama")
     known = [one.has_draft]
     pages = (

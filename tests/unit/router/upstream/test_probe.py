@@ -26,7 +26,7 @@ def engine_at(url: str, *, max_model_len: int | None = None) -> Engine:
     return Engine(name="a", model="m", task="any", url=url, served_model="m", max_model_len=max_model_len)
 
 
-async def test_an_engine_that_comes_back_is_asked_for_its_context_again(client: EngineClient) -> None:
+async def test_an_engine_that_recovers_is_queried_for_its_context_length_again(client: EngineClient) -> None:
     async with SimulatedEngine("m", max_model_len=1024) as first:
         engine = engine_at(first.url)
         probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
@@ -39,7 +39,7 @@ async def test_an_engine_that_comes_back_is_asked_for_its_context_again(client: 
         assert (engine.up, engine.max_model_len) == (True, 2048)
 
 
-async def test_a_context_of_the_configuration_stands(client: EngineClient) -> None:
+async def test_a_configured_context_length_is_kept(client: EngineClient) -> None:
     async with SimulatedEngine("m", max_model_len=1024) as simulated:
         engine = engine_at(simulated.url, max_model_len=512)
         await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
@@ -47,7 +47,7 @@ async def test_a_context_of_the_configuration_stands(client: EngineClient) -> No
 
 
 @pytest.mark.parametrize("draft", ["d", None])
-async def test_an_engine_that_has_worked_on_nothing_yet_shows_whether_it_speculates(
+async def test_an_engine_without_work_so_far_shows_whether_it_speculates(
     client: EngineClient, draft: str | None
 ) -> None:
     async with SimulatedEngine("m", draft=draft) as simulated:
@@ -57,7 +57,7 @@ async def test_an_engine_that_has_worked_on_nothing_yet_shows_whether_it_specula
         assert engine.external_load == 0
 
 
-async def test_of_an_engine_that_is_no_vllm_nothing_is_known_but_that_it_is_up(client: EngineClient) -> None:
+async def test_an_engine_that_is_not_vllm_is_known_only_to_be_up(client: EngineClient) -> None:
     scripted = ScriptedEngine()
     await scripted.start()
     engine = engine_at(scripted.url)

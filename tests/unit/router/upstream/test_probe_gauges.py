@@ -48,7 +48,7 @@ def test_a_page_of_vllm_is_read() -> None:
 
 
 @pytest.mark.parametrize("page", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n", "<html></html>"])
-def test_a_metric_that_is_not_there_is_unknown_and_not_0(page: str) -> None:
+def test_a_missing_metric_is_unknown_and_not_0(page: str) -> None:
     assert parse_gauges(page) == EngineGauges()
 
 
@@ -62,7 +62,7 @@ def test_the_older_name_of_the_kv_cache_is_known_too() -> None:
     assert parse_gauges("vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.0\n").kv_cache_usage == 0
 
 
-def test_a_rate_of_nothing_is_unknown() -> None:
+def test_a_ratio_with_a_zero_denominator_is_unknown() -> None:
     page = "".join(f"{name[:-1]} 0.0\n" for name in VALUES)
     gauges = parse_gauges(page)
     assert (gauges.prefix_cache_hit_rate, gauges.spec_acceptance_rate, gauges.spec_tokens_per_step) == (
@@ -72,7 +72,7 @@ def test_a_rate_of_nothing_is_unknown() -> None:
     )
 
 
-def test_a_rate_needs_both_of_its_counters() -> None:
+def test_a_ratio_needs_both_of_its_counters() -> None:
     assert parse_gauges("vllm:prefix_cache_queries_total 5\n").prefix_cache_hit_rate is None
     assert parse_gauges("vllm:prefix_cache_hits_total 5\n").prefix_cache_hit_rate is None
     assert parse_gauges("vllm:spec_decode_num_drafts_total 5\n").spec_tokens_per_step is None
@@ -87,7 +87,7 @@ def test_engine_cores_behind_one_address_are_summed_and_the_fullest_cache_counts
 
 
 @pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf"])
-def test_what_an_exporter_does_not_know_is_unknown(value: str) -> None:
+def test_nan_from_an_exporter_is_unknown(value: str) -> None:
     assert parse_gauges(f"vllm:kv_cache_usage_perc {value}\nvllm:num_requests_running {value}\n") == EngineGauges()
 
 
@@ -111,7 +111,7 @@ def test_longer_names_are_other_metrics() -> None:
         ("<html>", None),
     ],
 )
-def test_an_engines_context_is_in_its_list_of_models(page: str, length: int | None) -> None:
+def test_an_engines_context_length_is_in_its_list_of_models(page: str, length: int | None) -> None:
     assert parse_max_model_len(page.encode(), "m") == length
 
 
@@ -119,7 +119,7 @@ NAME: Final = st.sampled_from([name[:-1] for name in VALUES])
 
 
 @given(st.lists(st.builds("{}{}".format, NAME, st.text('{}=", \\\n1.xNa#+e', max_size=12)) | st.text(max_size=20)))
-def test_no_page_raises_anything_but_that_it_is_none(lines: list[str]) -> None:
+def test_no_page_raises_anything_but_the_documented_error(lines: list[str]) -> None:
     try:
         gauges = parse_gauges("\n".join(lines))
     except ValueError:

@@ -30,17 +30,17 @@ from router.errors import ApiError
         (b"no-storex, x-no-cache", NO_DIRECTIVES),
     ],
 )
-def test_directives_are_read_as_rfc_9111_has_them(header: bytes, meant: CacheControl) -> None:
+def test_directives_are_parsed_as_rfc_9111_defines_them(header: bytes, meant: CacheControl) -> None:
     assert parse_cache_control(header, None) == meant
 
 
 @pytest.mark.parametrize("age", [b"", b"soon", b"-1", b"1.5", b"99999999999999999999"])
-def test_an_age_that_is_no_number_is_none_at_all(age: bytes) -> None:
+def test_an_age_that_is_not_a_number_is_ignored(age: bytes) -> None:
     assert parse_cache_control(b"max-age=" + age, None) == CacheControl(max_age=0)
 
 
 @pytest.mark.parametrize("by", [b"soon", b"-1", b"1.5", b"99999999999999999999"])
-def test_a_staleness_that_is_no_number_is_none(by: bytes) -> None:
+def test_a_staleness_that_is_not_a_number_is_ignored(by: bytes) -> None:
     assert parse_cache_control(b"max-stale=" + by, None) == NO_DIRECTIVES
 
 
@@ -50,12 +50,12 @@ def test_the_time_to_live_is_a_whole_number_of_seconds() -> None:
 
 
 @pytest.mark.parametrize("ttl", [b"", b"soon", b"-1", b"1.5", b"1h", b"99999999999999999999"])
-def test_another_time_to_live_is_the_clients_fault(ttl: bytes) -> None:
+def test_another_time_to_live_is_the_clients_error(ttl: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_cache_control(b"", ttl)
     assert (caught.value.status, caught.value.param) == (400, "X-Cache-TTL")
 
 
 @given(st.binary(max_size=80))
-def test_no_header_is_too_odd_to_be_read(header: bytes) -> None:
+def test_any_header_can_be_parsed(header: bytes) -> None:
     assert isinstance(parse_cache_control(header, None), CacheControl)

@@ -40,14 +40,14 @@ def _joined(parts: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-def test_each_part_finds_the_entries_that_have_it_and_no_others(part: dict[str, Any]) -> None:
+def test_each_part_matches_the_entries_that_have_it_and_no_others(part: dict[str, Any]) -> None:
     scope = EntryFilter(**part)
     assert scope.matches(KEY, DOCUMENTS)
     assert not scope.matches(OTHER, ("faq",))
 
 
 @given(ANY_OF_THEM)
-def test_what_is_given_must_hold_all_of_it(given_parts: dict[str, Any]) -> None:
+def test_an_entry_must_match_every_given_part(given_parts: dict[str, Any]) -> None:
     scope = EntryFilter(**given_parts)
     assert scope.matches(KEY, DOCUMENTS)
     for place, part in enumerate(("tenant", "model", "system", "rag"), 2):
@@ -57,12 +57,12 @@ def test_what_is_given_must_hold_all_of_it(given_parts: dict[str, Any]) -> None:
     assert scope.matches(KEY, ("faq",)) == ("document" not in given_parts)
 
 
-def test_of_nothing_given_nothing_is_meant() -> None:
+def test_an_empty_filter_matches_nothing() -> None:
     assert EntryFilter().is_empty
     assert not EntryFilter().matches(KEY)
 
 
-def test_all_means_every_entry_and_nothing_that_is_none() -> None:
+def test_all_matches_every_entry_and_no_other_key() -> None:
     everything = EntryFilter(all=True)
     assert everything.matches(KEY)
     assert everything.matches(OTHER, DOCUMENTS)
@@ -71,14 +71,14 @@ def test_all_means_every_entry_and_nothing_that_is_none() -> None:
 
 
 @given(ANY_OF_THEM, st.sampled_from([KEY, OTHER]))
-def test_the_pattern_finds_at_least_what_is_meant(given_parts: dict[str, Any], key: str) -> None:
+def test_the_pattern_matches_at_least_what_the_filter_matches(given_parts: dict[str, Any], key: str) -> None:
     scope = EntryFilter(**given_parts)
     if scope.matches(key, DOCUMENTS):
         assert fnmatch.fnmatchcase(key, scope.key_pattern)
         assert fnmatch.fnmatchcase(claim_key(key), scope.claim_pattern)
 
 
-def test_a_tenants_pattern_finds_nothing_of_a_tenant_whose_name_begins_alike() -> None:
+def test_a_tenants_pattern_matches_nothing_of_a_tenant_whose_name_has_the_same_prefix() -> None:
     scope = EntryFilter(tenant="acme")
     assert not fnmatch.fnmatchcase(KEY.replace("acme", "acme2"), scope.key_pattern)
     assert not fnmatch.fnmatchcase(claim_key(KEY.replace("acme", "my.acme")), scope.claim_pattern)
@@ -99,13 +99,13 @@ def test_a_document_is_named_by_its_id_by_its_text_and_by_the_hash_of_its_text()
 
 
 @pytest.mark.parametrize("doc_id", ["x" * (MAX_DOCUMENT_NAME + 1), "line\nbreak", "nul\0", ""])
-def test_an_id_that_a_field_cannot_show_goes_by_its_hash(doc_id: str) -> None:
+def test_an_id_that_a_field_cannot_contain_is_matched_by_its_hash(doc_id: str) -> None:
     assert document_name(doc_id) == text_document_name(doc_id)
     assert document_name(doc_id) in possible_document_names(doc_id)
 
 
 @given(TEXTS | st.text(max_size=300))
-def test_a_record_is_short_and_means_what_the_scope_means(document: str) -> None:
+def test_a_record_is_short_and_matches_what_the_filter_matches(document: str) -> None:
     scope = EntryFilter(tenant="acme", document=document)
     decoded = parse_purge_filter(scope.to_json())
     assert len(scope.to_json()) < 1000
@@ -114,7 +114,7 @@ def test_a_record_is_short_and_means_what_the_scope_means(document: str) -> None
     assert not decoded.matches(KEY, ("something else",))
 
 
-def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
+def test_a_filter_that_json_cannot_represent_is_still_a_record() -> None:
     assert parse_purge_filter(EntryFilter(document="\udcff").to_json()).matches(KEY, (document_name("\udcff"),))
 
 
@@ -122,7 +122,7 @@ def test_a_record_of_what_no_json_can_carry_is_still_a_record() -> None:
 
 
 @pytest.mark.parametrize("body", [*PARTS, {"all": True}, {"tenant": "acme", "model": "llama"}], ids=str)
-def test_a_scope_is_read_as_it_was_written(body: dict[str, Any]) -> None:
+def test_a_filter_is_read_as_it_was_written(body: dict[str, Any]) -> None:
     assert parse_purge_filter(json.dumps(body).encode()) == EntryFilter(**body)
     assert json.loads(EntryFilter(**body).to_json()) == body
 
@@ -140,7 +140,7 @@ def test_a_scope_is_read_as_it_was_written(body: dict[str, Any]) -> None:
     ],
     ids=lambda body: body[:30].decode("latin-1"),
 )  # fmt: skip
-def test_what_names_nothing_or_cannot_be_meant_is_refused(body: bytes) -> None:
+def test_an_empty_or_invalid_filter_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_purge_filter(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_purge")

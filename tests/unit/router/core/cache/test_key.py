@@ -45,7 +45,7 @@ def test_a_digest_is_a_sha_256_in_hex() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", derive_key(chat()).digest)
 
 
-def test_a_part_that_is_not_there_is_nothing_but_zeros() -> None:
+def test_a_missing_part_is_all_zeros() -> None:
     assert key_pieces(derive_key(chat()))["system"] == "0" * 16
     assert key_pieces(derive_key(chat()))["rag"] == "0" * 16
     assert key_pieces(derive_key(conversation(("system", ""), ("user", "x"))))["system"] != "0" * 16
@@ -81,7 +81,7 @@ GOLDEN: Final = [
 
 
 @pytest.mark.parametrize(("asked", "text", "digest"), GOLDEN)
-def test_keys_stay_what_they_have_always_been(asked: InferenceRequest, text: str, digest: str) -> None:
+def test_keys_do_not_change_between_versions(asked: InferenceRequest, text: str, digest: str) -> None:
     key = derive_key(asked)
     assert (key.text, key.digest) == (text, digest)
 
@@ -113,7 +113,7 @@ OTHER_VALUES: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
-def test_any_field_that_can_change_the_answer_changes_the_query_part(name: str) -> None:
+def test_any_field_that_can_change_the_response_changes_the_query_part(name: str) -> None:
     assert changed_parts(chat(), chat(**{name: OTHER_VALUES[name]})) == {"query"}
     assert changed_parts(completion(), completion(**{name: OTHER_VALUES[name]})) == {"query"}
 
@@ -148,16 +148,16 @@ LEFT_OUT: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED_FIELDS))
-def test_what_is_left_out_of_the_key_does_not_change_it(name: str) -> None:
+def test_an_ignored_field_does_not_change_the_key(name: str) -> None:
     assert changed_parts(chat(), chat(**{name: LEFT_OUT[name]})) == set()
 
 
-def test_what_is_left_out_of_the_key_has_a_reason_and_a_test() -> None:
+def test_an_ignored_field_has_a_reason_and_a_test() -> None:
     assert set(IGNORED_FIELDS) == set(LEFT_OUT)
     assert all(IGNORED_FIELDS.values())
 
 
-def test_what_is_left_out_at_the_top_counts_in_a_message() -> None:
+def test_a_field_ignored_at_the_top_level_counts_in_a_message() -> None:
     for name in IGNORED_FIELDS:
         other = chat(messages=[{"role": "user", "content": "Hi", name: "x"}])
         assert changed_parts(chat(), other) == {"query"}
@@ -167,7 +167,7 @@ def test_an_omitted_temperature_is_not_0() -> None:
     assert changed_parts(chat(), chat(temperature=0)) == {"query"}
 
 
-def test_a_stream_and_a_json_answer_share_a_key() -> None:
+def test_a_stream_and_a_json_response_share_a_key() -> None:
     usage = {"include_usage": True}
     assert changed_parts(chat(), chat(stream=True)) == set()
     assert changed_parts(chat(stream=True), chat(stream=True, stream_options=usage)) == set()
@@ -262,7 +262,7 @@ def test_two_tenants_models_and_revisions_have_two_keys() -> None:
 
 
 @given(st.text("ab.-_0", min_size=1, max_size=6), st.text("ab.-_0", min_size=1, max_size=6))
-def test_two_tenants_have_two_keys_whatever_they_are_called(one: str, other: str) -> None:
+def test_two_tenants_have_two_keys_whatever_their_names(one: str, other: str) -> None:
     for request in (chat(), completion()):
         keys = [derive_key(request, tenant=one, model="m"), derive_key(request, tenant=other, model="m")]
         assert (keys[0].digest == keys[1].digest) == (one == other)
@@ -270,7 +270,7 @@ def test_two_tenants_have_two_keys_whatever_they_are_called(one: str, other: str
         assert (swapped[0].digest == swapped[1].digest) == (one == other)
 
 
-def test_a_tenant_cannot_be_spelt_in_a_request() -> None:
+def test_a_request_cannot_imitate_a_tenant() -> None:
     parts = request_parts(chat())
     keys = [
         derive_cache_key(parts, tenant="a", model="b.c", revision=""),

@@ -49,7 +49,7 @@ def test_a_request_without_documents_has_none() -> None:
         ({"doc_id": 1.5, "text": "x"}, text_document_name("x")),
     ],
 )
-def test_a_document_is_known_by_its_id_else_by_its_text_else_by_all_of_it(document: Any, name: str) -> None:
+def test_a_document_is_identified_by_its_id_else_by_its_text_else_by_all_of_it(document: Any, name: str) -> None:
     assert names(document) == (name,)
 
 
@@ -61,7 +61,7 @@ def test_each_document_is_named_once_and_in_order() -> None:
     )
 
 
-def test_what_stands_between_markers_is_a_document_of_its_text() -> None:
+def test_text_between_markers_is_a_document() -> None:
     request = conversation(
         ("system", "Use <context>one</context> and <context>two</context>."),
         ("user", [{"type": "text", "text": "<context>three</context>?"}]),
@@ -75,7 +75,7 @@ def test_other_markers_mark_other_documents() -> None:
     assert request_parts(request, ContextMarkers("[[", "]]")).document_names() == (text_document_name("yes"),)
 
 
-def test_a_text_is_the_same_document_wherever_it_stands() -> None:
+def test_a_text_is_the_same_document_wherever_it_occurs() -> None:
     request = conversation(("user", "<context>x</context>?"), documents=[{"text": "x"}])
     assert request_parts(request).document_names() == (text_document_name("x"),)
 
@@ -87,7 +87,7 @@ def test_thousands_of_documents_are_all_named() -> None:
 @given(
     st.lists(st.dictionaries(st.sampled_from(["doc_id", "id", "text", "title"]), JSON_VALUES, max_size=4), max_size=5)
 )
-def test_no_document_is_too_odd_to_be_named(documents: list[Any]) -> None:
+def test_any_document_can_be_named(documents: list[Any]) -> None:
     document_names = names(*documents)
     assert len(document_names) <= len(documents)
     assert bool(document_names) is bool(documents)

@@ -62,7 +62,7 @@ FIELDS: Final = [(endpoint, name) for endpoint, values in OTHER_VALUES.items() f
 
 
 @pytest.mark.parametrize(("endpoint", "name"), FIELDS)
-def test_any_field_that_can_change_the_answer_changes_the_query_part(endpoint: Endpoint, name: str) -> None:
+def test_any_field_that_can_change_the_response_changes_the_query_part(endpoint: Endpoint, name: str) -> None:
     make = MAKE[endpoint]
     assert changed_parts(make(), make(**{name: OTHER_VALUES[endpoint][name]})) == {"query"}
 
@@ -86,7 +86,7 @@ LEFT_OUT: Final[dict[str, Any]] = {
 
 
 @ENDPOINTS
-def test_what_is_left_out_of_the_key_is_left_out_unless_the_answer_repeats_it(endpoint: Endpoint) -> None:
+def test_an_ignored_field_is_ignored_unless_the_response_repeats_it(endpoint: Endpoint) -> None:
     make = MAKE[endpoint]
     said_back = endpoint.echoed_fields
     assert all(said_back.values())
@@ -96,7 +96,7 @@ def test_what_is_left_out_of_the_key_is_left_out_unless_the_answer_repeats_it(en
 
 
 @ENDPOINTS
-def test_a_stream_and_a_json_answer_share_a_key(endpoint: Endpoint) -> None:
+def test_a_stream_and_a_json_response_share_a_key(endpoint: Endpoint) -> None:
     assert changed_parts(MAKE[endpoint](), MAKE[endpoint](stream=True)) == set()
 
 
@@ -130,7 +130,7 @@ SYSTEMS: Final = [
 
 
 @pytest.mark.parametrize(("endpoint", "form"), SYSTEMS, ids=["system", "blocks", "instructions", "developer"])
-def test_the_text_of_a_system_changes_the_system_part_alone(endpoint: Endpoint, form: Any) -> None:
+def test_the_system_text_changes_only_the_system_part(endpoint: Endpoint, form: Any) -> None:
     one, other = (system_of(endpoint, form(text)) for text in ("Be brief.", "Be brief. "))
     assert changed_parts(one, other) == {"system"}
     contexts = (system_of(endpoint, form(f"Say <context>{text}</context>.")) for text in ("a", "b"))
@@ -138,7 +138,7 @@ def test_the_text_of_a_system_changes_the_system_part_alone(endpoint: Endpoint, 
     assert request_parts(one).system == ["Be brief."]
 
 
-def test_a_system_is_not_a_message_of_a_system() -> None:
+def test_a_system_field_is_not_a_system_message() -> None:
     user = {"role": "user", "content": "Hi"}
     assert changed_parts(messages(system="x"), messages(messages=[{"role": "system", "content": "x"}, user])) == {
         "query"
@@ -150,7 +150,7 @@ def test_a_system_is_not_a_message_of_a_system() -> None:
     assert changed_parts(messages(system="x"), messages(system=[{"type": "text", "text": "x"}])) == {"query"}
 
 
-def test_fields_of_other_endpoints_are_no_system() -> None:
+def test_fields_of_other_endpoints_are_not_a_system_prompt() -> None:
     assert changed_parts(messages(), messages(instructions="x")) == {"query"}
     assert changed_parts(responses(), responses(system="x")) == {"query"}
     assert changed_parts(embeddings(), embeddings(instructions="x", system="x")) == {"query"}
@@ -179,7 +179,7 @@ def test_context_is_found_in_every_text_of_a_user(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("make", [responses, messages])
-def test_another_document_changes_the_rag_part_alone(make: Any) -> None:
+def test_another_document_changes_only_the_rag_part(make: Any) -> None:
     assert changed_parts(make(documents=[{"text": "a"}]), make(documents=[{"text": "b"}])) == {"rag"}
 
 
@@ -192,7 +192,7 @@ def test_the_question_is_the_last_text_of_a_user() -> None:
     assert request_parts(embeddings()).question == ""
 
 
-def test_an_item_that_nobody_said_is_part_of_the_query() -> None:
+def test_an_item_without_a_speaker_is_part_of_the_query() -> None:
     user = {"role": "user", "content": "Hi"}
     outputs = [[user, {"type": "function_call_output", "call_id": "c", "output": text}] for text in ("3", "4")]
     assert changed_parts(responses(input=outputs[0]), responses(input=outputs[1])) == {"query"}

@@ -31,7 +31,7 @@ def test_texts_that_differ_at_all_have_two_keys(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_the_system_text_changes_the_system_part_alone(role: str) -> None:
+def test_the_system_text_changes_only_the_system_part(role: str) -> None:
     assert changed_parts(conversation((role, "a"), ("user", "x")), conversation((role, "b"), ("user", "x"))) == {
         "system"
     }
@@ -45,7 +45,7 @@ def test_a_system_message_is_not_a_developer_message() -> None:
     ) == {"query"}
 
 
-def test_the_question_changes_the_query_part_alone() -> None:
+def test_the_question_changes_only_the_query_part() -> None:
     one = conversation(("system", "s"), ("user", "<context>c</context>a"), documents=[{"text": "d"}])
     other = conversation(("system", "s"), ("user", "<context>c</context>b"), documents=[{"text": "d"}])
     assert changed_parts(one, other) == {"query"}
@@ -58,7 +58,7 @@ def test_the_question_changes_the_query_part_alone() -> None:
         [{"text": "a", "title": "t"}], [],
     ],
 )  # fmt: skip
-def test_another_document_or_version_of_it_changes_the_rag_part_alone(documents: Any) -> None:
+def test_another_document_or_version_changes_only_the_rag_part(documents: Any) -> None:
     assert changed_parts(chat(documents=[{"text": "a"}]), chat(documents=documents)) == {"rag"}
 
 
@@ -80,7 +80,7 @@ def test_the_text_between_the_markers_is_the_rag_part_in_system_and_user_message
     assert changed_parts(*requests) == {"query"}
 
 
-def test_the_markers_can_be_others() -> None:
+def test_the_markers_are_configurable() -> None:
     markers = ContextMarkers("[[", "]]")
     requests = [
         split_parts(conversation(("user", f"a[[{text}]]<context>x</context>")), markers) for text in ("one", "two")
@@ -89,13 +89,13 @@ def test_the_markers_can_be_others() -> None:
     assert requests[0].query == requests[1].query
 
 
-def test_a_marker_that_is_not_closed_is_text() -> None:
+def test_an_unclosed_marker_is_text() -> None:
     assert request_parts(conversation(("user", "a<context>b"))).rag == []
     assert request_parts(conversation(("user", "a</context>b<context>"))).rag == []
     assert changed_parts(conversation(("user", "a<context>b")), conversation(("user", "a<context>c"))) == {"query"}
 
 
-def test_each_context_of_a_text_is_a_piece_of_its_own() -> None:
+def test_each_context_of_a_text_is_a_separate_document() -> None:
     parts = request_parts(conversation(("user", "a<context>1</context>b<context>2</context>c")))
     assert parts.rag == ["1", "2"]
     one = conversation(("user", "<context>ab</context><context>c</context>"))
@@ -165,7 +165,7 @@ def test_the_same_text_in_other_places_has_another_key(pieces: list[str]) -> Non
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=2, max_size=4), st.data())
-def test_text_cut_into_messages_elsewhere_has_another_key(pieces: list[str], data: Any) -> None:
+def test_text_split_into_messages_at_another_point_has_another_key(pieces: list[str], data: Any) -> None:
     text = "".join(pieces)
     cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=3)))
     others = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -188,7 +188,7 @@ def test_no_content_no_text_and_no_field_are_three_keys() -> None:
 @pytest.mark.parametrize(
     "content", [[0], [1], ["text", 0], ["text", "x"], ["parts"], [["text", "x"], {}], ["none"], [None], [[]]]
 )
-def test_no_client_can_spell_what_the_key_writes_for_another_form(content: Any) -> None:
+def test_a_request_cannot_imitate_the_placeholders_of_the_key(content: Any) -> None:
     with pytest.raises(ApiError):
         conversation(("user", content))
 

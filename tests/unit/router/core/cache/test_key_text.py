@@ -20,13 +20,13 @@ from tests.support.factories import conversation, derive_key
 KEY = derive_key(conversation(("system", "Be brief."), ("user", "Why?")))
 
 
-def test_a_derived_key_is_parsed_into_the_parts_that_it_was_made_of() -> None:
+def test_a_derived_key_is_parsed_into_its_parts() -> None:
     assert (KEY.parts.tenant, KEY.parts.model) == KEY.canonical_parts[:2]
     assert KEY.parts == KeyParts.parse(KEY.text)
     assert KEY.parts.text == KEY.text == "rh:1:" + ":".join(msgspec.structs.astuple(KEY.parts))
 
 
-def test_the_claim_on_a_key_gives_its_parts_back() -> None:
+def test_the_key_of_a_claim_contains_the_parts_of_its_entry() -> None:
     assert KeyParts.parse(claimed_entry_key(claim_key(KEY.text))) == KEY.parts
 
 
@@ -38,7 +38,7 @@ def test_the_claim_on_a_key_gives_its_parts_back() -> None:
         probe_key("a"),
     ],
 )  # fmt: skip
-def test_what_is_no_entrys_key_has_no_parts(key: str) -> None:
+def test_a_text_that_is_not_an_entrys_key_has_no_parts(key: str) -> None:
     assert KeyParts.try_parse(key) is None
     with pytest.raises(ValueError, match="not the key of an entry"):
         KeyParts.parse(key)

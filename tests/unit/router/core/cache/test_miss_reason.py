@@ -51,20 +51,20 @@ def test_several_parts_that_differ_are_all_named() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"user": "u"}, {"temperature": None}])
-def test_two_forms_of_one_request_differ_in_nothing_but_what_is_part_of_the_key(fields: dict[str, Any]) -> None:
+def test_two_forms_of_one_request_differ_only_in_parts_of_the_key(fields: dict[str, Any]) -> None:
     expected = [] if "temperature" not in fields else ["params"]
     assert of(conversation(*FIRST, **fields)).differing_parts(KNOWN) == expected
 
 
-def test_a_system_prompt_that_one_has_and_the_other_lacks_is_another_query_too() -> None:
+def test_a_system_prompt_that_only_one_request_has_changes_the_query_too() -> None:
     assert of(conversation(FIRST[1])).differing_parts(KNOWN) == ["system", "query"]
 
 
-def test_another_endpoint_is_another_way_to_ask() -> None:
+def test_another_endpoint_differs_in_the_parameters() -> None:
     assert "params" in of(completion()).differing_parts(of(chat()))
 
 
-def test_an_entry_that_does_not_know_its_halves_differs_in_its_query() -> None:
+def test_an_entry_without_hashes_of_its_query_differs_in_its_query() -> None:
     expected = of(changed(query="How?"))
     old = entry_fingerprint(derive_key(changed()).text, "", "")
     assert old is not None
@@ -73,14 +73,14 @@ def test_an_entry_that_does_not_know_its_halves_differs_in_its_query() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "rh:1:purge", "rh:1:claim:a:b:c:d:e", "foreign:key", "rh:1:a:b:c:d"])
-def test_what_is_no_entrys_key_has_no_fingerprint(key: str) -> None:
+def test_a_text_that_is_not_an_entrys_key_has_no_fingerprint(key: str) -> None:
     assert entry_fingerprint(key, "", "") is None
 
 
 # -- the memory of a process ------------------------------------------------------------------------------------------
 
 
-def test_who_has_heard_of_nothing_says_that_it_is_new() -> None:
+def test_without_any_known_entry_a_miss_is_new() -> None:
     assert SeenKeys().miss_reason(hash_parts(KNOWN)) == "new"
 
 
@@ -91,21 +91,21 @@ def test_a_miss_is_explained_by_the_entry_that_differs_in_one_part(reason: str, 
     assert hints.miss_reason(hash_parts(wanted)) == reason
 
 
-def test_what_was_there_and_is_gone_has_expired() -> None:
+def test_an_entry_that_existed_and_is_gone_has_expired() -> None:
     hints = SeenKeys()
     hints.add(hash_parts(KNOWN))
     assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
 @pytest.mark.parametrize("reason", ["system", "rag", "query"])
-def test_of_another_processs_entry_the_key_is_enough_for_the_parts_of_a_key(reason: str) -> None:
+def test_the_key_of_another_processs_entry_is_enough_for_the_parts_of_a_key(reason: str) -> None:
     hints = SeenKeys()
     hints.add_key(derive_key(changed()).text)
     assert hints.miss_reason(hash_parts(dict(ONE_APART)[reason])) == reason
     assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
-def test_what_differs_in_two_parts_is_new() -> None:
+def test_a_request_that_differs_in_two_parts_is_new() -> None:
     hints = SeenKeys()
     hints.add(hash_parts(KNOWN))
     assert hints.miss_reason(hash_parts(of(changed(system="Be long.", rag="two")))) == "new"
@@ -121,14 +121,14 @@ def test_another_tenants_entries_explain_nothing() -> None:
         assert hints.miss_reason(hash_parts(others)) == "new"
 
 
-def test_what_is_cleared_is_forgotten() -> None:
+def test_cleared_keys_are_forgotten() -> None:
     hints = SeenKeys()
     hints.add(hash_parts(KNOWN))
     hints.clear()
     assert hints.miss_reason(hash_parts(KNOWN)) == "new"
 
 
-def test_a_key_that_is_none_is_passed_over() -> None:
+def test_an_invalid_key_is_ignored() -> None:
     hints = SeenKeys()
     for key in ("", "rh:1:purge", "rh:1:hits:acme", "x" * 1000):
         hints.add_key(key)
@@ -136,7 +136,7 @@ def test_a_key_that_is_none_is_passed_over() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
-def test_the_oldest_are_forgotten_first_and_what_is_noted_again_is_young(numbers: list[int]) -> None:
+def test_the_oldest_keys_are_evicted_first_and_repeated_keys_count_as_recent(numbers: list[int]) -> None:
     hints = SeenKeys(max_entries=4)
     noted = [of(chat(seed=number), model=f"m{number}", tenant=f"t{number}") for number in numbers]
     for one in noted:

@@ -31,7 +31,7 @@ def test_everything_is_cached_by_default(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"temperature": 1}, {"temperature": 0.01}, {"temperature": None}, {"seed": None}]
 )
-def test_what_may_be_answered_otherwise_next_time_is_left_out_where_only_the_deterministic_is_kept(
+def test_a_nondeterministic_request_is_bypassed_where_only_deterministic_ones_are_stored(
     fields: dict[str, Any],
 ) -> None:
     assert decided(chat(**fields), NO_DIRECTIVES, "deterministic") == (BypassReason.POLICY, False)
@@ -44,20 +44,20 @@ def test_temperature_0_or_a_seed_is_deterministic(fields: dict[str, Any]) -> Non
     assert decide_caching(chat(**fields), NO_DIRECTIVES, "deterministic") == CACHED
 
 
-def test_no_store_is_neither_looked_up_nor_kept() -> None:
+def test_no_store_is_neither_looked_up_nor_stored() -> None:
     assert decided(chat(), CacheControl(no_store=True), "all") == (BypassReason.NO_STORE, False)
     assert decided(chat(), CacheControl(no_store=True, no_cache=True), "all") == (BypassReason.NO_STORE, False)
 
 
-def test_no_cache_is_not_looked_up_but_kept() -> None:
+def test_no_cache_is_not_looked_up_but_stored() -> None:
     assert decided(chat(), CacheControl(no_cache=True), "all") == (BypassReason.NO_CACHE, True)
 
 
-def test_a_client_cannot_have_kept_what_the_configuration_leaves_out() -> None:
+def test_a_client_cannot_store_what_the_configuration_excludes() -> None:
     assert decided(chat(), CacheControl(no_cache=True, ttl=60), "deterministic") == (BypassReason.POLICY, False)
 
 
-def test_an_answer_that_may_live_for_no_second_is_looked_up_and_not_kept() -> None:
+def test_a_response_with_a_ttl_of_zero_is_looked_up_and_not_stored() -> None:
     assert decide_caching(chat(), CacheControl(ttl=0), "all") == CacheDecision(None, may_store=False)
     assert decide_caching(chat(), CacheControl(ttl=1), "all") == CACHED
 
@@ -81,7 +81,7 @@ def test_an_answer_that_may_live_for_no_second_is_looked_up_and_not_kept() -> No
         messages(container="c"),
     ],
 )
-def test_what_depends_on_more_than_the_request_is_neither_looked_up_nor_kept(asked: InferenceRequest) -> None:
+def test_a_request_that_depends_on_external_state_is_neither_looked_up_nor_stored(asked: InferenceRequest) -> None:
     assert decided(asked, NO_DIRECTIVES, "all") == (BypassReason.UNCACHEABLE, False)
     assert decided(asked, CacheControl(no_cache=True, ttl=60), "all") == (BypassReason.UNCACHEABLE, False)
     assert decided(asked, NO_DIRECTIVES, "deterministic") == (BypassReason.UNCACHEABLE, False)
@@ -96,7 +96,7 @@ def test_what_depends_on_more_than_the_request_is_neither_looked_up_nor_kept(ask
         (responses(background=True), CacheControl(no_cache=True), "deterministic", "`background`"),
     ],
 )
-def test_of_several_reasons_the_one_that_is_told_is_the_one_that_is_explained(
+def test_of_several_reasons_the_reported_one_is_the_explained_one(
     asked: InferenceRequest, control: CacheControl, store_policy: StorePolicy, explanation: str
 ) -> None:
     bypass, _ = decide_caching(asked, control, store_policy)
@@ -116,11 +116,11 @@ def test_of_several_reasons_the_one_that_is_told_is_the_one_that_is_explained(
         chat(previous_response_id="x", background=True),
     ],
 )
-def test_what_depends_on_the_request_alone_is_cached(asked: InferenceRequest) -> None:
+def test_a_request_that_depends_on_nothing_else_is_cached(asked: InferenceRequest) -> None:
     assert decide_caching(asked, NO_DIRECTIVES, "all") == CACHED
 
 
-def test_embeddings_are_kept_where_only_the_deterministic_is() -> None:
+def test_embeddings_are_stored_where_only_deterministic_responses_are() -> None:
     assert decide_caching(embeddings(), NO_DIRECTIVES, "deterministic") == CACHED
 
 
@@ -135,7 +135,7 @@ WORSE = [Freshness.FRESH, Freshness.STALE, Freshness.STALE_IF_ERROR, Freshness.U
 
 
 @given(AGES, AGES, AGES)
-def test_who_wishes_nothing_gets_what_is_in_its_time_and_what_is_not_long_over_it_if_there_is_an_error(
+def test_without_directives_a_fresh_entry_is_served_and_a_stale_one_only_on_an_error(
     age: int, ttl: int, stale: int
 ) -> None:
     expected = Freshness.FRESH if age <= ttl else Freshness.STALE_IF_ERROR if age <= ttl + stale else Freshness.UNUSABLE
@@ -143,19 +143,19 @@ def test_who_wishes_nothing_gets_what_is_in_its_time_and_what_is_not_long_over_i
 
 
 @given(AGES, AGES, WISHES, AGES)
-def test_fresh_is_nothing_beyond_its_time(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
+def test_a_fresh_entry_is_within_its_ttl(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
     if evaluate_freshness(age, ttl, wishes, stale) is Freshness.FRESH:
         assert age <= ttl
 
 
 @given(AGES, AGES, AGES, AGES)
-def test_nothing_is_given_that_is_older_than_the_client_takes(age: int, ttl: int, max_age: int, stale: int) -> None:
+def test_no_entry_older_than_the_client_accepts_is_served(age: int, ttl: int, max_age: int, stale: int) -> None:
     if evaluate_freshness(age, ttl, CacheControl(max_age=max_age), stale) is not Freshness.UNUSABLE:
         assert age <= max_age
 
 
 @given(AGES, AGES, WISHES, AGES)
-def test_stale_is_only_given_by_as_much_as_the_client_takes(
+def test_an_entry_is_served_stale_only_as_far_as_the_client_accepts(
     age: int, ttl: int, wishes: CacheControl, stale: int
 ) -> None:
     """RFC 9111, section 5.2.1: max-age shortens the freshness lifetime, and max-stale extends it."""
@@ -166,13 +166,15 @@ def test_stale_is_only_given_by_as_much_as_the_client_takes(
 
 
 @given(AGES, AGES, AGES, WISHES, AGES)
-def test_what_grows_older_is_never_of_more_use(age: int, by: int, ttl: int, wishes: CacheControl, stale: int) -> None:
+def test_an_entry_never_becomes_more_usable_with_age(
+    age: int, by: int, ttl: int, wishes: CacheControl, stale: int
+) -> None:
     younger, older = evaluate_freshness(age, ttl, wishes, stale), evaluate_freshness(age + by, ttl, wishes, stale)
     assert WORSE.index(younger) <= WORSE.index(older)
 
 
 @given(AGES, AGES, WISHES, AGES)
-def test_a_max_age_takes_away_and_a_max_stale_adds(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
+def test_max_age_restricts_and_max_stale_extends(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
     rank = WORSE.index(evaluate_freshness(age, ttl, wishes, stale))
     assert rank >= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_stale=wishes.max_stale), stale))
     assert rank <= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_age=wishes.max_age), stale))
@@ -193,5 +195,5 @@ def test_a_max_age_takes_away_and_a_max_stale_adds(age: int, ttl: int, wishes: C
         (CacheControl(max_age=0), 0, Freshness.FRESH),
     ],
 )
-def test_by_how_much_a_client_takes_what_is_stale(wishes: CacheControl, age: int, use: Freshness) -> None:
+def test_the_accepted_staleness_is_the_clients(wishes: CacheControl, age: int, use: Freshness) -> None:
     assert evaluate_freshness(age, 100, wishes, 50) is use

@@ -38,14 +38,14 @@ def walked(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], sinc
 
 
 @given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES, since=st.integers(0, 12))
-def test_what_is_covered_is_what_a_walk_finds(
+def test_the_index_covers_exactly_what_a_linear_search_finds(
     scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]], since: int
 ) -> None:
     assert index_of(scopes).covers(*entry, (since, 0)) is walked(scopes, *entry, (since, 0))
 
 
 @given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES, since=st.integers(0, 12), limit=st.integers(1, 6))
-def test_an_index_that_forgets_covers_too_much_rather_than_too_little(
+def test_an_index_that_drops_purges_covers_too_much_rather_than_too_little(
     scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]], since: int, limit: int
 ) -> None:
     index = index_of(scopes, limit)
@@ -53,7 +53,7 @@ def test_an_index_that_forgets_covers_too_much_rather_than_too_little(
     assert index.covers(*entry, (since, 0)) >= walked(scopes, *entry, (since, 0))
 
 
-def test_a_scope_that_is_purged_again_and_again_takes_one_place_and_lets_none_be_forgotten() -> None:
+def test_a_filter_that_is_purged_repeatedly_takes_one_place_and_evicts_no_other() -> None:
     index = index_of([EntryFilter(tenant="beta"), *[EntryFilter(tenant="acme")] * 50], limit=2)
     assert len(index) == 2
     acme, beta = KEYS[0], KEYS[-1]
@@ -62,10 +62,10 @@ def test_a_scope_that_is_purged_again_and_again_takes_one_place_and_lets_none_be
 
 
 @pytest.mark.parametrize("key", ["", "rh:1:purge:log", "foreign", KEYS[0] + ":more"])
-def test_what_is_no_key_of_an_entry_is_not_covered(key: str) -> None:
+def test_a_key_that_is_not_an_entrys_is_not_covered(key: str) -> None:
     assert not index_of([EntryFilter(all=True)]).covers(key, (), BEGINNING)
 
 
-def test_a_scope_that_names_nothing_covers_nothing() -> None:
+def test_an_empty_filter_covers_nothing() -> None:
     index = index_of([EntryFilter()])
     assert (len(index), index.covers(KEYS[0], (), BEGINNING)) == (0, False)

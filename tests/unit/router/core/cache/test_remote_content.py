@@ -92,7 +92,7 @@ INLINE: list[InferenceRequest] = [
 
 
 @pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
-def test_what_is_fetched_from_elsewhere_is_not_cached(asked: InferenceRequest) -> None:
+def test_content_fetched_from_elsewhere_is_not_cached(asked: InferenceRequest) -> None:
     bypass, may_store = decide_caching(asked, NO_DIRECTIVES, "all")
     assert bypass is not None
     assert (bypass.reason, may_store) == (BypassReason.UNCACHEABLE, False)
@@ -106,11 +106,11 @@ def test_where_remote_content_is_stable_it_is_cached_by_its_address(asked: Infer
 
 
 @pytest.mark.parametrize("asked", INLINE, ids=lambda asked: asked.body.decode())
-def test_what_is_in_the_request_is_cached(asked: InferenceRequest) -> None:
+def test_content_within_the_request_is_cached(asked: InferenceRequest) -> None:
     assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(None, may_store=True)
 
 
-def test_messages_of_texts_are_not_looked_at() -> None:
+def test_text_messages_are_not_inspected() -> None:
     assert request_parts(chat()).texts_only
     assert request_parts(completion()).texts_only
     assert request_parts(responses()).texts_only

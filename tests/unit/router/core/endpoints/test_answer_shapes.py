@@ -75,7 +75,7 @@ STREAM: Final = st.tuples(
 
 
 @given(st.lists(STREAM, min_size=1, max_size=4), st.sampled_from(["m", "12345678", "chatcmpl-1795432012"]))
-def test_an_answer_made_of_a_shape_is_the_one_that_reading_gives(streams: list[Any], model: str) -> None:
+def test_a_response_made_from_a_shape_equals_the_parsed_one(streams: list[Any], model: str) -> None:
     shapes = AnswerShapes()
     for id_, created, texts, usage in streams:
         sent = events(id_, created, texts, usage, model=model)
@@ -86,7 +86,7 @@ def test_an_answer_made_of_a_shape_is_the_one_that_reading_gives(streams: list[A
 USED: Final = {"prompt_tokens": 5, "completion_tokens": 2}
 
 
-def test_streams_that_differ_in_the_four_values_alone_are_read_once() -> None:
+def test_streams_that_differ_only_in_the_four_values_are_parsed_once() -> None:
     shapes = AnswerShapes()
     for number in range(5):
         used = {**USED, "prompt_tokens": number}
@@ -97,7 +97,7 @@ def test_streams_that_differ_in_the_four_values_alone_are_read_once() -> None:
 @pytest.mark.parametrize(
     "other", [{"model": "n"}, {"finish": "length"}, {"usage": None}], ids=["model", "finish", "usage"]
 )
-def test_a_stream_that_differs_in_anything_else_is_read(other: dict[str, Any]) -> None:
+def test_a_stream_that_differs_in_anything_else_is_parsed(other: dict[str, Any]) -> None:
     shapes = AnswerShapes()
     same: dict[str, Any] = {"id_": "chatcmpl-1", "created": 1795432012, "texts": ["a", "b"], "usage": USED}
     for request in (same, {**same, **other}):
@@ -112,13 +112,13 @@ def test_the_shapes_of_a_process_are_bounded() -> None:
     assert len(shapes) == MAX_SHAPES
 
 
-def test_a_stream_with_a_byte_that_marks_a_hole_is_read() -> None:
+def test_a_stream_that_contains_a_placeholder_byte_is_parsed() -> None:
     sent = events("chatcmpl-1", 1795432012, ["a"], None)
     sent.insert(2, b": \x00t\n\n")
     assert as_read(recording(sent, AnswerShapes())) == as_read(recording(sent, None))
 
 
-def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
+def test_a_text_that_json_does_not_allow_gives_no_response() -> None:
     parts = StreamParts()
     for one in events("chatcmpl-1", 1795432012, ["a", "b"], None)[:-1]:
         if not parts.try_append(one.replace(b'"b"', b'"\x01"')) and not parts.learn_template(one):
@@ -129,7 +129,7 @@ def test_a_text_that_json_does_not_allow_makes_no_answer() -> None:
 @pytest.mark.parametrize(
     "name", ["chat-stream-usage", "chat-stream", "completion-stream-usage", "completion-stream", "spec-chat-stream"]
 )
-def test_what_vllm_streams_has_a_shape(name: str) -> None:
+def test_a_stream_of_vllm_has_a_shape(name: str) -> None:
     request, sent = load_capture(name)
     assert request.endpoint in (CHAT, COMPLETIONS)
     shapes = AnswerShapes()
@@ -176,13 +176,13 @@ def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
         *[said(usage=usage) for usage in ({}, 0, "", [], False, True, "x", [1], {"": 1})],
     ],
 )
-def test_values_that_stand_elsewhere_too_change_nothing(sent: list[bytes]) -> None:
+def test_values_that_occur_elsewhere_too_change_nothing(sent: list[bytes]) -> None:
     shapes = AnswerShapes()
     for before in (said(), said(usage=USED), sent, sent):
         assert as_read(recording(before, shapes)) == as_read(recording(before, None))
 
 
-def test_an_id_that_is_not_utf_8_makes_no_answer() -> None:
+def test_an_id_that_is_not_utf_8_gives_no_response() -> None:
     shapes = AnswerShapes()
     recording(said(), shapes)
     broken = choices_recorder(LIMIT, shapes)

@@ -18,7 +18,7 @@ def chat(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"choices": [{"index": at, "message": message} for at, message in enumerate(messages)]}
 
 
-def test_of_a_chat_it_is_the_content() -> None:
+def test_the_text_of_a_chat_is_its_content() -> None:
     assert text(chat({"role": "assistant", "content": "Grüße\n\n[text]"})) == "Grüße\n\n[text]"
 
 
@@ -30,7 +30,7 @@ def test_every_choice_has_its_label() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_stands_before_the_content_under_a_label(name: str) -> None:
+def test_reasoning_precedes_the_content_under_a_label(name: str) -> None:
     assert text(chat({"content": "42", name: "6 by 7"})) == "[reasoning]\n6 by 7\n\n[text]\n42"
 
 
@@ -51,11 +51,11 @@ def test_content_may_be_parts_and_audio_has_a_transcript() -> None:
     assert text(chat({"content": None, "audio": {"transcript": "Hello"}})) == "[audio]\nHello"
 
 
-def test_of_a_completion_it_is_the_text() -> None:
+def test_the_text_of_a_completion_is_its_text() -> None:
     assert text({"object": "text_completion", "choices": [{"index": 0, "text": "    return 1\n"}]}) == "    return 1\n"
 
 
-def test_of_a_response_it_is_the_texts_of_its_items() -> None:
+def test_the_text_of_a_response_is_that_of_its_items() -> None:
     message: dict[str, Any] = {"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}
     assert text({"object": "response", "output": [message]}) == "Hi"
     output = [
@@ -70,7 +70,7 @@ def test_of_a_response_it_is_the_texts_of_its_items() -> None:
     )
 
 
-def test_of_a_message_it_is_its_blocks() -> None:
+def test_the_text_of_a_message_is_that_of_its_blocks() -> None:
     content = [
         {"type": "thinking", "thinking": "Hm", "signature": "x"},
         {"type": "text", "text": "Hi"},
@@ -81,7 +81,7 @@ def test_of_a_message_it_is_its_blocks() -> None:
     )
 
 
-def test_of_embeddings_it_is_how_many_of_how_many_dimensions() -> None:
+def test_the_text_of_embeddings_is_their_number_and_dimensions() -> None:
     assert text({"data": [{"embedding": [0.5] * 384}]}) == "1 vector of 384 dimensions"
     base64_of_two_floats = "AAAAAAAAgD8="
     assert text({"data": [{"embedding": base64_of_two_floats}, {"embedding": [1, 2]}, {"embedding": [1]}]}) == (
@@ -89,7 +89,7 @@ def test_of_embeddings_it_is_how_many_of_how_many_dimensions() -> None:
     )
 
 
-def test_of_a_stream_that_makes_no_json_it_is_the_text_beside_it() -> None:
+def test_a_stream_without_a_json_form_has_the_text_stored_with_it() -> None:
     assert text({"text": "For people"}) == "For people"
 
 
@@ -102,7 +102,7 @@ def test_of_a_stream_that_makes_no_json_it_is_the_text_beside_it() -> None:
     ],
     ids=range(14),
 )  # fmt: skip
-def test_what_says_nothing_has_no_text(body: bytes) -> None:
+def test_a_response_without_content_has_no_text(body: bytes) -> None:
     assert answer_text(body) is None
 
 
@@ -119,10 +119,10 @@ ODD = st.recursive(
 
 
 @given(answer=st.dictionaries(st.sampled_from(("choices", "output", "content", "data", "text")), ODD))
-def test_any_json_is_taken(answer: dict[str, Any]) -> None:
+def test_any_json_is_accepted(answer: dict[str, Any]) -> None:
     text(answer)
 
 
 @given(body=st.binary())
-def test_any_bytes_are_taken(body: bytes) -> None:
+def test_any_bytes_are_accepted(body: bytes) -> None:
     answer_text(body)

@@ -25,7 +25,7 @@ def sent(asked: InferenceRequest, salt: str | None = ACME, served: str = "served
 
 
 @pytest.mark.parametrize("groups", [{}, {"default": None}, {"acme": "all", "beta": "all"}])
-def test_where_nobody_is_to_be_kept_apart_there_is_no_salt(groups: dict[str, str | None]) -> None:
+def test_without_tenants_to_isolate_there_is_no_salt(groups: dict[str, str | None]) -> None:
     assert derive_salts(groups) == {}
 
 
@@ -40,7 +40,7 @@ def test_salts_are_the_same_in_every_router() -> None:
 
 
 @given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
-def test_no_tenant_can_have_anothers_salt(mine: str, theirs: str) -> None:
+def test_no_tenant_can_use_the_salt_of_another(mine: str, theirs: str) -> None:
     one, other = combine_salts(ACME, mine), combine_salts(BETA, theirs)
     assert len({one, other, ACME, BETA, combine_salts(BETA, ACME), combine_salts(ACME, ACME)}) == 6
     assert all(re.fullmatch("[0-9a-f]{32}", salt) for salt in (one, other))
@@ -59,19 +59,19 @@ def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream
         assert engine_body(request, served, ACME).count(b'"cache_salt"') == 1
 
 
-def test_without_a_salt_the_clients_own_goes_on_as_it_stands() -> None:
+def test_without_a_salt_the_clients_own_is_forwarded_unchanged() -> None:
     assert sent(chat(cache_salt="mine"), None)["cache_salt"] == "mine"
     assert "cache_salt" not in sent(chat(), None)
 
 
 @pytest.mark.parametrize("own", ["", 1, ["x"], {}, False])
-def test_a_salt_that_is_none_is_refused(own: Any) -> None:
+def test_an_invalid_salt_is_refused(own: Any) -> None:
     with pytest.raises(ApiError) as refused:
         engine_body(chat(cache_salt=own), "served", ACME)
     assert (refused.value.status, refused.value.param) == (400, "cache_salt")
 
 
-def test_tenants_of_a_group_have_one_affinity_and_sessions_of_their_own() -> None:
+def test_tenants_of_a_group_share_an_affinity_and_have_their_own_sessions() -> None:
     acme, beta = (KeyParts(tenant, "llama", "1", "2", "3") for tenant in ("acme", "beta"))
     group = sharing_group_name("acme", "one")
     assert affinity_key(acme, None, group) == affinity_key(beta, None, group)

@@ -43,23 +43,23 @@ def said(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **re
     return event({"index": index, "delta": {"content": text, **(delta or {})}, "finish_reason": None, **rest})
 
 
-def test_a_run_of_text_is_one_event() -> None:
+def test_consecutive_text_is_one_event() -> None:
     (one,) = compacted(CHAT_CHOICES, [said("a"), said("\n"), said(' "b"'), said("é\\")])
     assert one == said('a\n "b"é\\')
 
 
-def test_a_run_of_reasoning_is_one_event() -> None:
+def test_consecutive_reasoning_is_one_event() -> None:
     pieces = [event({"index": 0, "delta": {"reasoning": text}}) for text in ("I", " see")]
     assert compacted(CHAT_CHOICES, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
 
 
-def test_a_run_of_a_completions_text_is_one_event() -> None:
+def test_consecutive_text_of_a_completion_is_one_event() -> None:
     pieces = [event({"index": 0, "text": text, "token_ids": None}) for text in ("def", " f", "():")]
     (one,) = compacted(COMPLETIONS_CHOICES, pieces)
     assert one == event({"index": 0, "text": "def f():", "token_ids": None})
 
 
-def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
+def test_the_order_of_choices_and_other_events_is_kept() -> None:
     other = event({"index": 0, "delta": {"tool_calls": []}})
     stream = [said("a"), said("b"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
     expected = [said("ab"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
@@ -83,7 +83,7 @@ def test_the_order_of_choices_and_of_what_stands_between_is_kept() -> None:
         b"not JSON",
     ],
 )
-def test_an_event_with_more_to_join_than_its_text_is_left_as_it_is(same: bytes) -> None:
+def test_an_event_with_more_than_text_is_not_merged(same: bytes) -> None:
     assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
 
 
@@ -93,7 +93,7 @@ def test_an_empty_stream_stays_empty(choices_format: ChoicesFormat) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FULL_CAPTURES.glob("*.sse")), ids=lambda path: path.stem)
-def test_what_vllm_streamed_gives_the_same_answer(path: Path) -> None:
+def test_a_merged_stream_of_vllm_gives_the_same_response(path: Path) -> None:
     frames = [payload(frame) for frame in split_events(path.read_bytes()) if frame.startswith(b"data: {")]
     payloads = [data for data in frames if data is not None]
     choices_format = CHAT_CHOICES if "chat" in path.name else COMPLETIONS_CHOICES
@@ -126,7 +126,7 @@ beside = st.fixed_dictionaries({}, optional={"service_tier": st.sampled_from([No
 
 
 @given(st.lists(st.tuples(choices, beside), max_size=8), st.sampled_from([CHAT_CHOICES, COMPLETIONS_CHOICES]))
-def test_any_stream_gives_the_same_answer_compacted_or_not(
+def test_any_stream_gives_the_same_response_merged_or_not(
     stream: list[tuple[dict[str, Any], dict[str, Any]]], choices_format: ChoicesFormat
 ) -> None:
     payloads = [event(choice, **more) for choice, more in stream for _ in range(2)]
@@ -134,11 +134,11 @@ def test_any_stream_gives_the_same_answer_compacted_or_not(
 
 
 @pytest.mark.parametrize("name", ["thinking", "partial_json"])
-def test_a_text_of_another_endpoint_is_left_as_it_is(name: str) -> None:
+def test_a_text_of_another_endpoint_is_not_merged(name: str) -> None:
     same = event({"index": 0, "delta": {name: "x"}})
     assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
 
 
-def test_numbered_events_are_left_as_they_are() -> None:
+def test_numbered_events_are_not_merged() -> None:
     events = [event({"index": 0, "delta": {"content": "x"}}, sequence_number=number) for number in (1, 2)]
     assert compacted(CHAT_CHOICES, events) == events

@@ -32,7 +32,7 @@ def learned(*events: bytes) -> StreamParts:
 
 @pytest.mark.parametrize("name", [b"content", b"text", b"reasoning", b"reasoning_content", b"arguments"])
 @pytest.mark.parametrize("space", [b"", b" "])
-def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
+def test_an_event_with_another_text_matches(name: bytes, space: bytes) -> None:
     first, other, none = (
         event(text, name=name).replace(b'":', b'":' + space) for text in (b"one", "anöther\\n".encode(), b"")
     )
@@ -58,7 +58,7 @@ def test_an_event_with_another_text_is_alike(name: bytes, space: bytes) -> None:
         DONE,
     ],
 )
-def test_what_differs_in_more_than_the_text_is_not_alike(other: bytes) -> None:
+def test_an_event_that_differs_in_more_than_the_text_does_not_match(other: bytes) -> None:
     assert not learned(event(b"one")).try_append(other)
 
 
@@ -66,7 +66,7 @@ def texts_of(parts: StreamParts) -> list[Any]:
     return [part.texts if isinstance(part, TemplateRun) else part for part in parts.parts]
 
 
-def test_a_text_with_escaped_quotes_is_alike() -> None:
+def test_a_text_with_escaped_quotes_matches() -> None:
     parts = learned(event(b"one"))
     assert parts.try_append(event(b'a \\" b'))
     assert parts.try_append(event(b'\\"') + event(b"c"))
@@ -74,13 +74,13 @@ def test_a_text_with_escaped_quotes_is_alike() -> None:
     assert texts_of(parts) == [[b"one", b'a \\" b', b'\\"', b"c"]]
 
 
-def test_several_events_that_came_together_are_taken_together() -> None:
+def test_several_events_of_one_chunk_are_appended_together() -> None:
     parts = learned(event(b"one"))
     assert parts.try_append(event(b"two") + event(b"") + event(b"three"))
     assert texts_of(parts) == [[b"one", b"two", b"", b"three"]]
 
 
-def test_what_came_together_with_others_is_in_a_run_all_the_same() -> None:
+def test_events_of_one_chunk_with_others_are_still_in_a_run() -> None:
     parts = StreamParts()
     parts.append(event(b"a") + END + event(b"b") + event(b"c"))
     parts.append(b": ping\n\n")
@@ -105,7 +105,7 @@ def numbered(text: bytes, number: int | bytes, *, first: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_events_that_are_numbered_one_by_one_are_alike(first: bool) -> None:
+def test_events_with_consecutive_numbers_match(first: bool) -> None:
     parts = learned(numbered(b"a", 8, first=first))
     assert parts.try_append(numbered(b"b", 9, first=first))
     assert parts.try_append(numbered(b"c", 10, first=first))
@@ -122,7 +122,7 @@ def test_events_that_are_numbered_one_by_one_are_alike(first: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [b"007", b"-1", b'"1"', b"1" * 16])
-def test_an_event_whose_number_is_written_otherwise_is_a_template_with_this_number(number: bytes) -> None:
+def test_an_event_whose_number_is_written_differently_is_a_template_with_this_number(number: bytes) -> None:
     parts = learned(numbered(b"a", number))
     assert parts.try_append(numbered(b"b", number))
     assert parts.merged_events(lambda *_: False) == [numbered(b"a", number), numbered(b"b", number)]
@@ -131,19 +131,19 @@ def test_an_event_whose_number_is_written_otherwise_is_a_template_with_this_numb
 @pytest.mark.parametrize(
     "first", [event(b"x") * 2, event(b'a \\" b'), event(b"a\\n"), b"data: {}\n\n", event(b"x")[:-2]]
 )
-def test_what_has_not_one_plain_text_is_not_learned(first: bytes) -> None:
+def test_an_event_without_exactly_one_plain_text_gives_no_template(first: bytes) -> None:
     alike = learned(first)
     assert not alike.try_append(event(b"x"))
     assert not alike.try_append(first)
 
 
 @pytest.mark.parametrize("space", [b"", b" "])
-def test_an_event_in_which_a_choice_ends_is_not_learned(space: bytes) -> None:
+def test_an_event_in_which_a_choice_ends_gives_no_template(space: bytes) -> None:
     end = event(b"x").replace(b'"finish_reason":null', b'"finish_reason":' + space + b'"abort"')
     assert not learned(end).try_append(end)
 
 
-def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() -> None:
+def test_the_last_finish_reason_of_a_stream_counts_even_if_it_was_sent_before() -> None:
     abort, stop = (
         event(b"x").replace(b'"finish_reason":null', b'"finish_reason":"%b"' % how) for how in (b"abort", b"stop")
     )
@@ -153,7 +153,7 @@ def test_the_last_word_on_how_a_stream_ended_counts_though_it_was_said_before() 
     assert recorder.recorded_response(chat(stream=True)) is NotStoredReason.INCOMPLETE
 
 
-def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> None:
+def test_a_later_form_gives_a_template_too_up_to_a_limit() -> None:
     forms = [event(b"x", before=b'"n":%d,' % number) for number in range(20)]
     parts = StreamParts()
     known = [parts.learn_template(form) and parts.try_append(form) for form in forms]
@@ -161,7 +161,7 @@ def test_what_comes_later_in_another_form_is_learned_too_but_not_for_ever() -> N
 
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\nb", b"\x01", b"a\\", b"\\ud83d"])
-def test_a_stream_with_a_text_that_json_does_not_allow_is_not_kept(text: bytes) -> None:
+def test_a_stream_with_a_text_that_json_does_not_allow_is_not_stored(text: bytes) -> None:
     recorder = choices_recorder(LIMIT)
     for one in (event(b"first"), event(b"fine"), event(text), event(b",n"), END, DONE):
         recorder.feed(one)
@@ -169,7 +169,7 @@ def test_a_stream_with_a_text_that_json_does_not_allow_is_not_kept(text: bytes) 
 
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\\", b"\\ud83d"])
-def test_what_is_no_inside_of_a_string_is_found_out_at_the_end(text: bytes) -> None:
+def test_an_invalid_string_is_detected_at_the_end(text: bytes) -> None:
     alike = learned(event(b"one"))
     assert alike.try_append(event(b"fine"))
     assert alike.has_valid_texts()
@@ -187,7 +187,7 @@ LETTERS: Final = ["a", "n", "u", "0", "\\", "\\\\", "\\n", '\\"', '"', ",", "}",
 @example(["a\\", "n"])
 @example(["a\\", ",", '"'])
 @example(["a", "[DONE]", '\\"error\\"'])
-def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str]) -> None:
+def test_a_stream_is_recorded_as_if_no_event_matched_another(texts: list[str]) -> None:
     events = [event(b"first"), *[event(text.encode()) for text in texts], END, DONE]
     together, apart = choices_recorder(LIMIT), choices_recorder(LIMIT)
     passed = together.feed(b"".join(events))
@@ -200,7 +200,7 @@ def test_a_stream_is_recorded_as_if_no_event_were_like_another(texts: list[str])
     assert client_view(apart.recorded_response(request)) == client_view(together.recorded_response(request))
 
 
-def test_what_is_alike_is_kept_as_it_came() -> None:
+def test_matching_events_are_stored_as_they_were_received() -> None:
     events = [event(b"first"), *[event(b"%d" % number) for number in range(9)], END]
     recorder = choices_recorder(LIMIT)
     assert b"".join(map(recorder.feed, [*events, DONE])) == b"".join(events)
@@ -209,7 +209,7 @@ def test_what_is_alike_is_kept_as_it_came() -> None:
     assert replayed_frames(recording) == b"".join(events)
 
 
-def test_how_events_come_together_does_not_change_how_much_they_count() -> None:
+def test_the_size_of_events_does_not_depend_on_how_they_are_grouped() -> None:
     apart, together = learned(event(b"a")), learned(event(b"a"))
     for text in (b"one", b"two", b"three"):
         assert apart.try_append(event(text))

@@ -18,28 +18,28 @@ def refused(body: Any, status: int = 400) -> ApiError:
 
 
 @pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 409, 410, 413, 415, 422, 451, 499, 501])
-def test_what_is_the_clients(status: int) -> None:
+def test_errors_that_are_the_clients(status: int) -> None:
     assert is_refusal(status)
 
 
 @pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504])
-def test_what_is_not_the_clients(status: int) -> None:
+def test_errors_that_are_not_the_clients(status: int) -> None:
     assert not is_refusal(status)
 
 
-def test_openais_shape_goes_on_as_it_stands() -> None:
+def test_openais_format_is_forwarded_unchanged() -> None:
     body = b'{ "error": {"message": "x", "code": 400} }'
     refusal = refused(body)
     assert (refusal.status, refusal.body()) == (400, body)
 
 
-def test_anthropics_shape_becomes_openais() -> None:
+def test_anthropics_format_becomes_openais() -> None:
     refusal = refused({"type": "error", "error": {"type": "BadRequestError", "message": "Too long."}})
     error = {"message": "Too long.", "type": "BadRequestError", "param": None, "code": None}
     assert json.loads(refusal.body()) == {"error": error}
 
 
-def test_the_shape_of_older_vllm_becomes_openais() -> None:
+def test_the_format_of_older_vllm_becomes_openais() -> None:
     refusal = refused({"object": "error", "message": "x", "type": "BadRequestError", "param": "n", "code": 400})
     error = {"message": "x", "type": "BadRequestError", "param": "n", "code": None}
     assert json.loads(refusal.body()) == {"error": error}
@@ -63,14 +63,14 @@ def test_the_shape_of_older_vllm_becomes_openais() -> None:
         ({"detail": "a\nb\tc\u202e d\x00"}, "a b c d", None),
     ],
 )
-def test_other_shapes_become_openais(body: Any, message: str, param: str | None) -> None:
+def test_other_formats_become_openais(body: Any, message: str, param: str | None) -> None:
     refusal = refused(body)
     error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
     assert json.loads(refusal.body()) == {"error": error}
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"error": {"a": 1}}', b"<html>10.0.0.7</html>", b"\xff"])
-def test_what_says_nothing_is_the_clients_all_the_same(body: bytes) -> None:
+def test_an_error_without_a_message_is_still_the_clients(body: bytes) -> None:
     assert refused(body).status == 400
     assert refused(body).body().count(b'"message":"') == 1
 
@@ -83,12 +83,12 @@ def test_what_says_nothing_is_the_clients_all_the_same(body: bytes) -> None:
         f"Could not reach http://{ADDRESS}/x",
     ],
 )
-def test_the_address_of_the_engine_stays_here(body: Any) -> None:
+def test_the_address_of_the_engine_is_removed(body: Any) -> None:
     assert ADDRESS.encode() not in refused(body).body()
     assert b"Could not reach" in refused(body).body()
 
 
-def test_a_long_message_is_cut() -> None:
+def test_a_long_message_is_truncated() -> None:
     body = json.dumps({"error": {"message": "é" * 100_000, "code": 400}}).encode()
     refusal = parse_refusal(400, body[: 64 << 10], complete=False)
     assert refusal.message == "é" * (MAX_MESSAGE - 1) + "…"
@@ -105,12 +105,12 @@ def test_a_long_message_is_cut() -> None:
         (501, {"error": {"message": "The model does not support Embeddings API"}}, 400, None),
     ],
 )
-def test_what_an_engine_lacks(status: int, body: Any, told: int, code: str | None) -> None:
+def test_features_that_an_engine_lacks(status: int, body: Any, told: int, code: str | None) -> None:
     refusal = refused(body, status)
     assert (refusal.status, refusal.code, refusal.raw) == (told, code, None)
 
 
-def test_an_earlier_response_that_is_not_there_is_told_as_it_stands() -> None:
+def test_a_missing_earlier_response_is_reported_unchanged() -> None:
     body = b'{"error": {"message": "x", "type": "invalid_request_error", "param": "response_id", "code": 404}}'
     assert (refused(body, 404).status, refused(body, 404).body()) == (404, body)
 
@@ -129,7 +129,7 @@ def test_an_earlier_response_that_is_not_there_is_told_as_it_stands() -> None:
         (b"an event was not JSON", None),
     ],
 )
-def test_an_error_in_a_stream_is_the_clients_if_its_code_says_so(payload: bytes, status: int | None) -> None:
+def test_an_error_in_a_stream_is_the_clients_if_its_code_is(payload: bytes, status: int | None) -> None:
     refusal = parse_refusal_event(payload)
     assert (refusal.status if refusal is not None else None) == status
 
@@ -146,7 +146,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from([400, 404, 405, 413, 422, 501]), st.binary(max_size=200) | JSON, st.booleans())
-def test_no_refusal_is_too_odd(status: int, body: Any, complete: bool) -> None:
+def test_any_refusal_can_be_parsed(status: int, body: Any, complete: bool) -> None:
     written = body if isinstance(body, bytes) else json.dumps(body).encode()
     refusal = parse_refusal(status, written, complete=complete, address=ADDRESS)
     assert refusal.status in (400, 404, 413, 422)

@@ -34,7 +34,7 @@ STOP = chat_event(choice_delta(finish="stop"))
 
 
 @pytest.mark.parametrize("value", ["ha", ["ha"]])
-def test_a_piece_of_an_unknown_field_that_came_twice_has_no_json_form(value: Any) -> None:
+def test_repeated_pieces_of_an_unknown_field_have_no_json_form(value: Any) -> None:
     twice = [
         chat_event(choice_delta(content="x", thoughts=value)),
         chat_event(choice_delta(content="y", thoughts=value)),
@@ -48,7 +48,7 @@ def test_a_piece_of_an_unknown_field_that_came_twice_has_no_json_form(value: Any
     assert record_and_replay_json(ROLE_EVENT, *apart, STOP) is None
 
 
-def test_a_piece_beside_the_text_is_seen_where_runs_of_text_are_joined() -> None:
+def test_a_piece_beside_the_text_is_detected_where_text_is_merged() -> None:
     twice = (
         sse_stream(ROLE_EVENT, *[chat_event(choice_delta(content="x", thoughts="ha"))] * 2, STOP)
         .replace(b": ", b":")
@@ -60,7 +60,7 @@ def test_a_piece_beside_the_text_is_seen_where_runs_of_text_are_joined() -> None
     assert in_json_of(recorder) is None
 
 
-def test_a_piece_of_an_unknown_field_of_a_choice_or_a_call_has_no_json_form_either() -> None:
+def test_repeated_pieces_of_an_unknown_field_of_a_choice_or_a_tool_call_have_no_json_form() -> None:
     again = {"index": 0, "text": "a", "notes": "ha", "finish_reason": None}
     last = {"index": 0, "text": "", "finish_reason": "stop"}
     events = [{"choices": [again]}, {"choices": [again]}, {"choices": [last]}]
@@ -72,7 +72,7 @@ def test_a_piece_of_an_unknown_field_of_a_choice_or_a_call_has_no_json_form_eith
     assert record_and_replay_json(ROLE_EVENT, *calls, STOP) is None
 
 
-def test_what_is_no_piece_may_be_repeated() -> None:
+def test_a_field_that_is_not_a_piece_may_be_repeated() -> None:
     repeated: dict[str, Any] = {
         "role": "assistant",
         "content": "x",
@@ -121,7 +121,7 @@ def in_json_of(recorder: ChoicesRecorder) -> Any:
     return replay_json(recorded_response(recorder, STREAM))
 
 
-def test_usage_in_an_event_with_choices_is_the_answers() -> None:
+def test_usage_in_an_event_with_choices_is_the_responses() -> None:
     running = chat_event(choice_delta(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
     last = chat_event(choice_delta(finish="stop"), usage={"prompt_tokens": 3, "completion_tokens": 2})
     stored = recorded_response(record_stream(sse_stream(ROLE_EVENT, running, last)), STREAM)
@@ -129,7 +129,7 @@ def test_usage_in_an_event_with_choices_is_the_answers() -> None:
     assert record_and_replay_json(ROLE_EVENT, running, last)["usage"] == last["usage"]
 
 
-def test_usage_of_its_own_event_comes_first() -> None:
+def test_usage_of_a_separate_event_takes_precedence() -> None:
     running = chat_event(choice_delta(content="x"), usage={"prompt_tokens": 3, "completion_tokens": 1})
     total = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 9}}
     assert record_and_replay_json(ROLE_EVENT, running, STOP, total)["usage"] == total["usage"]
@@ -163,7 +163,7 @@ def test_float_usage_is_counted() -> None:
 
 
 @pytest.mark.parametrize("usage", ODD_USAGE, ids=str)
-def test_odd_usage_fails_no_json_answer(usage: Any) -> None:
+def test_odd_usage_fails_no_json_response(usage: Any) -> None:
     body = {"choices": [{"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
     assert isinstance(record_body(chat(), json.dumps(body).encode(), 1 << 20), RecordedResponse)
 

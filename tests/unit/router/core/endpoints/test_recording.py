@@ -85,7 +85,7 @@ STREAMS: Final = {
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_every_single_cut_of_a_stream_is_no_cut(name: str) -> None:
+def test_every_single_cut_of_a_stream_makes_no_difference(name: str) -> None:
     sent = STREAMS[name]
     recorder, passed = cut(sent, [])
     for at in range(1, len(sent)):
@@ -115,13 +115,13 @@ def test_a_stream_of_vllm_is_recorded_the_same_byte_by_byte(name: str) -> None:
 # Passing on
 
 
-def test_what_passes_is_unchanged_but_for_the_usage_and_the_end() -> None:
+def test_a_stream_is_forwarded_unchanged_except_for_the_usage_and_the_end() -> None:
     sent = b"".join(map(encode_event, HELLO_EVENTS))
     for usage in ((), (USAGE_EVENT,)):
         assert choices_recorder(LIMIT).feed(sse_stream(*HELLO_EVENTS, *usage)) == sent
 
 
-def test_the_first_complete_event_passes_at_once() -> None:
+def test_the_first_complete_event_is_forwarded_at_once() -> None:
     recorder = choices_recorder(LIMIT)
     first, second = map(encode_event, HELLO_EVENTS[:2])
     assert recorder.feed(first) == first
@@ -139,7 +139,7 @@ def test_the_first_complete_event_passes_at_once() -> None:
         encode_event(chat_event(choice_delta(tool_calls=[]))),
     ],
 )
-def test_a_role_or_a_comment_is_no_first_token(silent: bytes) -> None:
+def test_a_role_or_a_comment_is_not_a_first_token(silent: bytes) -> None:
     recorder = choices_recorder(LIMIT)
     assert recorder.feed(silent) == silent
     assert not recorder.started
@@ -166,7 +166,7 @@ def test_any_content_is_a_first_token(event: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ['"usage"', '"error"', "[DONE]", "data: [DONE]\n\n", '{"error": {}}', 'usage": null'])
-def test_text_that_looks_like_an_end_passes_unchanged(text: str) -> None:
+def test_text_that_looks_like_an_end_is_forwarded_unchanged(text: str) -> None:
     events = [
         ROLE_EVENT,
         chat_event(choice_delta(content=text)),
@@ -180,7 +180,7 @@ def test_text_that_looks_like_an_end_passes_unchanged(text: str) -> None:
     assert body["choices"][0]["message"]["content"] == f"{text}b{text}"
 
 
-def test_a_client_that_asked_for_the_usage_gets_the_engines_own_event() -> None:
+def test_a_client_that_requests_the_usage_gets_the_engines_own_event() -> None:
     recorder = record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT))
     assert recorder.final_frames(include_usage=True) == encode_event(USAGE_EVENT) + DONE
     assert recorder.final_frames(include_usage=False) == DONE
@@ -206,7 +206,7 @@ def test_usage_beside_choices_is_part_of_the_stream() -> None:
     assert choices_recorder(LIMIT).feed(sse_stream(*events, USAGE_EVENT)) == b"".join(map(encode_event, events))
 
 
-def test_a_usage_below_nothing_is_nothing() -> None:
+def test_a_negative_usage_is_ignored() -> None:
     recorder, _ = cut(b'data: {"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":-1}}\n\n', [])
     assert recorder.usage is not None
     assert (recorder.usage.prompt_tokens, recorder.usage.completion_tokens) == (0, 0)
@@ -218,7 +218,7 @@ def test_a_usage_of_null_is_none() -> None:
     assert replayed_frames(recorded_response(recorder, CHAT_REQUEST)) == b"".join(map(encode_event, events))
 
 
-def test_an_error_and_what_comes_after_it_is_held_back() -> None:
+def test_an_error_and_everything_after_it_is_held_back() -> None:
     recorder = choices_recorder(LIMIT)
     error = encode_event({"error": {"message": "EngineCore died", "code": 500}})
     assert recorder.feed(encode_event(HELLO_EVENTS[0]) + encode_event(HELLO_EVENTS[1])) == encode_event(
@@ -230,7 +230,7 @@ def test_an_error_and_what_comes_after_it_is_held_back() -> None:
     assert recorder.feed(encode_event(HELLO_EVENTS[1])) == b""
 
 
-def test_nothing_passes_after_the_end() -> None:
+def test_nothing_is_forwarded_after_the_end() -> None:
     recorder = record_stream(sse_stream(*HELLO_EVENTS))
     assert recorder.feed(encode_event(HELLO_EVENTS[1])) == b""
     assert recorder.is_complete
@@ -247,7 +247,7 @@ def test_nothing_passes_after_the_end() -> None:
         b"data: " + b"[" * 10**5 + b"\n\n",
     ],
 )
-def test_an_event_that_is_no_answer_is_a_failure_before_the_first_token(event: bytes) -> None:
+def test_an_invalid_event_is_a_failure_before_the_first_token(event: bytes) -> None:
     recorder = record_stream(event)
     assert recorder.failure is not None
     assert recorder.recorded_response(CHAT_REQUEST) is NotStoredReason.ERROR
@@ -264,7 +264,7 @@ def test_an_event_without_end_is_a_failure() -> None:
 # What is stored
 
 
-def test_a_whole_stream_is_kept_as_it_came_and_as_json() -> None:
+def test_a_complete_stream_is_stored_as_received_and_as_json() -> None:
     recording = recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), CHAT_REQUEST)
     assert replayed_frames(recording) == b"".join(map(encode_event, HELLO_EVENTS))
     assert replayed_usage_frame(recording) == encode_event(USAGE_EVENT)
@@ -297,13 +297,13 @@ FINISH: Final = chat_event(choice_delta(finish="stop"))
         (sse_stream(*HELLO_EVENTS[:2]).removesuffix(DONE) + b"data: {\n\n" + sse_stream(FINISH), NotStoredReason.ERROR),
     ],
 )
-def test_nothing_but_a_whole_well_ended_answer_is_kept(sent: bytes, reason: NotStoredReason) -> None:
+def test_only_a_complete_and_successful_response_is_stored(sent: bytes, reason: NotStoredReason) -> None:
     assert record_stream(sent).recorded_response(CHAT_REQUEST) is reason
     again, _ = cut(sent, list(range(1, len(sent))))
     assert again.recorded_response(CHAT_REQUEST) is reason
 
 
-def test_every_choice_that_was_asked_for_must_end() -> None:
+def test_every_requested_choice_must_end() -> None:
     both = chat_event(choice_delta(0, "stop", content="a"), choice_delta(1, "length", content="b"))
     one = chat_event(choice_delta(0, "stop", content="a"), choice_delta(1, content="b"))
     assert isinstance(record_stream(sse_stream(both)).recorded_response(chat(n=2, stream=True)), RecordedResponse)
@@ -339,7 +339,7 @@ def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], exp
         assert isinstance(record_body(request, body, LIMIT), RecordedResponse) == (count == expected)
 
 
-def test_a_stream_over_the_limit_passes_on_and_is_not_kept() -> None:
+def test_a_stream_over_the_limit_is_forwarded_and_not_stored() -> None:
     frames = b"".join(map(encode_event, HELLO_EVENTS))
 
     def fed(limit: int) -> ChoicesRecorder:

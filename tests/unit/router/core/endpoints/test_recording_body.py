@@ -24,13 +24,13 @@ def choice(finish: Any = "stop", **message: Any) -> dict[str, Any]:
     return {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
 
 
-def test_a_json_answer_is_kept_byte_for_byte() -> None:
+def test_a_json_response_is_stored_byte_for_byte() -> None:
     body = json.dumps(answer(), indent=3).encode()
     recording = record_body(chat(), body, LIMIT)
     assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
 
 
-def test_a_json_answer_needs_no_usage() -> None:
+def test_a_json_response_needs_no_usage() -> None:
     assert isinstance(record_body(chat(), json.dumps(answer(usage=None)).encode(), LIMIT), RecordedResponse)
 
 
@@ -48,18 +48,20 @@ def test_a_json_answer_needs_no_usage() -> None:
         ({"choices": [choice(content=None, tool_calls=[], refusal=None)]}, NotStoredReason.EMPTY),
     ],
 )
-def test_nothing_but_a_whole_well_ended_json_answer_is_kept(fields: dict[str, Any], reason: NotStoredReason) -> None:
+def test_only_a_complete_and_successful_json_response_is_stored(
+    fields: dict[str, Any], reason: NotStoredReason
+) -> None:
     assert record_body(chat(), json.dumps(answer(**fields)).encode(), LIMIT) is reason
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"x", b"[]", b"null", b'{"choices":[', b"\xff", b"[" * 10**5, b'{"choices":"x"}']
 )
-def test_a_body_that_is_no_answer_is_an_error(body: bytes) -> None:
+def test_an_invalid_body_is_an_error(body: bytes) -> None:
     assert record_body(chat(), body, LIMIT) is NotStoredReason.ERROR
 
 
-def test_a_json_answer_over_the_limit_is_not_kept() -> None:
+def test_a_json_response_over_the_limit_is_not_stored() -> None:
     body = json.dumps(answer()).encode()
     assert isinstance(record_body(chat(), body, len(body)), RecordedResponse)
     assert record_body(chat(), body, len(body) - 1) is NotStoredReason.TOO_LARGE

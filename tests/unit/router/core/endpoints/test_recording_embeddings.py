@@ -27,7 +27,7 @@ def answer(*vectors: Any, **beside: Any) -> bytes:
     [("x", 1), ("", 1), ([1, 2], 1), (["x"], 1), (["x", "y"], 2), ([[1], [2], [3]], 3), ([USER, USER], 1),
      ([[USER], [USER]], 2)],
 )  # fmt: skip
-def test_an_answer_is_whole_with_a_vector_for_each_input(given_: Any, count: int) -> None:
+def test_a_response_is_complete_with_a_vector_for_each_input(given_: Any, count: int) -> None:
     parsed_request = embeddings(input=given_)
     body = answer(*[[0.5, -0.5]] * count)
     recording = record_body(parsed_request, body, LIMIT)
@@ -43,7 +43,7 @@ def test_a_conversation_in_place_of_the_input_is_one_input_and_several_are_sever
     assert isinstance(record_body(parsed_request, answer([0.5], [0.5]), LIMIT), RecordedResponse)
 
 
-def test_vectors_in_base64_are_kept_as_they_are() -> None:
+def test_vectors_in_base64_are_stored_unchanged() -> None:
     parsed_request = embeddings(encoding_format="base64")
     recording = record_body(parsed_request, answer("AAAA"), LIMIT)
     assert isinstance(recording, RecordedResponse)
@@ -52,11 +52,11 @@ def test_vectors_in_base64_are_kept_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("vector", [[], "", None])
-def test_an_empty_vector_is_not_kept(vector: Any) -> None:
+def test_an_empty_vector_is_not_stored(vector: Any) -> None:
     assert record_body(embeddings(), answer(vector), LIMIT) is NotStoredReason.EMPTY
 
 
-def test_an_error_is_not_kept_nor_what_is_no_answer_nor_what_is_too_large() -> None:
+def test_an_error_an_invalid_body_and_a_body_over_the_limit_are_not_stored() -> None:
     assert record_body(embeddings(), answer([0.5], error={"message": "x"}), LIMIT) is NotStoredReason.ERROR
     assert record_body(embeddings(), b'{"data": [{', LIMIT) is NotStoredReason.ERROR
     assert record_body(embeddings(), b"{}", LIMIT) is NotStoredReason.ERROR
@@ -78,7 +78,7 @@ def test_no_input_makes_the_recorder_fail(value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["embeddings", "embeddings-base64", "embeddings-tokens", "embeddings-messages"])
-def test_what_a_real_vllm_server_sent_is_kept(name: str) -> None:
+def test_a_response_of_a_real_vllm_server_is_stored(name: str) -> None:
     captured_request, body = load_capture(name)
     recording = record_body(captured_request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)

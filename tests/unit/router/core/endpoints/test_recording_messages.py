@@ -90,7 +90,7 @@ def message(*content: dict[str, Any], reason: Any = "end_turn", **beside: Any) -
 # A stream
 
 
-def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
+def test_a_stream_is_forwarded_unchanged_except_for_its_end_which_is_sent_later() -> None:
     recorder = make_recorder(MESSAGES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
     assert not recorder.is_complete
@@ -99,7 +99,7 @@ def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later()
     assert recorder.final_frames(include_usage=False) == recorder.final_frames(include_usage=True) == typed_stream(STOP)
 
 
-def test_a_stream_is_kept_whole_and_as_json() -> None:
+def test_a_stream_is_stored_completely_and_as_json() -> None:
     recording = recorded_response(recorded(typed_stream(*HELLO, STOP)), STREAM_FORM)
     assert replayed_frames(recording) == typed_stream(*HELLO, STOP)
     assert json.loads(recording.body or b"") == message({"type": "text", "text": "Hello"})
@@ -134,7 +134,7 @@ def test_the_pieces_joined_are_the_text_byte_for_byte(pieces: list[str]) -> None
     assert json.loads(body or b"")["content"] == [{"type": "text", "text": "".join(pieces)}]
 
 
-def test_thinking_calls_and_texts_stay_in_their_order() -> None:
+def test_thinking_tool_calls_and_texts_stay_in_their_order() -> None:
     content = joined(
         start(0, "thinking", thinking=""), delta("thinking_delta", thinking="Hm"),
         delta("thinking_delta", thinking="."), delta("signature_delta", signature="s"), stop(),
@@ -162,7 +162,7 @@ def test_thinking_calls_and_texts_stay_in_their_order() -> None:
     ],
     ids=["cut-off", "citation", "field", "piece", "twice", "event"],
 )
-def test_what_cannot_be_joined_without_loss_is_kept_as_a_stream_alone(events: Any) -> None:
+def test_a_stream_that_cannot_be_joined_without_loss_is_stored_only_as_a_stream(events: Any) -> None:
     sent = typed_stream(START, *events, ended(), STOP)
     recording = recorded_response(recorded(sent), STREAM_FORM)
     assert json.loads(recording.body).keys() == {"text"}  # the text for people
@@ -182,12 +182,12 @@ def test_events_without_content_do_not_start_a_stream() -> None:
 @pytest.mark.parametrize(
     "one", [delta("thinking_delta", thinking="x"), arguments("{"), start(0, "tool_use", **TOOL), start(text="x")]
 )
-def test_a_piece_of_anything_or_the_name_of_a_tool_starts_a_stream(one: dict[str, Any]) -> None:
+def test_any_piece_of_content_or_the_name_of_a_tool_starts_a_stream(one: dict[str, Any]) -> None:
     assert recorded(typed_stream(START, one)).started
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_an_error_is_held_back_and_nothing_is_kept(at: int) -> None:
+def test_an_error_is_held_back_and_nothing_is_stored(at: int) -> None:
     failed = {"type": "error", "error": {"type": "internal_error", "message": "x"}}
     recorder = make_recorder(MESSAGES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO[:at], failed)) == typed_stream(*HELLO[:at])
@@ -197,18 +197,18 @@ def test_an_error_is_held_back_and_nothing_is_kept(at: int) -> None:
     assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
-def test_a_stream_without_its_last_event_is_not_kept() -> None:
+def test_a_stream_without_its_last_event_is_not_stored() -> None:
     assert recorded(typed_stream(*HELLO)).recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
-def test_a_stream_that_does_not_say_why_it_ended_is_not_kept() -> None:
+def test_a_stream_without_a_stop_reason_is_not_stored() -> None:
     for events in ((*HELLO[:-1], STOP), (*HELLO[:-1], ended(None), STOP)):
         recorder = recorded(typed_stream(*events))
         assert recorder.is_complete
         assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
-def test_an_empty_answer_is_not_kept() -> None:
+def test_an_empty_response_is_not_stored() -> None:
     assert recorded(typed_stream(START, ended(), STOP)).recorded_response(STREAM_FORM) is NotStoredReason.EMPTY
     assert (
         recorded(typed_stream(START, start(), text(""), stop(), ended(), STOP)).recorded_response(STREAM_FORM)
@@ -216,7 +216,7 @@ def test_an_empty_answer_is_not_kept() -> None:
     )
 
 
-def test_a_broken_event_in_the_middle_is_not_kept() -> None:
+def test_a_broken_event_in_the_middle_is_not_stored() -> None:
     recorder = make_recorder(MESSAGES, LIMIT)
     for sent in (
         typed_stream(*HELLO[:4]),
@@ -227,14 +227,14 @@ def test_a_broken_event_in_the_middle_is_not_kept() -> None:
     assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
-def test_an_answer_over_the_limit_is_not_kept() -> None:
+def test_a_response_over_the_limit_is_not_stored() -> None:
     sent = typed_stream(*HELLO, STOP)
     size = entry_from(recorded_response(recorded(sent), STREAM_FORM)).size
     assert isinstance(recorded(sent, size).recorded_response(STREAM_FORM), RecordedResponse)
     assert recorded(sent, size - 1).recorded_response(STREAM_FORM) is NotStoredReason.TOO_LARGE
 
 
-def test_tokens_that_a_prefix_cache_had_count_as_prompt() -> None:
+def test_tokens_from_a_prefix_cache_count_as_prompt() -> None:
     used = {"input_tokens": 1, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 2, "output_tokens": 4}
     recording = recorded_response(recorded(typed_stream(*HELLO[:-1], ended(**used), STOP)), STREAM_FORM)
     assert (recording.prompt_tokens, recording.completion_tokens) == (8, 4)
@@ -246,7 +246,7 @@ def test_tokens_that_a_prefix_cache_had_count_as_prompt() -> None:
 # A body
 
 
-def test_a_body_is_kept_byte_for_byte() -> None:
+def test_a_body_is_stored_byte_for_byte() -> None:
     body = json.dumps(message({"type": "text", "text": "x"}), indent=2).encode()
     recording = record_body(JSON_FORM, body, LIMIT)
     assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
@@ -268,7 +268,7 @@ def test_a_body_is_kept_byte_for_byte() -> None:
         ([], NotStoredReason.ERROR),
     ],
 )
-def test_only_a_whole_body_is_kept(answer: Any, verdict: NotStoredReason | None) -> None:
+def test_only_a_complete_body_is_stored(answer: Any, verdict: NotStoredReason | None) -> None:
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
     assert (recording if verdict is not None else isinstance(recording, RecordedResponse)) == (verdict or True)
 
@@ -285,7 +285,7 @@ BLOCKS: Final = st.one_of(
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=4))
-def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(content: list[dict[str, Any]]) -> None:
+def test_a_body_as_a_stream_has_the_same_content_and_is_recorded_as_the_same(content: list[dict[str, Any]]) -> None:
     answer = message(*content, kv_transfer_params={"x": 1})
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse)
@@ -298,7 +298,7 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(content: l
     assert json.loads(recorded_response(again, STREAM_FORM).body or b"") == answer
 
 
-def test_a_block_that_is_not_known_here_is_replayed_as_json_alone() -> None:
+def test_an_unknown_block_is_replayed_only_as_json() -> None:
     answer = message({"type": "web_search_tool_result", "content": []}, {"type": "text", "text": "x"})
     recording = record_body(JSON_FORM, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse)
@@ -340,7 +340,7 @@ def test_no_stream_makes_a_recorder_fail(events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["messages-stream", "messages-tool-stream"])
-def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
+def test_a_stream_of_vllm_is_stored_in_both_forms(name: str) -> None:
     request, sent = load_capture(name)
     recorder = make_recorder(request.endpoint, LIMIT)
     assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
@@ -358,7 +358,7 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "messages-tool"])
-def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
+def test_a_body_of_vllm_is_stored_and_can_be_streamed(name: str) -> None:
     request, body = load_capture(name)
     recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)

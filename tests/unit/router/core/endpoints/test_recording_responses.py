@@ -91,7 +91,7 @@ def kept(*events: dict[str, Any]) -> RecordedResponse | NotStoredReason:
 # A stream
 
 
-def test_a_stream_passes_through_as_it_is_but_for_its_end_which_is_given_later() -> None:
+def test_a_stream_is_forwarded_unchanged_except_for_its_end_which_is_sent_later() -> None:
     last = typed_stream(completed(response(message("Hello"))))
     recorder = make_recorder(RESPONSES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO)) == typed_stream(*HELLO)
@@ -148,7 +148,7 @@ def test_events_without_content_do_not_start_a_stream() -> None:
         event("refusal.delta", delta="x"),
     ],
 )
-def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict[str, Any]) -> None:
+def test_any_piece_of_content_or_the_name_of_a_function_starts_a_stream(one: dict[str, Any]) -> None:
     assert recorded(typed_stream(*OPENING, one)).started
 
 
@@ -160,7 +160,7 @@ def test_a_piece_of_anything_or_the_name_of_a_function_starts_a_stream(one: dict
         completed(response(status="failed", error={"code": "server_error"}), "failed"),
     ],
 )
-def test_an_error_is_held_back_and_nothing_is_kept(failed: dict[str, Any]) -> None:
+def test_an_error_is_held_back_and_nothing_is_stored(failed: dict[str, Any]) -> None:
     recorder = make_recorder(RESPONSES, LIMIT)
     assert recorder.feed(typed_stream(*HELLO, failed)) == typed_stream(*HELLO)
     assert json.loads(recorder.failure or b"") == failed
@@ -169,19 +169,19 @@ def test_an_error_is_held_back_and_nothing_is_kept(failed: dict[str, Any]) -> No
     assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
-def test_an_error_as_openais_other_streams_have_it_is_one_here() -> None:
+def test_an_error_in_the_format_of_openais_other_streams_is_one_here() -> None:
     recorder = recorded(typed_stream(*HELLO) + b'data: {"error": {"message": "x"}}\n\n')
     assert recorder.failure is not None
 
 
 @pytest.mark.parametrize("broken", [b"data: {\n\n", b"event: x\ndata: []\n\n", b'data: {"type": 1}\n\n'])
-def test_what_is_no_event_fails_a_stream_that_has_not_begun(broken: bytes) -> None:
+def test_an_invalid_event_fails_a_stream_that_has_not_started(broken: bytes) -> None:
     recorder = recorded(typed_stream(HELLO[0]) + broken)
     assert recorder.failure is not None
     assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
-def test_a_broken_event_in_the_middle_is_not_kept() -> None:
+def test_a_broken_event_in_the_middle_is_not_stored() -> None:
     recorder = make_recorder(RESPONSES, LIMIT)
     recorder.feed(typed_stream(*HELLO))
     recorder.feed(b'event: response.output_text.delta\ndata: {"delta\n\n')
@@ -189,14 +189,14 @@ def test_a_broken_event_in_the_middle_is_not_kept() -> None:
     assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.ERROR
 
 
-def test_a_stream_without_its_last_event_is_not_kept_whatever_else_it_ends_with() -> None:
+def test_a_stream_without_its_last_event_is_not_stored_whatever_else_it_ends_with() -> None:
     for end in (b"", DONE):
         recorder = recorded(typed_stream(*HELLO) + end)
         assert not recorder.ended
         assert recorder.recorded_response(STREAM_FORM) is NotStoredReason.INCOMPLETE
 
 
-def test_a_done_after_the_last_event_reaches_nobody() -> None:
+def test_a_done_after_the_last_event_is_not_forwarded() -> None:
     sent = typed_stream(*HELLO, completed(response(message("Hello"))))
     recorder = recorded(sent + DONE)
     assert replayed_frames(recorded_response(recorder, STREAM_FORM)) == sent
@@ -225,7 +225,7 @@ TOKENS: Final = {"reason": "max_output_tokens"}
         (response(message("x"), error={"code": "x"}), "completed", NotStoredReason.ERROR),
     ],
 )  # fmt: skip
-def test_only_a_whole_answer_is_kept_in_either_form(
+def test_only_a_complete_response_is_stored_in_either_form(
     answer: dict[str, Any], kind: str, verdict: NotStoredReason | None
 ) -> None:
     recorder = recorded(typed_stream(*HELLO, completed(answer, kind)))
@@ -235,7 +235,7 @@ def test_only_a_whole_answer_is_kept_in_either_form(
         assert (recording if verdict is not None else isinstance(recording, RecordedResponse)) == (verdict or True)
 
 
-def test_an_answer_over_the_limit_is_not_kept_its_last_event_included() -> None:
+def test_a_response_over_the_limit_including_its_last_event_is_not_stored() -> None:
     sent = typed_stream(*HELLO, completed(response(message("Hello"))))
     size = entry_from(recorded_response(recorded(sent), STREAM_FORM)).size
     assert isinstance(recorded(sent, size).recorded_response(STREAM_FORM), RecordedResponse)
@@ -251,7 +251,7 @@ def body_of(answer: Any) -> bytes:
     return json.dumps(answer).encode()
 
 
-def test_a_body_is_kept_byte_for_byte() -> None:
+def test_a_body_is_stored_byte_for_byte() -> None:
     body = json.dumps(response(message("x")), indent=2).encode()
     recording = record_body(JSON_FORM, body, LIMIT)
     assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=2)
@@ -275,7 +275,7 @@ def streamed(answer: dict[str, Any]) -> list[Any] | None:
 
 
 @given(TEXTS, TEXTS)
-def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: str, said: str) -> None:
+def test_a_body_as_a_stream_has_the_same_content_and_is_recorded_as_the_same(thought: str, said: str) -> None:
     answer = response(reasoning(thought), message(said, "more"), CALL)
     events = streamed(answer)
     assert events is not None
@@ -305,7 +305,7 @@ def test_a_body_as_a_stream_says_the_same_and_is_recorded_as_the_same(thought: s
         {"type": "custom_tool_call", "input": "x"},
     ],
 )
-def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: dict[str, Any]) -> None:
+def test_a_response_with_unknown_content_is_replayed_only_as_json(item: dict[str, Any]) -> None:
     assert streamed(response(item, message("x"))) is None
 
 
@@ -313,7 +313,7 @@ def test_what_has_more_to_it_than_is_known_here_is_replayed_as_json_alone(item: 
 
 
 @pytest.mark.parametrize("name", ["responses-stream", "responses-tool-stream"])
-def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
+def test_a_stream_of_vllm_is_stored_in_both_forms(name: str) -> None:
     request, sent = load_capture(name)
     recorder = make_recorder(request.endpoint, LIMIT)
     assert recorder.feed(sent) + recorder.final_frames(include_usage=False) == sent
@@ -326,7 +326,7 @@ def test_a_stream_of_vllms_is_kept_in_both_forms(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["responses", "responses-items", "responses-tool"])
-def test_a_body_of_vllms_is_kept_and_can_be_streamed(name: str) -> None:
+def test_a_body_of_vllm_is_stored_and_can_be_streamed(name: str) -> None:
     request, body = load_capture(name)
     recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)

@@ -70,7 +70,7 @@ def test_a_stream_of_vllm_is_replayed_byte_for_byte(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
+def test_a_stream_of_vllm_has_its_text_in_the_json_response(name: str) -> None:
     request, sent = load_capture(name)
     body = replay_json(recorded_response(record_stream(sent, endpoint=request.endpoint), request), request)
     joined: dict[int, str] = {}
@@ -84,7 +84,7 @@ def test_a_stream_of_vllm_has_its_text_in_the_json_answer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None:
+def test_a_json_response_of_vllm_survives_the_conversion_to_a_stream(name: str) -> None:
     request, body = load_capture(name)
     recording = record_body(request, body, LIMIT)
     assert isinstance(recording, RecordedResponse)
@@ -106,7 +106,7 @@ def test_a_json_answer_of_vllm_comes_back_whole_from_a_stream(name: str) -> None
         ("chat", "chat-stream-usage"),
     ],
 )
-def test_a_stream_of_vllm_says_as_json_what_vllms_json_says(name: str, other: str) -> None:
+def test_a_stream_of_vllm_as_json_equals_vllms_json(name: str, other: str) -> None:
     _, body = load_capture(name)
     request, sent = load_capture(other)
     expected, actual = (
@@ -149,7 +149,7 @@ def test_deltas_joined_equal_the_text_byte_for_byte(deltas: list[str]) -> None:
 
 
 @given(TEXTS, st.data())
-def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObject) -> None:
+def test_text_is_the_same_from_either_form(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     deltas = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
     field = data.draw(st.sampled_from(["content", "reasoning", "reasoning_content", "refusal"]))
@@ -172,7 +172,7 @@ def test_text_comes_back_the_same_from_either_form(text: str, data: st.DataObjec
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_usage_follows_the_clients_wish_on_a_hit(streamed: bool) -> None:
+def test_a_hit_has_usage_if_the_client_requests_it(streamed: bool) -> None:
     usage = USAGE_EVENT["usage"]
     entry = (
         entry_from(recorded_response(record_stream(sse_stream(*HELLO_EVENTS, USAGE_EVENT)), STREAM))
@@ -188,7 +188,7 @@ def test_usage_follows_the_clients_wish_on_a_hit(streamed: bool) -> None:
     assert json.loads(body)["usage"] == usage
 
 
-def test_usage_that_was_never_told_is_not_made_up() -> None:
+def test_usage_that_was_never_sent_is_not_invented() -> None:
     assert record_and_replay_json(*HELLO_EVENTS)["usage"] is None
     assert len(stream_events(replay(entry_of_body(chat_response(response_choice(content="x"))), STREAM_USAGE))) == 2
 
@@ -209,7 +209,7 @@ def test_usage_that_was_never_told_is_not_made_up() -> None:
         [chat_event(choice_delta(content="x")), chat_event(choice_delta(content=["y"]))],
     ],
 )
-def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> None:
+def test_contradictory_fields_leave_a_stream_without_json(events: list[Any]) -> None:
     events = [ROLE_EVENT, *events, chat_event(choice_delta(finish="stop"))]
     recording = recorded_response(record_stream(sse_stream(*events)), STREAM)
     assert replay(entry_from(recording), CHAT_REQUEST) is None
@@ -225,7 +225,7 @@ def test_fields_that_disagree_leave_a_stream_and_no_json(events: list[Any]) -> N
         b'{"choices":[{"index":0,"message":{"tool_calls":[1]}}]}', b'{"choices":' + b"[" * 10**5,
     ],
 )  # fmt: skip
-def test_a_body_that_cannot_be_taken_apart_is_a_miss_for_a_stream(body: bytes) -> None:
+def test_a_body_that_cannot_be_parsed_is_a_miss_for_a_stream(body: bytes) -> None:
     entry = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
     assert replay(entry, STREAM) is None
     assert replay(entry, CHAT_REQUEST) == body
@@ -253,14 +253,14 @@ MESSAGE: Final = st.fixed_dictionaries(
 
 
 @given(st.lists(MESSAGE, min_size=1, max_size=3), JSON_VALUES, JSON_VALUES)
-def test_any_json_answer_comes_back_from_a_stream(messages: list[Any], beside: Any, usage: Any) -> None:
+def test_any_json_response_survives_the_conversion_to_a_stream(messages: list[Any], beside: Any, usage: Any) -> None:
     choices = [response_choice(index, **message, beside={"score": beside}) for index, message in enumerate(messages)]
     body = chat_response(*choices, vendor=beside)
     assert without_nulls(round_trip(body, chat(n=len(messages)))) == without_nulls(body)
 
 
 @given(st.lists(st.sampled_from([0, 1]), max_size=12), st.data())
-def test_any_mixture_of_choices_comes_back_as_it_was_sent(order: list[int], data: st.DataObject) -> None:
+def test_any_mixture_of_choices_survives_the_conversion(order: list[int], data: st.DataObject) -> None:
     texts = ["", ""]
     events = [chat_event(choice_delta(0, content="-"), choice_delta(1, content="-"))]
     for index in order:

@@ -74,7 +74,7 @@ TOP: Final = dict.fromkeys(
 
 
 @given(st.data(), st.sampled_from([STREAM_USAGE, COMPLETION]), st.sampled_from([None, 1]), st.booleans())
-def test_each_field_of_any_answer_comes_out_in_its_place(
+def test_each_field_of_any_response_is_in_its_place(
     data: st.DataObject, asked: InferenceRequest, indent: int | None, escaped: bool
 ) -> None:
     choices = st.lists(CHOICE if asked.endpoint is CHAT else PIECE, max_size=3)
@@ -83,7 +83,7 @@ def test_each_field_of_any_answer_comes_out_in_its_place(
     assert events(written.encode(), asked) == expected(body, asked)
 
 
-def test_a_field_that_nobody_knows_stays_at_its_level() -> None:
+def test_an_unknown_field_stays_at_its_level() -> None:
     calls = [
         {**TOOL_CALLS[0], "mood": "call", "function": {"name": "f", "arguments": "{}", "mood": "function"}},
         TOOL_CALLS[1],
@@ -105,7 +105,7 @@ def test_a_field_that_nobody_knows_stays_at_its_level() -> None:
 @pytest.mark.parametrize(
     "number", ["1.0", "1.10", "-0", "1E5", "1e400", "0.1000000000000000055511151231257827", "9" * 40, "9" * 5000]
 )
-def test_a_number_inside_a_message_or_the_usage_is_told_as_it_was_written(number: str) -> None:
+def test_a_number_inside_a_message_or_the_usage_keeps_its_spelling(number: str) -> None:
     body = (
         f'{{"choices":[{{"index":0,"message":{{"content":"x","score":{number},"deep":[{{"score":{number}}}]}},'
         f'"logprobs":{{"content":[{number}]}}}}],"usage":{{"score":{number}}}}}'
@@ -123,7 +123,7 @@ def test_a_number_beside_a_message_keeps_its_value_and_kind(number: str, told: s
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_an_answer_of_several_lines_becomes_events_of_one_line_each(end: str) -> None:
+def test_a_response_of_several_lines_becomes_events_of_one_line_each(end: str) -> None:
     one = response_choice(
         content="a\r\nb  c", tool_calls=TOOL_CALLS, vendor=[1, [2, {}]], beside={"logprobs": {"content": [{}]}}
     )
@@ -137,7 +137,7 @@ def test_an_answer_of_several_lines_becomes_events_of_one_line_each(end: str) ->
 
 @pytest.mark.parametrize("text", ["é ✓ 👩‍👧", '\u2028"\\\n\x00', "data: [DONE]\n\n"])
 @pytest.mark.parametrize("escaped", [True, False])
-def test_text_is_told_as_it_was_written(text: str, escaped: bool) -> None:
+def test_text_keeps_its_spelling(text: str, escaped: bool) -> None:
     written = json.dumps(text, ensure_ascii=escaped)
     sent = streamed(f'{{"choices":[{{"index":0,"message":{{"content":{written}}}}}]}}'.encode())
     assert sent is not None
@@ -145,7 +145,7 @@ def test_text_is_told_as_it_was_written(text: str, escaped: bool) -> None:
     assert len(split_events(sent)) == 3
 
 
-def test_what_is_null_in_a_message_or_beside_the_choices_is_not_told() -> None:
+def test_null_in_a_message_or_beside_the_choices_is_omitted() -> None:
     one = response_choice(content=None, refusal=None, tool_calls=None, beside={"stop_reason": None})
     replayed_events = events(chat_response(one, service_tier=None, usage=None))
     assert replayed_events == expected(chat_response(response_choice(beside={"stop_reason": None})))
@@ -153,13 +153,13 @@ def test_what_is_null_in_a_message_or_beside_the_choices_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("message", [{}, {"role": None}, {"role": ""}, {"role": "assistant"}])
-def test_who_is_not_named_is_the_assistant(message: dict[str, Any]) -> None:
+def test_the_default_role_is_the_assistant(message: dict[str, Any]) -> None:
     replayed_events = events(chat_response({"index": 0, "message": message}))
     assert [event["choices"][0]["delta"] for event in replayed_events] == [{"role": "assistant", "content": ""}, {}]
 
 
 @pytest.mark.parametrize("calls", [[], "", 0, False, {}])
-def test_calls_that_are_none_are_told_as_they_are(calls: Any) -> None:
+def test_invalid_tool_calls_are_replayed_unchanged(calls: Any) -> None:
     assert events(chat_response(response_choice(tool_calls=calls)))[1]["choices"][0]["delta"] == {"tool_calls": calls}
 
 
@@ -168,7 +168,7 @@ def test_a_call_that_has_an_index_keeps_it() -> None:
     assert [call["index"] for call in replayed_events[1]["choices"][0]["delta"]["tool_calls"]] == [4, 1]
 
 
-def test_an_answer_without_choices_has_only_its_usage_and_its_end() -> None:
+def test_a_response_without_choices_has_only_its_usage_and_its_end() -> None:
     assert streamed(json.dumps(chat_response(vendor=1)).encode(), STREAM) == DONE
     assert [event["choices"] for event in events(chat_response(usage={"prompt_tokens": 1}))] == [[]]
 
@@ -193,5 +193,5 @@ def test_an_answer_without_choices_has_only_its_usage_and_its_end() -> None:
         b'{\n"choices":[{"index":0,"message":{"deep":' + b"[" * 10**5,
     ],
 )  # fmt: skip
-def test_what_is_no_answer_has_no_stream(body: bytes) -> None:
+def test_an_invalid_response_has_no_stream(body: bytes) -> None:
     assert streamed(body) is None

@@ -18,7 +18,7 @@ from tests.support.replay_helpers import (
 )
 
 
-def test_a_stream_gives_the_json_answer_of_openai() -> None:
+def test_a_stream_gives_the_json_response_of_openai() -> None:
     assert record_and_replay_json(*HELLO_EVENTS, USAGE_EVENT) == {
         "id": "c1", "object": "chat.completion", "created": 7, "model": "m",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}],
@@ -26,7 +26,7 @@ def test_a_stream_gives_the_json_answer_of_openai() -> None:
     }  # fmt: skip
 
 
-def test_a_json_answer_gives_the_stream_of_openai() -> None:
+def test_a_json_response_gives_the_stream_of_openai() -> None:
     events = stream_events(replay(entry_of_body(chat_response(response_choice(content="Hello"))), STREAM))
     assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": ""},
@@ -64,7 +64,7 @@ def test_tool_calls_in_pieces_keep_their_order_and_ids() -> None:
     assert record_and_replay_json(*events)["choices"][0]["message"]["tool_calls"] == TOOL_CALLS
 
 
-def test_tool_calls_of_a_json_answer_are_streamed_with_their_index() -> None:
+def test_tool_calls_of_a_json_response_are_streamed_with_their_index() -> None:
     body = chat_response(response_choice(finish="tool_calls", content=None, tool_calls=TOOL_CALLS))
     events = stream_events(replay(entry_of_body(body), STREAM))
     assert events[-1]["choices"][0]["delta"] == {
@@ -73,7 +73,7 @@ def test_tool_calls_of_a_json_answer_are_streamed_with_their_index() -> None:
     assert without_nulls(round_trip(body)["choices"][0]["message"]["tool_calls"]) == TOOL_CALLS
 
 
-def test_fields_of_a_call_may_be_null_before_they_are_told() -> None:
+def test_fields_of_a_call_may_be_null_before_they_have_a_value() -> None:
     events = [
         chat_event(choice_delta(role="assistant", tool_calls=None, function_call=None)),
         tool_call_event(0, id="a", type="function", function=None),
@@ -121,7 +121,7 @@ def test_log_probabilities_of_a_completion_are_joined_in_order() -> None:
     assert without_nulls(round_trip(body, completion())["choices"]) == without_nulls(body["choices"])
 
 
-def test_choices_that_come_mixed_are_told_apart() -> None:
+def test_interleaved_choices_are_separated() -> None:
     events = [
         chat_event(choice_delta(1, role="assistant", content="")),
         chat_event(choice_delta(0, role="assistant", content="")),

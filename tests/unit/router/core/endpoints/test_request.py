@@ -96,7 +96,7 @@ def test_a_prompt_is_text_or_tokens_or_several_of_either(prompt: Any) -> None:
         b'{"a": "\\ud800"}', b'{"model":"m"} x', b'{"a":' + b"1" * 5000 + b"}", b'{"a":' * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_request(CHAT, body)
     assert caught.value.status == 400
@@ -104,7 +104,7 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 
 
 @given(st.binary(max_size=40) | JSON_VALUES.map(lambda value: json.dumps(value).encode()), st.sampled_from(ENDPOINTS))
-def test_nothing_that_a_client_sends_raises_anything_but_a_refusal(body: bytes, endpoint: Endpoint) -> None:
+def test_no_request_raises_anything_but_a_refusal(body: bytes, endpoint: Endpoint) -> None:
     with pytest.raises(ApiError):
         parse_request(endpoint, body)
 
@@ -120,7 +120,7 @@ def test_no_value_of_a_known_field_raises_anything_but_a_refusal(name: str, valu
             assert request(endpoint, fields).fields == fields
 
 
-def test_a_field_that_nobody_here_knows_is_let_through() -> None:
+def test_an_unknown_field_is_accepted() -> None:
     assert chat(frobnicate={"a": [1]}).fields["frobnicate"] == {"a": [1]}
 
 
@@ -137,14 +137,14 @@ def test_a_seed_makes_a_request_deterministic_even_if_it_is_0() -> None:
     assert not chat(seed=None).deterministic
 
 
-def test_the_newer_name_of_max_tokens_counts_first() -> None:
+def test_the_newer_name_of_max_tokens_takes_precedence() -> None:
     assert chat().max_tokens is None
     assert chat(max_tokens=5).max_tokens == 5
     assert chat(max_tokens=5, max_completion_tokens=6).max_tokens == 6
     assert completion(max_tokens=5).max_tokens == 5
 
 
-def test_usage_is_asked_for_only_by_a_stream() -> None:
+def test_usage_is_requested_only_by_a_stream() -> None:
     options = {"include_usage": True}
     assert chat(stream=True, stream_options=options).include_usage
     assert not chat(stream=False, stream_options=options).include_usage
@@ -165,7 +165,7 @@ def test_a_number_loses_nothing(spelt: str) -> None:
     assert parsed_request.fields["x"] == json.loads(spelt)
 
 
-def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
+def test_an_engine_gets_its_own_name_for_the_model() -> None:
     sent = engine_body(chat(model="llama"), "meta-llama/Llama-3.1-8B-Instruct")
     assert json.loads(sent) == {"model": "meta-llama/Llama-3.1-8B-Instruct", "messages": [USER]}
 
@@ -187,12 +187,12 @@ def test_every_field_goes_to_the_engine_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}])
-def test_a_stream_always_asks_the_engine_for_the_usage(options: Any) -> None:
+def test_a_stream_always_requests_the_usage_from_the_engine(options: Any) -> None:
     parsed_request = chat(stream=True) if options is None else chat(stream=True, stream_options=options)
     assert json.loads(engine_body(parsed_request, "llama"))["stream_options"] == {"include_usage": True}
 
 
-def test_other_stream_options_stay_as_they_are() -> None:
+def test_other_stream_options_are_unchanged() -> None:
     parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
     sent = json.loads(engine_body(parsed_request, "llama"))
     assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
@@ -202,7 +202,7 @@ def test_a_json_request_is_given_no_stream_options() -> None:
     assert "stream_options" not in json.loads(engine_body(chat(), "other"))
 
 
-def test_fields_can_be_left_out_and_the_others_stay_byte_for_byte() -> None:
+def test_fields_can_be_removed_and_the_others_stay_byte_for_byte() -> None:
     body = b'{"model": "llama", "min_p": 0.1, "messages": [ {"role":"user","content":"\\u0048i"} ], "top_p": 1e-1}'
     left = without_fields(parse_request(CHAT, body), ["min_p", "logit_bias"])
     assert left.body == b'{"model":"llama","messages":[ {"role":"user","content":"\\u0048i"} ],"top_p":1e-1}'
@@ -232,13 +232,13 @@ def test_a_number_is_the_same_in_a_large_body_as_in_a_small_one(numbers: list[by
 
 @pytest.mark.parametrize("padding", [0, 100_000])
 @pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
-def test_a_number_that_is_none_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
+def test_an_invalid_number_is_refused_in_a_body_of_any_size(number: bytes, padding: int) -> None:
     with pytest.raises(ApiError) as caught:
         parse_request(EMBEDDINGS, b'{"model":"m","input":"x","x":%b}' % number + b" " * padding)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() -> None:
+def test_a_large_body_of_floats_is_parsed_without_a_callback_for_each() -> None:
     body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * 100_000)
     calls = 0
 
@@ -254,7 +254,7 @@ def test_a_large_body_of_floats_is_read_without_calling_back_for_each_of_them() 
     assert calls == 0
 
 
-def test_more_fractional_numbers_than_anybody_needs_are_refused() -> None:
+def test_too_many_fractional_numbers_are_refused() -> None:
     body = b'{"model":"m","input":"x","x":[%b]}' % b",".join([b"0.5"] * (MAX_FLOATS + 1))
     with pytest.raises(ApiError) as caught:
         parse_request(EMBEDDINGS, body)
@@ -271,7 +271,7 @@ LEAST = {
 @pytest.mark.parametrize("padding", [0, 100_000], ids=["small", "large"])
 @pytest.mark.parametrize("pair", [(b"[", b"]", b""), (b'{"a":', b"}", b"1")], ids=["lists", "objects"])
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_body_may_be_so_deep_and_no_deeper(
+def test_a_body_may_be_nested_up_to_the_limit(
     endpoint: Endpoint, pair: tuple[bytes, bytes, bytes], padding: int
 ) -> None:
     opening, closing, inside = pair
@@ -286,7 +286,7 @@ def test_a_body_may_be_so_deep_and_no_deeper(
         assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
-def test_an_integer_of_more_digits_than_a_server_allows_is_refused() -> None:
+def test_an_integer_with_too_many_digits_is_refused() -> None:
     before = sys.get_int_max_str_digits()
     limit_integer_digits()
     try:

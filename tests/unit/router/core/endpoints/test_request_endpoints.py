@@ -66,13 +66,13 @@ def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
     assert request(EMBEDDINGS, {"model": "m", "messages": [USER]}).fields["messages"] == [USER]
 
 
-def test_embeddings_never_stream_since_vllm_passes_over_the_field() -> None:
+def test_embeddings_never_stream_since_vllm_ignores_the_field() -> None:
     parsed_request = embeddings(stream=True)
     assert not parsed_request.stream
     assert json.loads(engine_body(parsed_request, "served")) == {"model": "served", "input": "Hi", "stream": True}
 
 
-def test_embeddings_are_deterministic_by_nature() -> None:
+def test_embeddings_are_always_deterministic() -> None:
     assert embeddings().deterministic
     assert not responses().deterministic
     assert not messages().deterministic
@@ -91,7 +91,7 @@ def test_responses_take_a_text_or_items(given: Any) -> None:
     assert responses(input=given).fields["input"] == given
 
 
-def test_the_limit_of_tokens_has_another_name_at_each_endpoint() -> None:
+def test_the_token_limit_has_another_name_at_each_endpoint() -> None:
     assert responses(max_output_tokens=5, max_tokens=6).max_tokens == 5
     assert responses().max_tokens is None
     assert messages(max_tokens=7).max_tokens == 7
@@ -99,7 +99,7 @@ def test_the_limit_of_tokens_has_another_name_at_each_endpoint() -> None:
 
 
 @pytest.mark.parametrize("asked", [responses(stream=True), messages(stream=True)], ids=["responses", "messages"])
-def test_a_stream_that_tells_its_usage_unasked_is_given_no_stream_options(asked: InferenceRequest) -> None:
+def test_a_stream_that_always_sends_its_usage_is_given_no_stream_options(asked: InferenceRequest) -> None:
     assert asked.stream
     assert engine_body(asked, "llama") is asked.body
     assert "stream_options" not in json.loads(engine_body(asked, "served"))

@@ -36,7 +36,7 @@ def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: by
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_every_single_cut_of_a_stream_is_no_cut(end: bytes) -> None:
+def test_every_single_cut_of_a_stream_makes_no_difference(end: bytes) -> None:
     sent = (b": hi\n\n" + b"data: {}\n\n" * 2 + b"event: x\ndata: a\ndata: b\n\n" + DONE).replace(b"\n", end)
     for at in range(len(sent) + 1):
         given_back, pending = fed([sent[:at], sent[at:]])
@@ -45,7 +45,7 @@ def test_every_single_cut_of_a_stream_is_no_cut(end: bytes) -> None:
         assert not given_back[0] or given_back[0].endswith(end * 2)
 
 
-def test_an_event_passes_with_its_last_byte_and_not_before() -> None:
+def test_an_event_is_returned_exactly_with_its_last_byte() -> None:
     reader = EventBuffer()
     assert reader.feed(b"data: a\n") == b""
     assert reader.pending == 8
@@ -68,11 +68,11 @@ def test_line_ends_may_be_mixed() -> None:
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"data: x", b"\n\n", b"\r\n\r\n"])).map(b"".join))
-def test_nothing_is_lost_when_events_are_told_apart(frames: bytes) -> None:
+def test_nothing_is_lost_when_events_are_separated(frames: bytes) -> None:
     assert b"".join(split_events(frames)) == frames
 
 
-def test_empty_lines_between_events_say_nothing() -> None:
+def test_empty_lines_between_events_have_no_meaning() -> None:
     frames = split_events(b"data: a\n\n\n\ndata: b\n\n\n")
     assert [data for data in map(payload, frames) if data is not None] == [b"a", b"b"]
 
@@ -100,7 +100,7 @@ def test_empty_lines_between_events_say_nothing() -> None:
         (b"\n", None),
     ],
 )
-def test_the_payload_of_an_event_is_what_its_data_lines_say(frame: bytes, said: bytes | None) -> None:
+def test_the_payload_of_an_event_is_that_of_its_data_lines(frame: bytes, said: bytes | None) -> None:
     assert payload(frame) == said
 
 

@@ -50,20 +50,20 @@ EVENTS: Final = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=30), st.sampled_from([b"{}", b"", b'{"a":"the the the"}', b"z" * 5000]))
-def test_any_events_come_back_as_they_were_beside_any_answer(events: list[bytes], body: bytes) -> None:
+def test_any_events_are_decoded_as_they_were_with_any_response(events: list[bytes], body: bytes) -> None:
     sent = b"".join(events)
     assert back(parts_of(*events), body) == sent
     assert back(parts_of(sent), body) == sent
 
 
-def test_the_usage_comes_back_only_where_it_is_wanted() -> None:
+def test_the_usage_is_decoded_only_on_request() -> None:
     parts = parts_of(event(b"a"))
     assert back(parts, b"{}", b"data: u\n\n") == event(b"a")
     assert back(parts, b"{}", b"data: u\n\n", include_usage=True) == event(b"a") + b"data: u\n\n"
 
 
 @pytest.mark.parametrize("count", [1, 3, 3000])
-def test_events_that_repeat_the_answer_take_next_to_nothing(count: int) -> None:
+def test_events_that_repeat_the_response_take_almost_no_space(count: int) -> None:
     text = b"".join(b"%d " % number for number in range(500))
     body = b'{"said":"%b"}' % text
     repeated = b"data: %b, %b\n\n" % (body, body)
@@ -72,19 +72,19 @@ def test_events_that_repeat_the_answer_take_next_to_nothing(count: int) -> None:
     assert len(encode_stream(parts, body, None, lossless=True)) < 400 + 20 * count
 
 
-def test_a_text_that_is_not_in_the_answer_is_stored_beside_it() -> None:
+def test_a_text_that_is_not_in_the_response_is_stored_beside_it() -> None:
     words = [b"w%d" % number for number in range(100)]
     parts = parts_of(*map(event, words))
     assert back(parts, b"{}") == b"".join(map(event, words))
 
 
-def test_many_beginnings_of_the_text_in_the_answer_do_not_mislead() -> None:
+def test_many_prefixes_of_the_text_in_the_response_do_not_mislead() -> None:
     text = b"a" * 200 + b"b"
     parts = parts_of(event(b"a" * 200), event(b"b"))
     assert back(parts, b"a" * 5000 + text + b"a" * 5000) == event(b"a" * 200) + event(b"b")
 
 
-def test_the_flag_says_whether_the_answer_is_all() -> None:
+def test_the_flag_says_whether_the_response_is_complete() -> None:
     parts = parts_of(event(b"a"))
     for lossless in (True, False):
         assert is_lossless(encode_stream(parts, b"{}", None, lossless=lossless)) is lossless
@@ -106,12 +106,12 @@ def encoded(value: Any) -> bytes:
         encoded([[[b"a", None, b"b", None, 0]], [[0, 0, 7]], None]),
     ],
 )  # fmt: skip
-def test_what_is_no_stream_raises_what_is_promised(stream: bytes) -> None:
+def test_an_invalid_stream_raises_the_documented_exception(stream: bytes) -> None:
     with pytest.raises(STREAM_DECODE_ERRORS):
         decode_stream(stream, b"{}", include_usage=True, end=b"")
 
 
-def test_what_decompresses_to_too_much_is_no_stream() -> None:
+def test_a_stream_that_decompresses_to_too_much_is_invalid() -> None:
     with pytest.raises(STREAM_DECODE_ERRORS):
         decode_stream(encoded([[], [b"\x00" * (MAX_DECODED + 1)], None]), b"{}", include_usage=False, end=b"")
 
@@ -120,7 +120,7 @@ def test_what_decompresses_to_too_much_is_no_stream() -> None:
     ("name", "most"),
     [("chat-stream-usage", 0.35), ("completion-stream", 0.4), ("responses-stream", 0.35), ("messages-stream", 0.5)],
 )
-def test_what_vllm_streams_takes_a_fraction_of_what_came(name: str, most: float) -> None:
+def test_a_stream_of_vllm_takes_a_fraction_of_its_size(name: str, most: float) -> None:
     request, sent = load_capture(name)
     recorder = make_recorder(request.endpoint, 1 << 20)
     passed = recorder.feed(sent)
@@ -130,7 +130,7 @@ def test_what_vllm_streams_takes_a_fraction_of_what_came(name: str, most: float)
     assert len(recording.stream) < most * len(sent)
 
 
-def test_what_would_decompress_to_too_much_is_not_encoded() -> None:
+def test_a_stream_that_would_decompress_to_too_much_is_not_encoded() -> None:
     parts = parts_of(*[b": %b\n\n" % (b"x" * (MAX_DECODED // 4))] * 5)
     with pytest.raises(ValueError, match="exceeds its size limit"):
         encode_stream(parts, b"{}", None, lossless=True)

@@ -34,7 +34,7 @@ def order(waiting: FairQueue[str], *, keep: bool = True) -> list[str]:
     return had
 
 
-def test_within_a_tenant_the_first_that_came_has_the_first_turn() -> None:
+def test_within_a_tenant_requests_are_served_in_order_of_arrival() -> None:
     assert order(queue("a1", "a2", "a3")) == ["a1", "a2", "a3"]
 
 
@@ -44,14 +44,14 @@ def test_a_tenant_with_one_request_does_not_wait_behind_another_with_a_thousand(
     assert order(waiting, keep=keep)[:6] == ["a0", "b1", "c1", "a1", "c2", "a2"]
 
 
-def test_the_place_goes_to_who_holds_the_fewest() -> None:
+def test_the_slot_goes_to_the_tenant_that_holds_the_fewest() -> None:
     waiting = queue("a1", "a2", "b1", "b2")
     for _ in range(2):
         waiting.on_acquired("a")
     assert order(waiting) == ["b1", "b2", "a1", "a2"]
 
 
-def test_a_tenant_with_long_answers_has_its_share_of_the_places_and_not_all_of_them() -> None:
+def test_a_tenant_with_long_responses_has_its_share_of_the_slots_and_not_all_of_them() -> None:
     waiting = queue(*[f"a{n}" for n in range(100)], *[f"b{n}" for n in range(100)], limit=1000)
     held = [waiting.pop(anything) for _ in range(8)]
     served = Counter[str]()
@@ -65,7 +65,7 @@ def test_a_tenant_with_long_answers_has_its_share_of_the_places_and_not_all_of_t
     assert Counter(str(item)[0] for item in held) == {"a": 4, "b": 4}
 
 
-def test_who_does_not_accept_a_place_keeps_its_turn() -> None:
+def test_a_request_that_does_not_accept_a_slot_keeps_its_position() -> None:
     waiting = queue("a1", "a2", "b1", "c1")
     assert waiting.pop(lambda item: item in ("a2", "c1")) == "a2"
     assert waiting.pop(lambda item: item == "nobody") is None
@@ -73,7 +73,7 @@ def test_who_does_not_accept_a_place_keeps_its_turn() -> None:
     assert order(waiting) == ["b1", "c1", "a1"]
 
 
-def test_who_has_left_has_no_turn() -> None:
+def test_a_request_that_has_left_gets_no_slot() -> None:
     waiting = queue("a1", "a2", "b1")
     waiting.remove("a", "a1")
     waiting.remove("b", "b1")
@@ -83,14 +83,14 @@ def test_who_has_left_has_no_turn() -> None:
     assert order(waiting) == ["a2"]
 
 
-def test_a_tenant_that_is_alone_may_fill_the_queue_and_then_gives_way_itself() -> None:
+def test_a_tenant_that_is_alone_may_fill_the_queue_and_is_then_evicted_itself() -> None:
     waiting = queue("a1", "a2", "a3", "a4", limit=4)
     assert waiting.push("a", "a5") == ("a", "a5")
     assert not waiting.has_fair_share("a"), "nobody else wants any of it"
     assert len(waiting) == 4
 
 
-def test_of_a_full_queue_the_newest_of_who_has_the_most_gives_way() -> None:
+def test_a_full_queue_evicts_the_newest_request_of_the_tenant_with_the_most() -> None:
     waiting = queue("a1", "a2", "a3", "b1", limit=4)
     assert waiting.push("b", "b2") == ("a", "a3")
     assert waiting.has_fair_share("a")
@@ -98,7 +98,7 @@ def test_of_a_full_queue_the_newest_of_who_has_the_most_gives_way() -> None:
     assert waiting.push("c", "c1") == ("a", "a2")
 
 
-def test_where_all_have_as_much_of_a_full_queue_the_newcomer_gives_way() -> None:
+def test_a_full_queue_of_equal_tenants_evicts_the_newcomer() -> None:
     waiting = queue("a1", "b1", limit=2)
     assert waiting.push("c", "c1") == ("c", "c1")
     assert not waiting.has_fair_share("c"), "it has nothing"
@@ -122,7 +122,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["push", "pop", "end", "leave"]), TEN
 
 
 @given(STEPS, st.integers(1, 12))
-def test_however_they_come_and_go_all_wait_in_order_within_the_bound_and_have_their_turn(
+def test_in_any_sequence_requests_wait_in_order_within_the_limit_and_are_served(
     steps: Iterable[Step], limit: int
 ) -> None:
     waiting: FairQueue[str] = FairQueue(limit)
@@ -154,7 +154,7 @@ def test_however_they_come_and_go_all_wait_in_order_within_the_bound_and_have_th
 
 
 @given(st.lists(TENANTS, min_size=1, max_size=60), st.lists(TENANTS, max_size=200))
-def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_tenant_a_turn(
+def test_no_request_waits_longer_than_the_earlier_ones_and_one_of_each_tenant_per_turn(
     there: list[str], later: list[str]
 ) -> None:
     """Later arrivals do not matter: slots that are released at once go round robin."""
@@ -174,7 +174,7 @@ def test_nobody_waits_for_more_turns_than_those_who_were_there_and_one_of_each_t
     raise AssertionError("it has been passed over for ever")
 
 
-def test_the_advice_to_come_back_follows_the_pace_at_which_work_is_finished() -> None:
+def test_retry_after_follows_the_rate_at_which_work_is_finished() -> None:
     every_second = [float(n) for n in range(10)]
     assert estimate_retry_after(0, every_second, 10.0, default=99) == 1
     assert estimate_retry_after(20, every_second, 10.0, default=99) == 21
@@ -187,7 +187,7 @@ def test_the_advice_to_come_back_follows_the_pace_at_which_work_is_finished() ->
 
 
 @given(st.integers(0, 2000), st.lists(st.floats(0, 1e6), max_size=64), st.floats(0, 1e6), st.floats(0.001, 1e6))
-def test_the_advice_is_always_one_to_sixty_seconds(
+def test_retry_after_is_always_one_to_sixty_seconds(
     waiting: int, finished: list[float], since: float, unknown: float
 ) -> None:
     finished.sort()

@@ -29,7 +29,7 @@ def comes_in(ledger: TenantUsage, limits: Quota, now: float, process: str = "p")
     return ask(ledger, limits, now, process).exceeded is None
 
 
-def test_without_a_limit_everything_comes_in() -> None:
+def test_without_a_limit_every_request_is_admitted() -> None:
     ledger = TenantUsage()
     assert all(comes_in(ledger, NONE, 0) for _ in range(1000))
     assert not NONE.is_limited
@@ -40,7 +40,7 @@ def test_without_a_limit_everything_comes_in() -> None:
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=80), st.integers(1, 8))
-def test_no_more_requests_come_in_than_the_limit_says_in_any_minute(gaps: list[int], limit: int) -> None:
+def test_no_more_requests_are_admitted_in_any_minute_than_the_limit(gaps: list[int], limit: int) -> None:
     ledger, limits, now, admitted = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
     for gap in gaps:
         now += gap
@@ -51,7 +51,7 @@ def test_no_more_requests_come_in_than_the_limit_says_in_any_minute(gaps: list[i
 
 
 @given(st.lists(st.integers(0, 20_000), max_size=60), st.integers(1, 5))
-def test_who_waits_as_long_as_he_is_told_comes_in_and_not_a_moment_before(gaps: list[int], limit: int) -> None:
+def test_a_client_that_waits_exactly_as_long_as_advised_is_admitted(gaps: list[int], limit: int) -> None:
     ledger, limits, now = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000
     for gap in gaps:
         now += gap
@@ -68,20 +68,20 @@ def test_who_waits_as_long_as_he_is_told_comes_in_and_not_a_moment_before(gaps: 
             assert ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None
 
 
-def test_a_request_that_is_refused_costs_nothing() -> None:
+def test_a_refused_request_costs_nothing() -> None:
     ledger, limits = TenantUsage(), Quota(requests_per_minute=2)
     assert [comes_in(ledger, limits, 0.5) for _ in range(50)] == [True, True] + [False] * 48
     assert comes_in(ledger, limits, 60.5)
 
 
-def test_what_is_left_and_when_all_of_it_is_back_is_told() -> None:
+def test_the_remaining_quota_and_its_reset_are_returned() -> None:
     ledger, limits = TenantUsage(), Quota(requests_per_minute=3)
     assert ask(ledger, limits, 10).requests_remaining == 2
     allowance = ask(ledger, limits, 20.5)
     assert (allowance.requests_remaining, allowance.requests_reset_ms) == (1, 60_000)
 
 
-def test_a_clock_that_is_set_back_shuts_nobody_out_for_long() -> None:
+def test_a_clock_that_is_set_back_blocks_no_tenant_for_long() -> None:
     ledger, limits = TenantUsage(), Quota(requests_per_minute=2, tokens_per_minute=10)
     assert [comes_in(ledger, limits, 1000) for _ in range(2)] == [True, True]
     assert not comes_in(ledger, limits, 990), "a little: they still count"
@@ -95,7 +95,7 @@ def spend(ledger: TenantUsage, limits: Quota, tokens: int, now: float) -> RateLi
     return ledger.apply(limits, UsageUpdate(process="p", tokens_used=tokens), int(now * 1000), LEASE)
 
 
-def test_tokens_are_paid_when_they_have_been_used_and_debts_first() -> None:
+def test_tokens_are_subtracted_after_use_and_debts_are_paid_first() -> None:
     ledger, limits = TenantUsage(), Quota(tokens_per_minute=60)
     assert ask(ledger, limits, 0).tokens_remaining == 60
     assert spend(ledger, limits, 100, 0).tokens_remaining == 0
@@ -107,7 +107,7 @@ def test_tokens_are_paid_when_they_have_been_used_and_debts_first() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 500)), max_size=60), st.integers(1, 300))
-def test_over_time_no_more_tokens_are_used_than_the_limit_says_but_for_the_last_request(
+def test_over_time_no_more_tokens_are_used_than_the_limit_except_for_the_last_request(
     work: Iterable[tuple[int, int]], limit: int
 ) -> None:
     ledger, limits, now, used, last = TenantUsage(), Quota(tokens_per_minute=limit), 0, 0, 0
@@ -123,21 +123,21 @@ def test_over_time_no_more_tokens_are_used_than_the_limit_says_but_for_the_last_
 # Concurrent requests
 
 
-def test_no_more_are_at_work_than_may_be_and_the_next_comes_in_when_one_is_over() -> None:
+def test_no_more_requests_run_than_the_limit_and_the_next_is_admitted_when_one_ends() -> None:
     ledger, limits = TenantUsage(), Quota(concurrent_requests=2)
     assert [comes_in(ledger, limits, 0, process) for process in "pqp"] == [True, True, False]
     ledger.apply(limits, UsageUpdate(process="q", released=1), 0, LEASE)
     assert [comes_in(ledger, limits, 0, process) for process in "pq"] == [True, False]
 
 
-def test_a_process_that_tells_nothing_more_has_given_back_its_places_after_its_lease() -> None:
+def test_the_slots_of_a_silent_process_are_released_after_its_lease() -> None:
     ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 0, "gone")
     assert not comes_in(ledger, limits, 2.999)
     assert comes_in(ledger, limits, 3)
 
 
-def test_a_clock_that_is_set_back_keeps_the_places_of_a_process_that_is_gone_for_no_longer_than_a_lease() -> None:
+def test_a_clock_that_is_set_back_keeps_the_slots_of_a_dead_process_for_at_most_a_lease() -> None:
     ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 10_000, process="gone")
     assert not comes_in(ledger, limits, 6400), "an hour before: it may still be there"
@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_back_keeps_the_places_of_a_process_that_is_gone_for
     assert comes_in(ledger, limits, 6403)
 
 
-def test_a_process_that_tells_again_keeps_its_places() -> None:
+def test_a_process_that_reports_again_keeps_its_slots() -> None:
     ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert comes_in(ledger, limits, 0, "long")
     for second in range(1, 10):
@@ -155,16 +155,14 @@ def test_a_process_that_tells_again_keeps_its_places() -> None:
     assert comes_in(ledger, limits, 10)
 
 
-def test_an_end_that_is_told_twice_gives_nothing_back_twice() -> None:
+def test_an_end_that_is_reported_twice_releases_nothing_twice() -> None:
     ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
     ledger.apply(limits, UsageUpdate(process="p", released=3), 0, LEASE)
     assert [comes_in(ledger, limits, 0) for _ in range(2)] == [True, False]
 
 
 @given(st.lists(st.tuples(st.sampled_from("pqr"), st.booleans()), max_size=100), st.integers(1, 5))
-def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
-    steps: Iterable[tuple[str, bool]], limit: int
-) -> None:
+def test_in_any_sequence_no_more_requests_run_than_the_limit(steps: Iterable[tuple[str, bool]], limit: int) -> None:
     ledger, limits, working = TenantUsage(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
     for process, wants in steps:
         if wants:
@@ -183,11 +181,11 @@ def test_however_they_come_and_go_no_more_than_the_limit_are_at_work(
     ("milliseconds", "text"),
     [(0, b"0s"), (20, b"20ms"), (999, b"999ms"), (1000, b"1s"), (1001, b"2s"), (59_001, b"1m0s"), (360_000, b"6m0s")],
 )
-def test_durations_are_written_as_openai_writes_them(milliseconds: int, text: bytes) -> None:
+def test_durations_are_formatted_as_openai_does(milliseconds: int, text: bytes) -> None:
     assert encode_duration(milliseconds) == text
 
 
-def test_only_the_limits_that_there_are_are_told() -> None:
+def test_only_existing_limits_have_headers() -> None:
     allowance = RateLimitStatus(
         requests_remaining=4, requests_reset_ms=61_000, tokens_remaining=90, tokens_reset_ms=500
     )
@@ -211,7 +209,7 @@ def test_only_the_limits_that_there_are_are_told() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_refusal_names_the_limit_and_when_to_come_back(
+def test_a_refusal_names_the_limit_and_the_time_to_wait(
     limits: Quota, allowance: RateLimitStatus, kind: str, reason: str
 ) -> None:
     error = rate_limit_error(limits, allowance)
@@ -220,6 +218,6 @@ def test_a_refusal_names_the_limit_and_when_to_come_back(
     assert "7 " in error.message
 
 
-def test_what_nobody_told_is_estimated() -> None:
+def test_an_unreported_usage_is_estimated() -> None:
     assert estimate_tokens(400, 30, 0) == 130
     assert estimate_tokens(400, 0, 80) == 120

@@ -31,11 +31,11 @@ def measured(*usages: float | None) -> EngineBreaker:
     ("times", "state"),
     [(2, BreakerState.CLOSED), (3, BreakerState.OPEN), (4, BreakerState.OPEN), (100, BreakerState.OPEN)],
 )
-def test_so_many_failures_in_a_row_open_it(times: int, state: BreakerState) -> None:
+def test_enough_consecutive_failures_open_it(times: int, state: BreakerState) -> None:
     assert failing(times).state(NOW) is state
 
 
-def test_a_success_in_between_makes_up_for_the_failures_before() -> None:
+def test_a_success_resets_the_count_of_failures() -> None:
     breaker = failing(2, failing(2).on_success())
     assert breaker.state(NOW) is BreakerState.CLOSED
     assert failing(1, breaker).state(NOW) is BreakerState.OPEN
@@ -45,7 +45,7 @@ def test_a_success_in_between_makes_up_for_the_failures_before() -> None:
     ("after", "state"),
     [(0, BreakerState.OPEN), (9.9, BreakerState.OPEN), (10, BreakerState.HALF_OPEN), (1e6, BreakerState.HALF_OPEN)],
 )
-def test_it_is_half_open_once_the_cooldown_is_over(after: float, state: BreakerState) -> None:
+def test_it_is_half_open_after_the_cooldown(after: float, state: BreakerState) -> None:
     assert failing(3).state(NOW + after) is state
 
 
@@ -58,13 +58,13 @@ def test_the_success_of_the_probe_closes_it_and_its_failure_opens_it_for_another
 
 
 @pytest.mark.parametrize("later", [NOW, NOW + 11])
-def test_what_comes_late_of_requests_from_before_it_opened_changes_nothing(later: float) -> None:
+def test_late_results_of_requests_from_before_it_opened_change_nothing(later: float) -> None:
     opened = failing(3)
     assert opened.on_success() == opened
     assert opened.on_failure(later, LIMITS) == opened
 
 
-def test_an_engine_that_had_gone_and_is_back_need_not_wait() -> None:
+def test_an_engine_that_recovers_need_not_wait() -> None:
     assert failing(3).on_recovered(NOW).state(NOW) is BreakerState.HALF_OPEN
     assert NEW.on_recovered(NOW) is NEW
     assert failing(3).on_recovered(NOW + 20) == failing(3)
@@ -82,12 +82,12 @@ def test_an_engine_that_had_gone_and_is_back_need_not_wait() -> None:
         ([None], False), ([0.88, None], True),
     ],
 )  # fmt: skip
-def test_it_opens_at_one_mark_and_closes_below_another(usages: list[float | None], opened: bool) -> None:
+def test_it_opens_above_one_threshold_and_closes_below_another(usages: list[float | None], opened: bool) -> None:
     assert measured(*usages).state(NOW) is (BreakerState.OPEN if opened else BreakerState.CLOSED)
     assert measured(*usages).under_pressure(NOW) is opened
 
 
-def test_what_is_no_longer_measured_is_no_pressure_after_a_while() -> None:
+def test_a_usage_that_is_no_longer_measured_expires() -> None:
     full = measured(0.95)
     assert full.state(NOW + KV_USAGE_TTL - 0.1) is BreakerState.OPEN
     assert full.state(NOW + KV_USAGE_TTL) is BreakerState.CLOSED
@@ -95,7 +95,7 @@ def test_what_is_no_longer_measured_is_no_pressure_after_a_while() -> None:
     assert full.on_kv_usage(0.8, NOW + KV_USAGE_TTL, LIMITS) == NEW, "an old reading keeps nothing open"
 
 
-def test_the_two_reasons_stand_beside_each_other() -> None:
+def test_the_two_reasons_are_independent() -> None:
     both = failing(3, measured(0.95))
     assert both.on_success(probe=True).state(NOW) is BreakerState.OPEN
     assert both.on_kv_usage(0.1, NOW, LIMITS).state(NOW) is BreakerState.OPEN
@@ -105,7 +105,7 @@ def test_the_two_reasons_stand_beside_each_other() -> None:
 # -- merged states ----------------------------------------------------------------------------------------------------
 
 
-def test_what_another_router_says_counts_but_for_its_count_of_failures() -> None:
+def test_the_state_of_another_router_counts_except_for_its_count_of_failures() -> None:
     assert NEW.merge(failing(3), NOW, LIMITS).state(NOW) is BreakerState.OPEN
     assert failing(3).merge(NEW, NOW, LIMITS) == NEW
     assert failing(2).merge(EngineBreaker(failures=0), NOW, LIMITS) == failing(2)
@@ -113,12 +113,12 @@ def test_what_another_router_says_counts_but_for_its_count_of_failures() -> None
 
 
 @given(until=st.floats(0, 1e12), pressed=st.floats(0, 1e12))
-def test_a_clock_that_is_wrong_elsewhere_keeps_nothing_open_for_longer(until: float, pressed: float) -> None:
+def test_a_wrong_clock_elsewhere_keeps_nothing_open_for_longer(until: float, pressed: float) -> None:
     breaker = NEW.merge(EngineBreaker(until=until, pressed=pressed), NOW, LIMITS)
     assert breaker.state(NOW + 10) is not BreakerState.OPEN
 
 
-def test_only_what_opens_or_closes_is_told() -> None:
+def test_only_opening_and_closing_are_published() -> None:
     assert not failing(2).should_publish(NEW)
     assert failing(3).should_publish(NEW)
     assert NEW.should_publish(failing(3))
@@ -127,7 +127,7 @@ def test_only_what_opens_or_closes_is_told() -> None:
 
 
 @given(st.lists(st.sampled_from(["failed", "succeeded", "probe failed", "probe succeeded", "full", "empty", "wait"])))
-def test_whatever_happens_it_never_opens_for_longer_than_a_cooldown_or_a_reading(happened: list[str]) -> None:
+def test_in_any_sequence_it_never_stays_open_for_longer_than_a_cooldown_or_a_reading(happened: list[str]) -> None:
     breaker, now = NEW, NOW
     for event in happened:
         match event:

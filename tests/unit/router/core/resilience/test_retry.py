@@ -58,25 +58,25 @@ def waits(engines: list[str], reason: str, *, random: float, retry_after: float 
         ("", ["connect"], ""),
     ],
 )
-def test_another_engine_is_asked_first_and_the_same_one_only_where_that_may_help(
+def test_another_engine_is_tried_first_and_the_same_one_only_where_that_may_help(
     engines: str, reasons: list[str], asked: str
 ) -> None:
     assert engines_asked(list(engines), *reasons) == asked
 
 
-def test_another_engine_is_asked_at_once_and_the_same_one_after_a_wait() -> None:
+def test_another_engine_is_tried_at_once_and_the_same_one_after_a_wait() -> None:
     assert waits(["a", "b"], "reset", random=1.0) == [0, 0, 0.1]
     assert waits(["a"], "reset", random=1.0) == [0, 0.1, 0.2]
     assert waits(["a"], "reset", random=0.5) == [0, 0.05, 0.1]
 
 
 @pytest.mark.parametrize("reason", ["status-429", "status-503"])
-def test_an_engine_is_not_asked_again_before_the_time_that_it_named(reason: str) -> None:
+def test_an_engine_is_not_retried_before_its_retry_after(reason: str) -> None:
     assert waits(["a"], reason, random=0.5, retry_after=1) == pytest.approx([0, 1.05, 1.1])
     assert engines_asked(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "nobody waits for longer"
 
 
-def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
+def test_any_untried_engine_may_be_the_next() -> None:
     schedule = RetrySchedule(["a", "b", "c"])
     assert schedule.next_attempt(0, 0) == Attempt(("a", "b", "c"), 0)
     schedule.mark_tried("b")
@@ -87,7 +87,7 @@ def test_any_engine_that_has_not_been_asked_may_be_the_next() -> None:
 
 
 @given(st.integers(0, 2000), st.floats(0, 1))
-def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float) -> None:
+def test_a_wait_is_anything_from_zero_to_its_maximum(number: int, random: float) -> None:
     wait = backoff(min(number, 1000), random)
     assert 0 <= wait <= min(MAX_WAIT, 0.1 * 2.0 ** min(number, 1000))
     assert backoff(3, 0.0) == 0
@@ -99,7 +99,7 @@ def test_a_wait_is_anything_from_nothing_to_its_bound(number: int, random: float
     st.lists(st.sampled_from(["connect", "timeout", "reset", "status-429", "status-500"]), min_size=1),
     st.floats(0, 1),
 )
-def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], random: float) -> None:
+def test_every_request_runs_out_of_attempts(engines: list[str], reasons: list[str], random: float) -> None:
     attempts = turns_taken(engines, *reasons, random=random)
     assert len(attempts) <= len(engines) + MAX_ATTEMPTS
     assert all(0 <= wait <= MAX_WAIT for _, wait in attempts)
@@ -112,18 +112,18 @@ def test_every_request_comes_to_an_end(engines: list[str], reasons: list[str], r
     "reason",
     ["connect", "timeout", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
 )
-def test_what_the_engine_did_wrong_counts_against_it(reason: str) -> None:
+def test_failures_of_the_engine_count_against_it(reason: str) -> None:
     assert classify_failure(reason, None).counts_for_breaker
 
 
 @pytest.mark.parametrize("reason", ["status-400", "status-401", "status-404", "status-408", "status-429", "status-301"])
-def test_4xx_never_counts(reason: str) -> None:
+def test_a_4xx_never_counts(reason: str) -> None:
     assert not classify_failure(reason, None).counts_for_breaker
     assert not classify_failure(reason, 3.0).counts_for_breaker
 
 
 @pytest.mark.parametrize("reason", ["refused", "too-large", "status-404", "status-405", "status-501"])
-def test_what_is_the_clients_or_our_own_limit_neither_counts_nor_costs_a_retry(reason: str) -> None:
+def test_client_errors_and_the_routers_own_limits_neither_count_nor_use_the_retry_budget(reason: str) -> None:
     judged = classify_failure(reason, None)
     assert (judged.counts_for_breaker, judged.engine_busy, judged.may_retry_engine, judged.uses_retry_budget) == (
         False,
@@ -136,7 +136,7 @@ def test_what_is_the_clients_or_our_own_limit_neither_counts_nor_costs_a_retry(r
     )
 
 
-def test_503_counts_unless_the_engine_says_when_to_come_back() -> None:
+def test_a_503_counts_unless_it_has_a_retry_after() -> None:
     assert classify_failure("status-503", None).counts_for_breaker
     assert not classify_failure("status-503", 2.0).counts_for_breaker
     assert classify_failure("status-503", 2.0).engine_busy
@@ -152,11 +152,11 @@ def taken(budget: RetryBudget, now: float, tries: int = 100_000) -> int:
     return count
 
 
-def test_there_are_a_few_retries_for_whoever_begins() -> None:
+def test_a_new_router_has_a_few_retries() -> None:
     assert taken(RetryBudget(0), 0) == RetryBudget.MIN_RETRIES_PER_SECOND * RetryBudget.WINDOW
 
 
-def test_a_fifth_of_the_requests_may_be_tried_again() -> None:
+def test_a_fifth_of_the_requests_may_be_retried() -> None:
     budget = RetryBudget(0)
     taken(budget, 0)
     for _ in range(1000):
@@ -164,14 +164,14 @@ def test_a_fifth_of_the_requests_may_be_tried_again() -> None:
     assert taken(budget, 0) in (199, 200)
 
 
-def test_some_come_back_every_second() -> None:
+def test_some_retries_are_added_every_second() -> None:
     budget = RetryBudget(0)
     taken(budget, 0)
     assert 4 <= taken(budget, 1) <= 5
     assert taken(budget, 1) == 0
 
 
-def test_a_calm_hour_does_not_pay_for_a_storm() -> None:
+def test_unused_retries_of_a_calm_hour_decay() -> None:
     budget = RetryBudget(0)
     for _ in range(1_000_000):
         budget.on_request(0)
@@ -179,7 +179,7 @@ def test_a_calm_hour_does_not_pay_for_a_storm() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans())))
-def test_there_are_never_more_retries_than_the_share_and_the_floor(steps: list[tuple[float, bool]]) -> None:
+def test_there_are_never_more_retries_than_the_ratio_and_the_minimum(steps: list[tuple[float, bool]]) -> None:
     budget, now, requests, retried = RetryBudget(0), 0.0, 0, 0
     for passed, is_request in steps:
         now += passed
@@ -213,6 +213,6 @@ def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, seconds:
 
 
 @given(st.text(max_size=70))
-def test_whatever_an_engine_sends_is_understood_or_passed_over(text: str) -> None:
+def test_any_retry_after_is_parsed_or_ignored(text: str) -> None:
     seconds = parse_retry_after(text, AT)
     assert seconds is None or 0 <= seconds <= MAX_RETRY_AFTER

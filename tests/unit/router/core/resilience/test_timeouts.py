@@ -22,7 +22,7 @@ PATIENCE = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_seco
         (10**400, None, 30 + MAX_ANSWER_TOKENS / 10),
     ],
 )
-def test_an_answer_may_take_its_length_at_the_least_speed(
+def test_a_response_may_take_its_length_at_the_minimum_speed(
     max_tokens: int | None, max_model_len: int | None, seconds: float
 ) -> None:
     assert PATIENCE.total(max_tokens, max_model_len) == pytest.approx(seconds)

@@ -23,7 +23,7 @@ def preferred(affinity: str, names: list[str], loads: dict[str, int] | None = No
 
 
 @given(NAMES, AFFINITIES)
-def test_an_engine_that_leaves_moves_only_its_own_share(names: list[str], affinities: list[str]) -> None:
+def test_a_removed_engine_moves_only_its_own_share(names: list[str], affinities: list[str]) -> None:
     gone, *left = names
     for affinity in affinities:
         before = preferred(affinity, names)
@@ -31,7 +31,7 @@ def test_an_engine_that_leaves_moves_only_its_own_share(names: list[str], affini
 
 
 @given(NAMES, AFFINITIES)
-def test_an_engine_that_comes_takes_only_what_becomes_its_own(names: list[str], affinities: list[str]) -> None:
+def test_an_added_engine_takes_only_its_own_share(names: list[str], affinities: list[str]) -> None:
     new, *there = names
     for affinity in affinities:
         after = preferred(affinity, names)
@@ -56,7 +56,7 @@ def test_weights_are_the_same_in_every_process() -> None:
 
 
 @given(NAMES, st.lists(st.sampled_from(["hot", "warm", "cold"]), max_size=60))
-def test_no_engine_gets_more_than_its_bound_whatever_is_asked_for(names: list[str], asked: list[str]) -> None:
+def test_no_engine_gets_more_than_its_limit_in_any_sequence(names: list[str], asked: list[str]) -> None:
     loads = dict.fromkeys(names, 0)
     for affinity in asked:
         chosen = preferred(affinity, names, loads)
@@ -78,7 +78,7 @@ def test_one_affinity_fills_its_replica_first_and_then_the_next_heaviest() -> No
 
 
 @given(st.lists(st.floats(1, 1000), min_size=1, max_size=9))
-def test_somebody_always_has_room(loads: list[float]) -> None:
+def test_some_engine_always_has_room(loads: list[float]) -> None:
     assert any(is_within_load_bound(load, loads) for load in loads)
 
 
@@ -97,7 +97,7 @@ def test_without_any_of_them_there_is_no_affinity() -> None:
     assert affinity_key(derive_key(conversation(("user", "Why?"))).parts, None) is None
 
 
-def test_a_session_counts_before_the_prompt_and_is_its_tenants_own() -> None:
+def test_a_session_takes_precedence_over_the_prompt_and_belongs_to_its_tenant() -> None:
     key = derive_key(conversation(("system", "Be brief."), ("user", "Why?"))).parts
     other = derive_key(conversation(("user", "Something else"))).parts
     assert affinity_key(key, "s1") == affinity_key(other, "s1") != affinity_key(key, "s2")

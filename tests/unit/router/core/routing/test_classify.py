@@ -64,7 +64,7 @@ def classifier() -> Classifier:
     return Classifier.load()
 
 
-def test_prompts_that_training_never_saw_are_told_apart(classifier: Classifier) -> None:
+def test_prompts_outside_the_training_data_are_classified(classifier: Classifier) -> None:
     count, accuracy, f1 = figures(classifier, HERE / "classify_prompts.jsonl")
 
     assert count >= 120
@@ -72,7 +72,7 @@ def test_prompts_that_training_never_saw_are_told_apart(classifier: Classifier) 
     assert f1 >= 0.92
 
 
-def test_prompts_of_other_kinds_and_languages_are_told_apart(classifier: Classifier) -> None:
+def test_prompts_of_other_kinds_and_languages_are_classified(classifier: Classifier) -> None:
     count, accuracy, f1 = figures(classifier, HERE / "classify_kinds.jsonl")
 
     assert count >= 200
@@ -120,12 +120,12 @@ def test_a_prompt_that_asks_for_prose_or_mathematics_is_chat(classifier: Classif
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\n", "\x00", "\ud800", "🦙", "!"])
-def test_a_prompt_that_says_nothing_is_chat(classifier: Classifier, prompt: str) -> None:
+def test_a_prompt_without_content_is_chat(classifier: Classifier, prompt: str) -> None:
     assert classifier.classify(prompt).task == "chat"
 
 
 @given(st.text(st.characters() | st.sampled_from("\ud800\ufeff\u2019\x00\x01?_#\\\n 函数コード함수код")))
-def test_any_text_has_a_verdict_that_its_explanation_adds_up_to(text: str) -> None:
+def test_any_text_has_a_verdict_that_is_the_sum_of_its_explanation(text: str) -> None:
     verdict = SHARED.classify(text)
     log_odds = sum(amount for _, amount in SHARED.explain(text))
 
@@ -135,7 +135,7 @@ def test_any_text_has_a_verdict_that_its_explanation_adds_up_to(text: str) -> No
 
 
 @given(st.text(), st.text(min_size=1), st.text())
-def test_what_lies_between_the_ends_of_a_long_prompt_changes_nothing(start: str, middle: str, end: str) -> None:
+def test_text_between_the_ends_of_a_long_prompt_changes_nothing(start: str, middle: str, end: str) -> None:
     head, tail = start.ljust(HEAD_LENGTH, "a")[:HEAD_LENGTH], end.rjust(TAIL_LENGTH, "z")[-TAIL_LENGTH:]
 
     assert features(head + middle + tail) == features(head + middle * 2 + "def main():" + tail)
@@ -164,7 +164,7 @@ def test_words_symbols_and_layout_are_features() -> None:
     assert {"#include", "int", "main", "f_1", "c++", "()", "~\n    ", "~_"} <= names
 
 
-def test_scripts_without_spaces_are_cut_into_pairs_and_inflected_words_are_cut_short() -> None:
+def test_scripts_without_spaces_are_split_into_pairs_and_inflected_words_are_truncated() -> None:
     names = [name_of(one) for one in features("编写函数 コード 프로그램을 คำสั่ง")]
 
     assert {"编写", "写函", "函数", "コー", "ード", "프로", "คำ"} <= set(names)
@@ -176,14 +176,14 @@ def test_latin_words_between_characters_without_spaces_are_found() -> None:
 
 
 @given(st.text(st.sampled_from("编写函数コード함수คำ"), min_size=2, max_size=40))
-def test_every_pair_is_found_again_by_its_name(text: str) -> None:
+def test_every_pair_is_found_by_its_name(text: str) -> None:
     pairs = [one for one in features(text) if isinstance(one, int)]
 
     assert len(pairs) == len(text) - 1
     assert [feature(name_of(one)) for one in pairs] == pairs
 
 
-def test_an_explanation_names_the_weightiest_feature_first() -> None:
+def test_an_explanation_names_the_feature_with_the_largest_weight_first() -> None:
     classifier = Classifier(weights(-100, python=300, poem=-500, unseen=900))
 
     assert classifier.explain("a Python poem") == [
@@ -202,13 +202,13 @@ def test_an_explanation_can_be_printed(classifier: Classifier) -> None:
     assert all(name.isprintable() for name in names)
 
 
-def test_a_feature_counts_once_however_often_it_stands_there() -> None:
+def test_a_feature_counts_once_however_often_it_occurs() -> None:
     classifier = Classifier(weights(0, python=100, poem=-90))
 
     assert classifier.classify("poem poem poem python") == classifier.classify("python poem")
 
 
-def test_the_weights_are_small_enough_to_carry_and_lean_to_chat_where_nothing_is_known() -> None:
+def test_the_weights_are_small_enough_to_ship_and_tend_to_chat_where_nothing_is_known() -> None:
     packed = (ROOT / "router" / "core" / "routing" / "classify_weights.json").read_bytes()
 
     assert len(packed) < 300_000

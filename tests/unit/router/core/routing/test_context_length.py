@@ -59,7 +59,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
         completion(prompt_embeds="AAAA"),
     ],
 )
-def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: InferenceRequest) -> None:
+def test_the_length_of_images_and_remote_content_is_unknown(asked: InferenceRequest) -> None:
     bounds = token_bounds(asked)
     assert bounds.max_total is None
     assert check_fit(bounds, 1 << 20) is Fit.MAY_FIT
@@ -74,7 +74,7 @@ def test_of_images_and_of_what_is_kept_elsewhere_nobody_knows_the_length(asked: 
         chat(messages=[{"role": "assistant", "content": None}, {"role": "user", "content": [{"type": "text"}]}]),
     ],
 )
-def test_of_text_a_bound_is_known(asked: InferenceRequest) -> None:
+def test_the_length_of_text_has_an_upper_bound(asked: InferenceRequest) -> None:
     assert check_fit(token_bounds(asked), 1 << 20) is Fit.FITS
 
 
@@ -91,7 +91,7 @@ def test_of_text_a_bound_is_known(asked: InferenceRequest) -> None:
         (TokenBounds(0, 10, None), 100, Fit.MAY_FIT),
     ],
 )
-def test_it_fits_surely_perhaps_or_never(length: TokenBounds, context: int | None, fits: Fit) -> None:
+def test_a_prompt_fits_may_fit_or_is_too_long(length: TokenBounds, context: int | None, fits: Fit) -> None:
     assert check_fit(length, context) is fits
 
 
@@ -115,5 +115,5 @@ def test_a_refusal_is_worded_as_openais(asked: InferenceRequest, param: str) -> 
 
 
 @pytest.mark.parametrize("value", [None, 0, -1])
-def test_a_limit_that_is_none_asks_for_nothing(value: Any) -> None:
+def test_an_invalid_token_limit_counts_as_zero(value: Any) -> None:
     assert token_bounds(chat(max_tokens=value)).completion == 0

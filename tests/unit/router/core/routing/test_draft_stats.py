@@ -21,7 +21,7 @@ def generate(seen: DraftStats, family: str, task: Task, speed: float, *, times: 
         seen.record_generation(family, family, task, tokens=60, seconds=60 / speed, now=now)
 
 
-def test_a_speed_is_known_once_there_is_enough_of_it() -> None:
+def test_a_speed_is_known_after_enough_measurements() -> None:
     seen = DraftStats()
     generate(seen, "a", "code", 50, times=int(MIN_GENERATIONS) - 1)
     assert seen.performance("a", "code", 0).tokens_per_second is None
@@ -41,7 +41,7 @@ def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
     assert seen.slow_families(BOTH, "chat", 0) == frozenset()
 
 
-def test_speeds_that_vary_much_are_not_clearly_apart_until_there_are_many() -> None:
+def test_speeds_that_vary_much_are_not_clearly_different_until_there_are_many() -> None:
     seen = DraftStats()
 
     def vary(times: int) -> None:
@@ -63,7 +63,7 @@ def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
     assert seen.slow_families(BOTH, "code", 0) == frozenset()
 
 
-def test_what_is_seen_fades_until_nothing_is_known() -> None:
+def test_measurements_decay_until_nothing_is_known() -> None:
     seen = DraftStats()
     generate(seen, "a", "code", 100)
     generate(seen, "b", "code", 50)
@@ -71,7 +71,7 @@ def test_what_is_seen_fades_until_nothing_is_known() -> None:
     assert seen.slow_families(BOTH, "code", HALF_LIFE * 2) == frozenset()
 
 
-def test_a_draft_that_was_exchanged_for_a_better_one_shows_soon() -> None:
+def test_a_draft_that_was_replaced_by_a_better_one_shows_soon() -> None:
     seen = DraftStats()
     generate(seen, "a", "code", 10, times=100)
     generate(seen, "a", "code", 100, times=100, now=5 * HALF_LIFE)
@@ -86,7 +86,7 @@ def test_replicas_learn_together() -> None:
     assert seen.performance("a", "code", 0).tokens_per_second == pytest.approx(60)
 
 
-def test_an_answer_of_a_few_tokens_says_nothing_of_the_speed() -> None:
+def test_a_response_of_a_few_tokens_does_not_measure_the_speed() -> None:
     seen = DraftStats()
     for _ in range(50):
         seen.record_generation("a", "a", "code", tokens=3, seconds=0.001, now=0)
@@ -94,7 +94,7 @@ def test_an_answer_of_a_few_tokens_says_nothing_of_the_speed() -> None:
     assert seen.performance("a", "code", 0).tokens_per_second is None
 
 
-def test_what_is_least_known_is_tried_once_another_is_known() -> None:
+def test_the_least_known_engine_is_explored_once_another_is_known() -> None:
     seen = DraftStats()
     generate(seen, "a", "code", 100, times=3)
     assert seen.least_measured(BOTH, "code", 0) is None
@@ -123,7 +123,7 @@ def test_the_tokens_of_a_step_are_those_between_two_probes() -> None:
     assert seen.performance("a", "code", 0).tokens_per_step == pytest.approx(3.5)
 
 
-def test_what_was_counted_belongs_to_the_task_of_what_ended_meanwhile() -> None:
+def test_counters_are_attributed_to_the_task_of_the_generations_that_ended_between_two_probes() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (200, 600), task="code")
     seen.record_generation("a", "a", "chat", tokens=400, seconds=1, now=0)
@@ -132,7 +132,7 @@ def test_what_was_counted_belongs_to_the_task_of_what_ended_meanwhile() -> None:
     assert seen.performance("a", "chat", 0).tokens_per_step == pytest.approx(1.1)
 
 
-def test_of_mixed_work_no_task_is_told() -> None:
+def test_counters_of_mixed_tasks_do_not_distinguish_tasks() -> None:
     seen = DraftStats()
     seen.record_counters("a", "a", SpeculationCounters(0, 0), 0)
     for task in ("code", "chat"):
@@ -141,7 +141,7 @@ def test_of_mixed_work_no_task_is_told() -> None:
     assert seen.performance("a", "code", 0).tokens_per_step == seen.performance("a", "chat", 0).tokens_per_step == 3
 
 
-def test_what_others_had_the_engine_do_is_of_no_task() -> None:
+def test_counters_of_other_clients_are_attributed_to_no_task() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (200, 600), task="code")
     seen.record_generation("a", "a", "code", tokens=10, seconds=1, now=0)
@@ -149,20 +149,20 @@ def test_what_others_had_the_engine_do_is_of_no_task() -> None:
     assert seen.performance("a", "code", 0).tokens_per_step == pytest.approx(4)
 
 
-def test_an_engine_that_was_started_anew_counts_from_nothing() -> None:
+def test_an_engine_that_restarts_counts_from_zero() -> None:
     seen = DraftStats()
     count(seen, "a", (5000, 5000), (300, 300))
     assert seen.performance("a", "code", 0).tokens_per_step == 2
 
 
-def test_of_few_steps_nothing_is_known() -> None:
+def test_with_few_steps_nothing_is_known() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (50, 0))
     assert seen.performance("a", "code", 0).tokens_per_step is None
     assert seen.pays("a", BOTH, "code", 0, None) is None
 
 
-def test_a_draft_pays_that_has_tokens_accepted_until_another_engine_is_clearly_faster() -> None:
+def test_a_draft_with_accepted_tokens_pays_until_another_engine_is_clearly_faster() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (500, 1500), task="code")
     generate(seen, "a", "code", 100)
@@ -172,14 +172,14 @@ def test_a_draft_pays_that_has_tokens_accepted_until_another_engine_is_clearly_f
     assert seen.pays("b", BOTH, "code", 0, True) is True
 
 
-def test_a_draft_that_is_hardly_ever_right_does_not_pay_although_nobody_is_faster() -> None:
+def test_a_draft_that_is_hardly_ever_right_does_not_pay_even_if_no_engine_is_faster() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (1000, 50), task="code")
     generate(seen, "a", "code", 100)
     assert seen.pays("a", ["a"], "code", 0, None) is False
 
 
-def test_a_draft_that_stopped_paying_must_be_better_than_that_to_pay_again() -> None:
+def test_a_draft_that_stopped_paying_must_exceed_that_level_to_pay_again() -> None:
     seen = DraftStats()
     count(seen, "a", (0, 0), (1000, 200))
     assert seen.pays("a", ["a"], "code", 0, True) is True
@@ -206,5 +206,7 @@ def test_a_draft_that_stopped_paying_must_be_better_than_that_to_pay_again() -> 
         (embeddings(logit_bias={"5": 1}), ()),
     ],
 )
-def test_what_speculation_cannot_serve_is_what_vllm_refuses(request_: InferenceRequest, names: tuple[str, ...]) -> None:
+def test_unsupported_fields_are_those_that_vllm_refuses_with_speculation(
+    request_: InferenceRequest, names: tuple[str, ...]
+) -> None:
     assert unsupported_fields(request_) == names

@@ -42,11 +42,11 @@ def order(task: Task, *engines: EngineSnapshot, length: TokenBounds | None = Non
     return list(plans.pop())
 
 
-def test_no_engines_are_no_plan() -> None:
+def test_without_engines_there_is_no_ranking() -> None:
     assert rank_engines("chat", []) == []
 
 
-def test_a_drained_engine_gets_nothing_even_where_there_is_no_other() -> None:
+def test_a_drained_engine_gets_nothing_even_if_there_is_no_other() -> None:
     assert order("chat", view("a", "chat", drained=True), view("b", "code", up=False)) == ["b"]
     assert order("chat", view("a", drained=True)) == []
 
@@ -57,29 +57,29 @@ def test_the_draft_for_the_task_comes_first_then_any_then_the_other() -> None:
     assert order("chat", *engines) == ["a", "b", "c"]
 
 
-def test_of_the_same_kind_who_has_less_to_do_comes_first() -> None:
+def test_among_engines_of_one_kind_the_least_loaded_comes_first() -> None:
     assert order("chat", view("a", in_flight=3), view("b", in_flight=1), view("c", in_flight=2)) == ["b", "c", "a"]
 
 
-def test_the_task_counts_more_than_the_load() -> None:
+def test_the_task_takes_precedence_over_the_load() -> None:
     assert order("code", view("busy", "code", in_flight=50), view("idle", "chat")) == ["busy", "idle"]
 
 
-def test_an_engine_that_is_known_to_be_down_comes_last_and_not_never() -> None:
+def test_an_engine_that_is_down_comes_last_but_is_included() -> None:
     assert order("code", view("down", "code", up=False), view("other", "chat", in_flight=9)) == ["other", "down"]
 
 
-def test_an_engine_that_nobody_has_asked_yet_may_well_be_up() -> None:
+def test_an_engine_without_a_probe_result_counts_as_up() -> None:
     assert order("code", view("unknown", "code", up=None), view("up", "any")) == ["unknown", "up"]
     assert order("chat", view("b", up=None), view("a", up=True)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("task", ["code", "chat"])
-def test_equals_are_ordered_by_name(task: Task) -> None:
+def test_equal_engines_are_ordered_by_name(task: Task) -> None:
     assert order(task, view("c"), view("a"), view("b")) == ["a", "b", "c"]
 
 
-def test_what_others_have_an_engine_do_counts_as_its_load() -> None:
+def test_requests_of_other_routers_count_as_load() -> None:
     engines = (
         view("a", in_flight=1, external_load=5.0),
         view("b", in_flight=4, external_load=0.0),
@@ -93,24 +93,24 @@ def test_a_full_kv_cache_counts_as_load() -> None:
     assert order("chat", full, empty) == ["b", "a"]
 
 
-def test_a_kv_cache_of_unknown_usage_counts_as_the_others_do() -> None:
+def test_an_unknown_kv_cache_usage_counts_as_that_of_the_others() -> None:
     engines = view("a", in_flight=2), view("b", in_flight=1, kv_cache_usage=0.9), view("c", kv_cache_usage=0.9)
     assert order("chat", *engines) == ["c", "b", "a"]
 
 
-def test_a_crowded_engine_comes_behind_whatever_its_task_is() -> None:
+def test_an_engine_with_a_backlog_comes_last_whatever_its_task() -> None:
     crowded = view("crowded", "code", running=20.0, waiting=9.0)
     assert order("code", crowded, view("other", "chat", running=3.0, waiting=0.0)) == ["other", "crowded"]
     assert order("code", crowded, view("unknown", "chat")) == ["unknown", "crowded"]
 
 
 @pytest.mark.parametrize(("running", "waiting"), [(20.0, 5.0), (0.0, 4.0), (None, 4.0), (20.0, None), (400.0, 90.0)])
-def test_a_few_that_wait_are_no_crowd(running: float | None, waiting: float | None) -> None:
+def test_a_few_waiting_requests_are_no_backlog(running: float | None, waiting: float | None) -> None:
     engines = view("own", "code", running=running, waiting=waiting), view("other", "chat", running=0.0, waiting=0.0)
     assert order("code", *engines) == ["own", "other"]
 
 
-def test_an_engine_that_has_proved_slower_comes_behind_whatever_its_label_says() -> None:
+def test_an_engine_measured_as_slower_comes_last_whatever_its_label() -> None:
     engines = view("labelled", "code", slow=True), view("fast", "chat"), view("other", "any", slow=True)
     assert order("code", *engines) == ["fast", "labelled", "other"]
 
@@ -118,24 +118,24 @@ def test_an_engine_that_has_proved_slower_comes_behind_whatever_its_label_says()
 LONG = TokenBounds(0, 100, 5000)
 
 
-def test_a_long_prompt_goes_to_an_engine_that_surely_takes_it_before_one_of_its_task() -> None:
+def test_a_long_prompt_goes_to_an_engine_that_certainly_accepts_it_before_one_of_its_task() -> None:
     small, large = view("small", "code", max_model_len=4096), view("large", "chat", max_model_len=32768)
     assert order("code", small, large, length=LONG) == ["large", "small"]
     assert order("code", small, large, length=TokenBounds(0, 100, 4096)) == ["small", "large"]
 
 
-def test_where_none_surely_suffices_the_largest_comes_first() -> None:
+def test_where_no_engine_certainly_suffices_the_largest_comes_first() -> None:
     engines = view("a", "code", max_model_len=2048), view("b", "chat", max_model_len=4096)
     assert order("code", *engines, length=LONG) == ["b", "a"]
 
 
-def test_an_engine_that_could_never_take_it_is_not_asked() -> None:
+def test_an_engine_with_too_short_a_context_is_excluded() -> None:
     small, large = view("small", "code", max_model_len=2048), view("large", "chat", max_model_len=8192)
     assert order("code", small, large, length=TokenBounds(0, 3000, 9000)) == ["large"]
     assert order("code", small, length=TokenBounds(3000, 1, 9000)) == []
 
 
-def test_a_context_that_is_not_known_alone_decides_nothing() -> None:
+def test_an_unknown_context_length_alone_decides_nothing() -> None:
     assert order("code", view("a", "code"), view("b", "chat"), length=LONG) == ["a", "b"]
     unknown, known = view("unknown", "code"), view("known", "chat", max_model_len=8192)
     assert order("code", unknown, known, length=LONG) == ["unknown", "known"]

@@ -28,7 +28,7 @@ from tests.support.transport_harness import (
 
 
 @on_both_loops
-async def test_a_refused_connection_is_told_as_such() -> None:
+async def test_a_refused_connection_is_reported_as_such() -> None:
     with socket.socket() as bound:  # bound but not listening, so that no other process gets the port
         bound.bind(("127.0.0.1", 0))
         async with HTTPTransport() as transport:
@@ -38,7 +38,7 @@ async def test_a_refused_connection_is_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/", "http://127.0.0.1:99999/"])
-async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None:
+async def test_an_unreachable_address_is_a_connect_error(url: str) -> None:
     async with HTTPTransport() as transport:
         with raises_engine_error("connect"):
             await send_request(transport, url)
@@ -46,7 +46,7 @@ async def test_an_address_that_leads_nowhere_cannot_be_reached(url: str) -> None
 
 
 @pytest.mark.parametrize(("connect", "patience", "reason"), [(0.05, 60, "connect"), (60, 0.05, "timeout")])
-def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: float, reason: str) -> None:
+def test_a_connection_that_takes_too_long_is_aborted(connect: float, patience: float, reason: str) -> None:
     @on_both_loops
     async def story() -> None:
         async with transport_and_server(ssl_context=ssl.create_default_context()) as (transport, server):
@@ -60,7 +60,7 @@ def test_a_connection_that_takes_too_long_is_given_up(connect: float, patience: 
 
 
 @on_both_loops
-async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
+async def test_a_head_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url, patience=0.05))
         peer = await server.peer()
@@ -71,7 +71,7 @@ async def test_a_head_that_does_not_come_is_a_timeout_and_frees_the_engine() -> 
 
 
 @on_both_loops
-async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() -> None:
+async def test_a_chunk_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -87,7 +87,7 @@ async def test_a_chunk_that_does_not_come_is_a_timeout_and_frees_the_engine() ->
 
 
 @on_both_loops
-async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine() -> None:
+async def test_an_exception_of_a_sink_is_raised_in_the_reader_and_frees_the_engine() -> None:
     def sink(piece: bytes) -> bool:
         raise KeyError(piece)
 
@@ -106,7 +106,7 @@ async def test_what_a_sink_raises_is_what_the_reader_gets_and_frees_the_engine()
 
 
 @on_both_loops
-async def test_an_answer_of_more_than_the_limit_is_given_up() -> None:
+async def test_a_response_over_the_limit_is_aborted() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -180,7 +180,7 @@ def is_too_late(arrival: "asyncio.Future[Exception | None] | None") -> bool:
     return isinstance(failure, EngineError) and failure.reason == "timeout"
 
 
-async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None:
+async def test_chunks_extend_the_timeout_without_setting_a_timer() -> None:
     clock = Clock()
     connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
@@ -196,7 +196,7 @@ async def test_pieces_put_the_timeout_off_and_no_timer_is_set_for_them() -> None
     assert is_too_late(poured)
 
 
-async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
+async def test_nothing_extends_the_total_timeout() -> None:
     clock = Clock()
     connection, _ = asking(clock, 10.0, total=12.0)
     connection.data_received(STREAM)
@@ -210,7 +210,7 @@ async def test_nothing_puts_off_the_time_for_all_of_it() -> None:
     assert is_too_late(poured)
 
 
-async def test_bytes_that_do_not_end_the_head_do_not_put_its_time_off() -> None:
+async def test_bytes_that_do_not_end_the_head_do_not_extend_its_timeout() -> None:
     clock = Clock()
     connection, head = asking(clock, 10.0)
     clock.now = 9.0
@@ -219,7 +219,7 @@ async def test_bytes_that_do_not_end_the_head_do_not_put_its_time_off() -> None:
     assert is_too_late(head)
 
 
-async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_of_their_own() -> None:
+async def test_a_body_has_the_timeout_of_its_head_if_its_chunks_have_none() -> None:
     clock = Clock()
     connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
@@ -230,7 +230,7 @@ async def test_a_body_has_the_time_that_its_head_had_where_its_pieces_have_none_
     assert is_too_late(poured)
 
 
-async def test_no_time_is_too_long_while_nobody_waits() -> None:
+async def test_no_timeout_runs_while_no_task_waits() -> None:
     clock = Clock()
     connection, _ = asking(clock, 10.0)
     connection.data_received(STREAM)
@@ -243,7 +243,7 @@ async def test_no_time_is_too_long_while_nobody_waits() -> None:
     assert is_too_late(poured)
 
 
-async def test_a_shorter_time_does_not_wait_for_the_timer_of_a_longer_one() -> None:
+async def test_a_shorter_timeout_does_not_wait_for_the_timer_of_a_longer_one() -> None:
     clock = Clock()
     connection, _ = asking(clock, 60.0)
     connection.data_received(STREAM)
@@ -251,7 +251,7 @@ async def test_a_shorter_time_does_not_wait_for_the_timer_of_a_longer_one() -> N
     assert [when for when, _ in clock.timers] == [60.0, 1.0]
 
 
-async def test_one_timer_does_for_one_exchange_after_the_other() -> None:
+async def test_one_timer_serves_consecutive_exchanges() -> None:
     clock = Clock()
     connection, _ = asking(clock, 60.0)
     for second in range(1, 60):
@@ -276,7 +276,7 @@ async def test_a_lost_connection_leaves_no_timer_behind() -> None:
 
 
 @on_both_loops
-async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -> None:
+async def test_a_reset_during_a_body_is_reported_after_the_data_before_it() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -290,7 +290,7 @@ async def test_a_reset_in_mid_body_is_told_as_such_after_what_came_before_it() -
 
 
 @on_both_loops
-async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it() -> None:
+async def test_a_truncated_body_is_an_error_after_the_data_before_it() -> None:
     for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
         async with transport_and_server() as (transport, server):
             request = asyncio.create_task(send_request(transport, server.url))
@@ -305,7 +305,7 @@ async def test_a_body_that_is_cut_short_is_broken_off_after_what_came_before_it(
 
 
 @on_both_loops
-async def test_a_malformed_response_is_broken_off_and_its_connection_is_closed() -> None:
+async def test_a_malformed_response_is_an_error_and_its_connection_is_closed() -> None:
     for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
         async with transport_and_server() as (transport, server):
             request = asyncio.create_task(send_request(transport, server.url))

@@ -90,7 +90,7 @@ def chunk(body: bytes, size: bytes = b"%x") -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 17, 255, 256, 257, 4000, 4086, 4087, 4095, 4096, 4097, 70000])
-def test_a_chunk_that_comes_alone_is_its_body(size: int) -> None:
+def test_a_chunk_in_its_own_read_is_its_body(size: int) -> None:
     body = b"a" * size
     reader = ResponseReader(max_head=MAX_HEAD)
     assert [reader.feed(piece) for piece in (CHUNKED, *[chunk(body)] * 3, LAST)] == [b"", body, body, body, b""]
@@ -98,23 +98,23 @@ def test_a_chunk_that_comes_alone_is_its_body(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [b"%X", b"0%x", b"%x;name=value", b'%x;name="value"'], ids=lambda size: size.decode())
-def test_a_size_can_be_spelt_in_other_ways(size: bytes) -> None:
+def test_a_size_can_be_written_in_other_ways(size: bytes) -> None:
     pieces = [chunk(b"a"), chunk(b"b" * 30, size), chunk(b"c")]
     assert read([CHUNKED, *pieces, LAST]) == read([b"".join([CHUNKED, *pieces, LAST])])
 
 
 @pytest.mark.parametrize("size", [b"+1", b"-1", b"1 1", b"1_1", b"0x1", b"g", b"", b"10000000000000001"])
-def test_a_size_that_is_none_is_malformed(size: bytes) -> None:
+def test_an_invalid_size_is_malformed(size: bytes) -> None:
     result = read([CHUNKED, chunk(b"a"), size + b"\r\nb\r\n"])
     assert (result.body, result.malformed) == (b"a", True)
 
 
 @pytest.mark.parametrize("end", [b"xx", b"\nx", b"x\n", b"\r\r"])
-def test_a_chunk_that_ends_otherwise_is_malformed(end: bytes) -> None:
+def test_a_chunk_with_an_invalid_end_is_malformed(end: bytes) -> None:
     assert read([CHUNKED, chunk(b"a"), b"5\r\nhello" + end]).malformed
 
 
-def test_what_looks_like_a_chunk_is_none_within_another() -> None:
+def test_data_that_looks_like_a_chunk_is_part_of_the_chunk_that_contains_it() -> None:
     within = [chunk(b"hello"), b"1\r\n", chunk(b"world"), LAST]
     outer = chunk(b"".join(within))
     begin, end = outer[:4], outer[-2:]
@@ -124,13 +124,13 @@ def test_what_looks_like_a_chunk_is_none_within_another() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"5", b"5\r", b"5\r\n", b"5\r\nhello", b"5\r\nhello\r"])
-def test_a_chunk_that_was_begun_is_read_to_its_end(begun: bytes) -> None:
+def test_a_chunk_that_was_started_is_read_to_its_end(begun: bytes) -> None:
     rest = chunk(b"hello")[len(begun) :]
     result = read([CHUNKED, chunk(b"a"), begun, rest, chunk(b"z"), LAST])
     assert result == read([CHUNKED + chunk(b"a") + chunk(b"hello") + chunk(b"z") + LAST])
 
 
-def test_the_end_of_a_size_is_no_size() -> None:
+def test_the_end_of_a_size_line_is_not_a_size_line() -> None:
     body = b"hello\r\n" + b"x" * 14
     outer = chunk(body)
     assert outer.startswith(b"15\r\nhello\r\n")
@@ -138,7 +138,7 @@ def test_the_end_of_a_size_is_no_size() -> None:
     assert (result.body, result.done) == (b"a" + body, True)
 
 
-def test_nothing_is_taken_for_a_chunk_after_the_end_and_after_what_is_malformed() -> None:
+def test_nothing_is_parsed_as_a_chunk_after_the_end_or_after_malformed_data() -> None:
     assert not read([CHUNKED, chunk(b"a"), LAST, chunk(b"b")]).reusable
     result = read([CHUNKED, chunk(b"a"), b"x\r\n", chunk(b"b")])
     assert (result.body, result.malformed) == (b"a", True)
@@ -160,7 +160,7 @@ VALUES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), max_size
     chunked=st.booleans(),
     places=st.lists(st.integers(0, 1000), max_size=20),
 )
-def test_what_a_server_wrote_is_what_is_read(
+def test_the_parser_reads_what_a_server_wrote(
     status: int, headers: list[tuple[bytes, bytes]], parts: list[bytes], chunked: bool, places: list[int]
 ) -> None:
     body = b"".join(parts)
@@ -177,7 +177,7 @@ def test_what_a_server_wrote_is_what_is_read(
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
-def test_no_bytes_break_the_reader(pieces: list[bytes]) -> None:
+def test_no_bytes_break_the_parser(pieces: list[bytes]) -> None:
     outcome = read(pieces, end=True)
     assert not (outcome.malformed and outcome.reusable)
 
@@ -189,23 +189,23 @@ def test_interim_responses_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["no content", "not modified"])
-def test_some_statuses_have_no_body_whatever_their_headers_say(name: str) -> None:
+def test_some_statuses_have_no_body_whatever_their_headers(name: str) -> None:
     outcome = read([RESPONSES[name]])
     assert (outcome.body, outcome.done, outcome.reusable) == (b"", True, True)
 
 
-def test_trailers_are_tolerated_and_not_taken_for_headers() -> None:
+def test_trailers_are_tolerated_and_are_not_headers() -> None:
     outcome = read([RESPONSES["trailers"]])
     assert (outcome.headers, outcome.body, outcome.reusable) == ({b"Transfer-Encoding": b"chunked"}, b"abc", True)
 
 
 @pytest.mark.parametrize("name", ["garbage after", "odd garbage after", "close", "old"])
-def test_a_response_can_be_whole_and_its_connection_not_fit_for_another(name: str) -> None:
+def test_a_response_can_be_complete_and_its_connection_not_reusable(name: str) -> None:
     outcome = read([RESPONSES[name]])
     assert (outcome.body, outcome.done, outcome.reusable, outcome.malformed) == (b"abc", True, False, False)
 
 
-def test_a_body_without_a_length_is_whole_only_when_the_connection_ends() -> None:
+def test_a_body_without_a_length_is_complete_only_when_the_connection_ends() -> None:
     assert not read([RESPONSES["until the end"]]).done
     assert read([RESPONSES["until the end"]], end=True).done
     assert not read([RESPONSES["cut short"]], end=True).done
@@ -216,12 +216,12 @@ def test_a_body_without_a_length_is_whole_only_when_the_connection_ends() -> Non
 
 
 @pytest.mark.parametrize("name", ["two lengths", "bad chunk", "switch", "large head", "endless hints"])
-def test_what_cannot_be_trusted_is_malformed(name: str) -> None:
+def test_ambiguous_responses_are_malformed(name: str) -> None:
     outcome = read([RESPONSES[name]], end=True)
     assert (outcome.malformed, outcome.done) == (True, False)
 
 
-def test_a_head_is_taken_up_to_the_limit_and_not_a_byte_beyond() -> None:
+def test_a_head_is_accepted_up_to_exactly_the_limit() -> None:
     empty = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: \r\n\r\n"
     for size, fits in ((MAX_HEAD, True), (MAX_HEAD + 1, False)):
         head = empty.replace(b"X: ", b"X: " + b"a" * (size - len(empty)))
@@ -237,7 +237,7 @@ def test_endless_trailers_are_refused() -> None:
     assert reader.malformed is not None
 
 
-def test_chunk_heads_that_come_alone_are_no_excess_however_many_they_are() -> None:
+def test_any_number_of_chunk_heads_in_their_own_reads_is_within_the_limit() -> None:
     reader = ResponseReader(max_head=MAX_HEAD)
     reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(MAX_HEAD):
@@ -246,7 +246,7 @@ def test_chunk_heads_that_come_alone_are_no_excess_however_many_they_are() -> No
     assert reader.malformed is None
 
 
-def test_one_reader_reads_one_response_after_the_other() -> None:
+def test_one_parser_reads_consecutive_responses() -> None:
     reader = ResponseReader(max_head=MAX_HEAD)
     for body in (b"abc", b"defg", b""):
         reader.begin()

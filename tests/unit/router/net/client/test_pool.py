@@ -31,7 +31,7 @@ async def test_a_connection_that_the_server_closed_while_idle_is_never_used() ->
 
 
 @on_both_loops
-async def test_a_connection_of_which_only_the_end_was_read_yet_is_not_used_either() -> None:
+async def test_a_connection_with_an_unread_end_of_file_is_not_used_either() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         (connection,) = transport._idle._idle_since
@@ -56,12 +56,12 @@ async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
 
 
 @on_both_loops
-async def test_a_request_is_sent_once_more_if_a_reused_connection_is_closed_before_the_first_byte() -> None:
+async def test_a_request_is_resent_if_a_reused_connection_is_closed_before_the_first_byte() -> None:
     await is_sent_once_more(Peer.close)
 
 
 @on_both_loops
-async def test_a_request_is_sent_once_more_if_a_reused_connection_is_reset_before_the_first_byte() -> None:
+async def test_a_request_is_resent_if_a_reused_connection_is_reset_before_the_first_byte() -> None:
     await is_sent_once_more(Peer.reset)
 
 
@@ -81,7 +81,7 @@ async def test_a_request_is_not_sent_a_third_time() -> None:
 
 
 @on_both_loops
-async def test_a_request_is_not_sent_again_after_a_byte_of_the_response_came() -> None:
+async def test_a_request_is_not_resent_after_a_byte_of_the_response() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         request = asyncio.create_task(fetch_body(transport, server))
@@ -94,7 +94,7 @@ async def test_a_request_is_not_sent_again_after_a_byte_of_the_response_came() -
 
 
 @on_both_loops
-async def test_a_request_whose_connection_was_new_is_not_sent_again() -> None:
+async def test_a_request_on_a_new_connection_is_not_resent() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(fetch_body(transport, server))
         peer = await server.peer()
@@ -106,7 +106,7 @@ async def test_a_request_whose_connection_was_new_is_not_sent_again() -> None:
 
 
 @on_both_loops
-async def test_a_read_timeout_on_a_reused_connection_is_not_sent_again() -> None:
+async def test_a_request_is_not_resent_after_a_read_timeout_on_a_reused_connection() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         with raises_engine_error("timeout"):
@@ -127,7 +127,7 @@ async def test_a_read_timeout_on_a_reused_connection_is_not_sent_again() -> None
         b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
     ],
 )
-def test_a_connection_with_more_than_was_asked_for_or_that_the_server_gives_up_is_not_kept(reply: bytes) -> None:
+def test_a_connection_with_excess_bytes_or_that_the_server_closes_is_not_kept(reply: bytes) -> None:
     async def story() -> None:
         async with transport_and_server() as (transport, server):
             peer = await complete_exchange(transport, server, reply)
@@ -138,7 +138,7 @@ def test_a_connection_with_more_than_was_asked_for_or_that_the_server_gives_up_i
 
 
 @on_both_loops
-async def test_bytes_on_an_idle_connection_close_it_and_never_answer_the_next_request() -> None:
+async def test_bytes_on_an_idle_connection_close_it_and_never_reach_the_next_request() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
@@ -191,21 +191,21 @@ def pool(max_idle: int = 10) -> IdlePool[str, str]:
     return IdlePool(max_idle=max_idle, expiry=5.0)
 
 
-def test_the_connection_that_became_idle_last_is_taken_first() -> None:
+def test_the_most_recently_idle_connection_is_used_first() -> None:
     idle = pool()
     for now, item in enumerate(("a", "b", "c")):
         assert idle.put("x", item, now) == []
     assert [idle.take("x", 3.0) for _ in range(4)] == ["c", "b", "a", None]
 
 
-def test_a_connection_is_taken_only_for_its_own_origin() -> None:
+def test_a_connection_is_used_only_for_its_own_origin() -> None:
     idle = pool()
     idle.put("x", "a", 0.0)
     assert idle.take("y", 0.0) is None
     assert idle.take("x", 0.0) == "a"
 
 
-def test_what_has_expired_is_not_taken_even_before_it_is_swept() -> None:
+def test_an_expired_connection_is_not_used_even_before_it_is_removed() -> None:
     idle = pool()
     idle.put("x", "a", 0.0)
     assert idle.take("x", 5.0) is None
@@ -213,7 +213,7 @@ def test_what_has_expired_is_not_taken_even_before_it_is_swept() -> None:
     assert len(idle) == 0
 
 
-def test_the_oldest_of_all_origins_makes_room() -> None:
+def test_the_oldest_connection_of_all_origins_is_evicted() -> None:
     idle = pool(max_idle=2)
     assert idle.put("x", "a", 0.0) == []
     assert idle.put("y", "b", 1.0) == []
@@ -221,11 +221,11 @@ def test_the_oldest_of_all_origins_makes_room() -> None:
     assert idle.clear() == ["b", "c"]
 
 
-def test_nothing_is_kept_where_nothing_may_be() -> None:
+def test_with_max_idle_0_nothing_is_kept() -> None:
     assert pool(max_idle=0).put("x", "a", 0.0) == ["a"]
 
 
-def test_only_what_is_old_enough_expires_and_the_rest_says_when() -> None:
+def test_only_expired_connections_are_removed_and_the_time_until_the_next_is_returned() -> None:
     idle = pool()
     assert idle.next_expiry() is None
     idle.put("x", "a", 0.0)
@@ -235,7 +235,7 @@ def test_only_what_is_old_enough_expires_and_the_rest_says_when() -> None:
     assert idle.next_expiry() == 6.0
 
 
-def test_what_was_closed_is_forgotten_and_forgetting_twice_does_no_harm() -> None:
+def test_a_closed_connection_is_removed_and_removing_twice_does_no_harm() -> None:
     idle = pool()
     idle.put("x", "a", 0.0)
     idle.discard("a")

@@ -38,7 +38,7 @@ async def test_a_request_is_one_write() -> None:
 
 
 @on_both_loops
-async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of_the_request() -> None:
+async def test_a_request_to_an_engine_has_the_length_of_the_body_and_the_ids_of_the_request() -> None:
     async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
         client = EngineClient(transport, connect_timeout=LONG)
@@ -70,7 +70,7 @@ async def test_what_an_engine_is_asked_has_the_length_of_the_body_and_the_ids_of
 
 
 @on_both_loops
-async def test_an_engines_own_pages_are_asked_for_without_a_body() -> None:
+async def test_an_engines_own_pages_are_requested_without_a_body() -> None:
     async with transport_and_server() as (transport, server):
         engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
         request = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", timeout=9))
@@ -94,7 +94,7 @@ async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent
 
 
 @on_both_loops
-async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_connection_is_not_used_again() -> None:
+async def test_a_response_before_the_end_of_the_body_is_read_and_the_connection_is_not_reused() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url, LARGE))
         peer = await server.peer()
@@ -107,7 +107,7 @@ async def test_an_answer_that_comes_before_the_body_was_sent_is_read_and_the_con
 
 
 @on_both_loops
-async def test_a_body_that_the_server_does_not_take_is_a_timeout() -> None:
+async def test_a_body_that_the_server_does_not_read_is_a_timeout() -> None:
     async with transport_and_server() as (transport, server):
         with raises_engine_error("timeout"):
             await send_request(transport, server.url, LARGE, patience=0.05)
@@ -123,13 +123,15 @@ async def test_a_body_that_the_server_does_not_take_is_a_timeout() -> None:
          b"xn--bcher-kva.example"),
     ],
 )  # fmt: skip
-def test_a_page_is_what_its_address_says(address: str, origin: tuple[str, str, int], line: bytes, host: bytes) -> None:
+def test_the_content_of_a_page_is_returned(
+    address: str, origin: tuple[str, str, int], line: bytes, host: bytes
+) -> None:
     page = RequestTarget(address)
     assert page.origin == origin
     assert page.post_prefix.startswith(line + b"\r\nhost: " + host + b"\r\n")
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""])
-def test_what_is_no_address_of_an_http_server_is_refused(address: str) -> None:
+def test_an_address_that_is_not_http_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is not "):
         RequestTarget(address)

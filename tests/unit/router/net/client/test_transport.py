@@ -24,7 +24,7 @@ PIECE = 256 * 1024  # what either event loop reads at once, at most
 
 
 @on_both_loops
-async def test_the_stream_yields_what_has_arrived_since_the_last_read_as_one_object() -> None:
+async def test_the_stream_yields_the_data_since_the_last_read_as_one_object() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -54,7 +54,7 @@ async def test_the_stream_does_not_decode() -> None:
 
 
 @on_both_loops
-async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_back() -> None:
+async def test_the_response_has_its_status_and_retry_after() -> None:
     async with transport_and_server() as (transport, server):
         for value in (b"1", None):
             request = asyncio.create_task(send_request(transport, server.url))
@@ -68,7 +68,7 @@ async def test_the_response_tells_its_status_and_what_the_head_says_of_coming_ba
 
 
 @on_both_loops
-async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
+async def test_a_response_read_to_its_end_returns_its_connection_to_the_pool() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         assert (transport.in_use, transport.idle) == (0, 1)
@@ -80,7 +80,7 @@ async def test_a_response_read_to_its_end_gives_its_connection_back() -> None:
 
 
 @on_both_loops
-async def test_a_complete_response_that_is_closed_unread_gives_its_connection_back() -> None:
+async def test_a_complete_response_that_is_closed_unread_returns_its_connection_to_the_pool() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -94,7 +94,7 @@ async def test_a_complete_response_that_is_closed_unread_gives_its_connection_ba
 
 
 @on_both_loops
-async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
+async def test_an_engine_sees_a_client_that_closes_a_stream_early() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -112,7 +112,7 @@ async def test_an_engine_sees_a_client_that_leaves_a_stream_early() -> None:
 
 
 @on_both_loops
-async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_connection_back() -> None:
+async def test_a_complete_response_may_end_a_moment_later_and_returns_its_connection_to_the_pool() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()
@@ -131,7 +131,7 @@ async def test_an_answer_that_has_said_all_may_end_a_moment_later_and_gives_its_
 
 
 @pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
-def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | None) -> None:
+def test_a_complete_response_that_does_not_end_is_closed(more: bytes | None) -> None:
     async def story() -> None:
         async with transport_and_server() as (transport, server):
             request = asyncio.create_task(send_request(transport, server.url))
@@ -151,7 +151,7 @@ def test_an_answer_that_has_said_all_and_does_not_end_is_closed(more: bytes | No
 
 
 @on_both_loops
-async def test_an_engine_sees_a_client_that_leaves_before_the_head() -> None:
+async def test_an_engine_sees_a_client_that_disconnects_before_the_head() -> None:
     async with transport_and_server() as (transport, server):
         request = asyncio.create_task(send_request(transport, server.url))
         peer = await server.peer()

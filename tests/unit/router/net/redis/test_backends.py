@@ -57,7 +57,7 @@ async def test_each_command_gets_its_own_reply(link: RedisBackend) -> None:
     assert await ask(link, *(("GET", key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_commands_of_a_key_are_done_in_their_order(link: RedisBackend) -> None:
+async def test_commands_of_a_key_are_executed_in_order(link: RedisBackend) -> None:
     keys = [f"rh:1:order:{number}" for number in range(20)]
     commands: list[Command] = []
     for value in range(5):
@@ -73,7 +73,7 @@ async def test_a_script_finds_its_key(link: RedisBackend) -> None:
     assert await ask(link, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_a_packed_command_is_done_as_any_other(link: RedisBackend) -> None:
+async def test_an_encoded_command_is_executed_like_any_other(link: RedisBackend) -> None:
     keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
     put, get = command_template("SET", None, None), command_template("GET", None)
     commands: list[Command | EncodedCommand] = [put % (len(key), key, len(key), key) for key in keys]
@@ -81,16 +81,16 @@ async def test_a_packed_command_is_done_as_any_other(link: RedisBackend) -> None
     assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
 
 
-async def test_a_command_without_a_key_is_done(link: RedisBackend) -> None:
+async def test_a_command_without_a_key_is_executed(link: RedisBackend) -> None:
     assert await ask(link, ("PING",)) == [b"PONG"]
 
 
-async def test_bytes_come_back_as_they_were(link: RedisBackend) -> None:
+async def test_bytes_are_returned_unchanged(link: RedisBackend) -> None:
     value = bytes(range(256)) * 8000
     assert await ask(link, ("SET", "rh:1:big", value), ("GET", b"rh:1:big")) == [b"OK", value]
 
 
-async def test_what_redis_refuses_is_an_exception_in_its_place(link: RedisBackend) -> None:
+async def test_an_error_reply_is_an_exception_in_its_place(link: RedisBackend) -> None:
     first, refused, last = await ask(link, ("SET", "rh:1:r", "x"), ("HGETALL", "rh:1:r"), ("GET", "rh:1:r"))
     assert (first, last) == (b"OK", b"x")
     assert isinstance(refused, ResponseError)
@@ -99,14 +99,14 @@ async def test_what_redis_refuses_is_an_exception_in_its_place(link: RedisBacken
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_link_whose_connections_are_lost_finds_its_way_back(deployment: Deployment, link: RedisBackend) -> None:
+async def test_a_backend_reconnects_after_its_connections_are_lost(deployment: Deployment, link: RedisBackend) -> None:
     await ask(link, ("SET", "rh:1:back", "1"))
     for server in deployment.servers:
         await server.command("CLIENT", "KILL", "TYPE", "normal")
     assert await eventually(lambda: answers(link, ("GET", "rh:1:back"))) == [b"1"]
 
 
-async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_reach_nobody(
+async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_are_discarded(
     deployment: Deployment, link: RedisBackend
 ) -> None:
     await ask(link, ("SET", "rh:1:frozen", "old"), ("SET", "rh:1:other", "other"))
@@ -123,7 +123,7 @@ async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_reach_nobo
     assert await eventually(lambda: answers(link, *commands)) == [b"other", b"OK", b"new"]
 
 
-async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Deployment, link: RedisBackend) -> None:
+async def test_a_cancelled_caller_leaves_no_reply_to_the_next(deployment: Deployment, link: RedisBackend) -> None:
     await ask(link, ("SET", "rh:1:a", "a"), ("SET", "rh:1:b", "b"))
     holder = await deployment.primary_of_key("rh:1:a")
     holder.freeze()
@@ -136,7 +136,7 @@ async def test_one_who_stops_waiting_leaves_no_reply_to_the_next(deployment: Dep
     assert await eventually(lambda: answers(link, ("GET", "rh:1:b"))) == [b"b"]
 
 
-async def test_nobody_there_is_an_error_within_the_time_given() -> None:
+async def test_without_a_server_there_is_an_error_within_the_timeout() -> None:
     for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
         async with aclosing(open_backend(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
             began = time.perf_counter()
@@ -158,7 +158,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: De
 # -- listening --------------------------------------------------------------------------------------------------------
 
 
-async def test_whoever_listens_is_told_of_a_change_of_every_key(link: RedisBackend) -> None:
+async def test_a_listener_is_notified_of_a_change_of_every_key(link: RedisBackend) -> None:
     keys = [f"rh:1:told:{number}" for number in range(30)]
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -179,7 +179,7 @@ async def test_whoever_listens_is_told_of_a_change_of_every_key(link: RedisBacke
         connection.abort()
 
 
-async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: RedisBackend) -> None:
+async def test_the_topology_is_the_same_until_another_server_takes_over(link: RedisBackend) -> None:
     await ask(link, ("PING",))
     before = link.topology
     await link.servers()
@@ -190,7 +190,7 @@ async def test_the_servers_are_the_same_as_long_as_none_takes_over(link: RedisBa
 # -- failover ---------------------------------------------------------------------------------------------------------
 
 
-async def test_after_a_failover_of_sentinel_the_new_master_is_found_by_itself(start_own: StartDeployment) -> None:
+async def test_after_a_failover_of_sentinel_the_new_master_is_found(start_own: StartDeployment) -> None:
     group: SentinelGroup = await start_own("sentinel")
     clock = asyncio.get_running_loop().time
     async with aclosing(open_backend(group.url, timeout=2)) as link, RedisTraffic(link) as traffic:
@@ -213,7 +213,7 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
 # -- cluster ----------------------------------------------------------------------------------------------------------
 
 
-async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(start_own: StartDeployment) -> None:
+async def test_slots_that_move_under_load_are_followed_without_a_failure(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
@@ -228,7 +228,7 @@ async def test_slots_that_move_in_mid_traffic_are_followed_without_a_failure(sta
     assert (traffic.mismatches, traffic.error_codes, traffic.failed) == ([], set(), 0)
 
 
-async def test_after_a_failover_in_a_cluster_the_new_primary_is_found_by_itself(start_own: StartDeployment) -> None:
+async def test_after_a_failover_in_a_cluster_the_new_primary_is_found(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     clock = asyncio.get_running_loop().time
     async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:

@@ -53,7 +53,7 @@ def about(seconds: float) -> Any:
     return pytest.approx(seconds, rel=0, abs=1e-3)
 
 
-def test_before_redis_was_asked_it_is_the_time_of_this_machine() -> None:
+def test_before_the_first_reply_of_redis_it_is_the_time_of_this_machine() -> None:
     machine = Machine(wall=1e9)
     machine.now += 7
     assert machine.clock.now() == about(1e9 + 57)
@@ -69,14 +69,14 @@ def test_routers_whose_wall_clocks_differ_have_the_same_time(skew: float) -> Non
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1))
-def test_it_is_never_off_by_more_than_the_quickest_reply_took(ways: list[tuple[float, float]]) -> None:
+def test_it_never_differs_by_more_than_the_fastest_round_trip(ways: list[tuple[float, float]]) -> None:
     machine = Machine()
     for there, back in ways:
         machine.ask(1e9, there=there, back=back)
     assert abs(machine.offset() - 1e9) <= min(there + back for there, back in ways) + 1e-5
 
 
-def test_a_reply_that_comes_late_because_the_process_was_frozen_moves_nothing() -> None:
+def test_a_reply_that_is_late_because_the_process_was_frozen_changes_nothing() -> None:
     machine = Machine()
     machine.ask(1e9)
     machine.ask(1e9, there=0.001, back=60)
@@ -84,7 +84,7 @@ def test_a_reply_that_comes_late_because_the_process_was_frozen_moves_nothing() 
 
 
 @pytest.mark.parametrize(("step", "word"), [(-AN_HOUR, "back"), (AN_HOUR, "forward")])
-def test_a_redis_whose_clock_is_set_is_followed_and_the_log_says_so(
+def test_a_change_of_redis_clock_is_followed_and_logged(
     step: float, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine()
@@ -99,14 +99,14 @@ def test_a_redis_whose_clock_is_set_is_followed_and_the_log_says_so(
 
 
 @pytest.mark.parametrize("said", [None, Exception("NOPERM"), [], [b"x", b"y"], [b"1"], 5, b"12"])
-def test_what_is_no_time_moves_nothing(said: Any) -> None:
+def test_an_invalid_time_changes_nothing(said: Any) -> None:
     machine = Machine()
     machine.ask(1e9)
     machine.clock.update(said, machine.now)
     assert machine.offset() == about(1e9)
 
 
-def test_of_several_servers_the_median_counts_once_all_were_asked() -> None:
+def test_with_several_servers_the_median_counts_once_all_have_replied() -> None:
     machine = Machine()
     machine.ask(1e9)
     machine.clock.set_server_count(3)
@@ -153,7 +153,7 @@ def is_right(clock: RedisClock) -> bool:
 
 
 @on_the_loop
-async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -> None:
+async def test_a_pipeline_sets_it_as_soon_as_redis_replies(deployment: Deployment) -> None:
     clock = RedisClock(wall=lambda: time.time() - AN_HOUR)
     line = open_pipeline(open_backend(deployment.url, timeout=2), timeout=2, retry=0.02, clock=clock)
     assert not is_right(clock)
@@ -163,7 +163,7 @@ async def test_a_line_sets_it_as_soon_as_redis_answers(deployment: Deployment) -
 
 
 @on_the_loop
-async def test_whoever_listens_keeps_it_right(deployment: Deployment) -> None:
+async def test_a_listener_keeps_it_correct(deployment: Deployment) -> None:
     drifting = [-AN_HOUR]
     clock = RedisClock(wall=lambda: 0.0, monotonic=lambda: time.monotonic() + drifting[0])
     async with aclosing(open_backend(deployment.url, timeout=2)) as link:
@@ -184,7 +184,7 @@ async def test_whoever_listens_keeps_it_right(deployment: Deployment) -> None:
 
 
 @on_the_loop
-async def test_a_redis_that_does_not_let_it_ask_leaves_it_as_it_is(own_redis: RedisServer) -> None:
+async def test_a_redis_that_refuses_time_leaves_it_unchanged(own_redis: RedisServer) -> None:
     await own_redis.start()
     await own_redis.command("ACL", "SETUSER", "default", "-time")
     clock = RedisClock()

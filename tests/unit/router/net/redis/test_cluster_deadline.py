@@ -35,7 +35,7 @@ class Server:
         pass
 
 
-async def test_what_is_done_later_has_its_time_although_what_came_before_was_large() -> None:
+async def test_a_later_command_has_its_full_timeout_after_a_large_one() -> None:
     given: list[tuple[float, float]] = []
 
     def open_server(_: HostPort) -> Any:

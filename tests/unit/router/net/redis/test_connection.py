@@ -82,12 +82,12 @@ async def pair() -> AsyncIterator[Pair]:
         await eventually(lambda: server.left)
 
 
-async def test_the_greeting_comes_first(pair: Pair) -> None:
+async def test_the_handshake_comes_first(pair: Pair) -> None:
     await eventually(lambda: pair.server.heard == encode_command(("HELLO", 3, "SETNAME", "roundhouse")))
     assert pair.connection.ready
 
 
-async def test_a_login_says_who_comes_and_shows_it_in_no_traceback() -> None:
+async def test_a_handshake_authenticates_and_shows_no_password_in_a_traceback() -> None:
     assert Handshake("me", "secret", 2, None).commands() == [
         ("HELLO", 3, "AUTH", "me", "secret", "SETNAME", "roundhouse"), ("SELECT", 2),
     ]  # fmt: skip
@@ -106,7 +106,7 @@ async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
         assert pair.connection.ready
 
 
-async def test_what_is_pushed_is_no_reply_and_is_told(pair: Pair) -> None:
+async def test_a_push_is_not_a_reply_and_is_delivered(pair: Pair) -> None:
     pushed = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
     await pair.server.say(pushed)
     batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
@@ -115,7 +115,7 @@ async def test_what_is_pushed_is_no_reply_and_is_told(pair: Pair) -> None:
     assert pair.pushed == [[b"invalidate", [b"k"]]] * 2
 
 
-async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> None:
+async def test_error_replies_are_reported_to_the_callback(pair: Pair) -> None:
     batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
     await pair.server.say(b"-READONLY it is a replica\r\n:1\r\n")
     assert [type(reply) for reply in await batch] == [ReadOnlyError, int]
@@ -123,7 +123,7 @@ async def test_whoever_wants_to_know_is_told_what_was_refused(pair: Pair) -> Non
     assert pair.connection.ready
 
 
-async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_more(pair: Pair) -> None:
+async def test_a_retired_connection_receives_pending_replies_and_accepts_no_commands(pair: Pair) -> None:
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
     pair.connection.retire()
     await pair.server.say(b":1\r\n")
@@ -131,7 +131,7 @@ async def test_one_that_is_retired_answers_what_is_under_way_and_takes_nothing_m
     assert not pair.connection.ready
 
 
-async def test_one_who_stops_waiting_is_in_the_way_until_his_replies_are_there(pair: Pair) -> None:
+async def test_a_cancelled_caller_keeps_the_connection_busy_until_its_replies_arrive(pair: Pair) -> None:
     leaving = asyncio.ensure_future(_replies(pair.connection.execute([GET], TEST_TIMEOUT)))
     await asyncio.sleep(0)
     await cancel_and_wait(leaving)
@@ -155,7 +155,7 @@ async def _replies(answer: ReplyFuture) -> list[Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-async def test_what_is_no_answer_ends_it(pair: Pair, said: bytes, why: str) -> None:
+async def test_an_invalid_reply_closes_the_connection(pair: Pair, said: bytes, why: str) -> None:
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
     await pair.server.say(said)
     with pytest.raises(RedisBackendError, match=why):
@@ -164,13 +164,13 @@ async def test_what_is_no_answer_ends_it(pair: Pair, said: bytes, why: str) -> N
     await eventually(lambda: pair.server.left)
 
 
-async def test_an_answer_that_nobody_has_asked_for_ends_it(pair: Pair) -> None:
+async def test_an_unexpected_reply_closes_the_connection(pair: Pair) -> None:
     await pair.server.say(b":1\r\n")
     await eventually(lambda: pair.server.left)
     assert not pair.connection.ready
 
 
-async def test_a_server_that_leaves_is_missed_at_once(pair: Pair) -> None:
+async def test_a_server_that_disconnects_is_detected_at_once(pair: Pair) -> None:
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
     pair.server.leave()
     with pytest.raises(RedisBackendError, match="Connection"):
@@ -179,7 +179,7 @@ async def test_a_server_that_leaves_is_missed_at_once(pair: Pair) -> None:
     assert len(pair.lost) == 1
 
 
-async def test_that_one_is_lost_which_nobody_uses_is_told_once(pair: Pair) -> None:
+async def test_the_loss_of_an_idle_connection_is_reported_once(pair: Pair) -> None:
     pair.server.leave()
     await eventually(lambda: bool(pair.lost))
     pair.connection.abort()
@@ -187,7 +187,7 @@ async def test_that_one_is_lost_which_nobody_uses_is_told_once(pair: Pair) -> No
     assert [str(error) for error in pair.lost] == ["ConnectionError"]
 
 
-async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pair) -> None:
+async def test_each_batch_has_its_own_timeout_whatever_the_one_before_took(pair: Pair) -> None:
     clock = asyncio.get_running_loop().time
     for timeout in (TEST_TIMEOUT, 0.05, TEST_TIMEOUT):
         batch = pair.connection.execute([GET], timeout)
@@ -203,7 +203,7 @@ async def test_each_batch_has_its_own_time_whatever_the_one_before_had(pair: Pai
 # -- slow replies -----------------------------------------------------------------------------------------------------
 
 
-async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: Pair) -> None:
+async def test_replies_that_keep_arriving_may_take_longer_than_the_timeout(pair: Pair) -> None:
     batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)))
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -217,7 +217,7 @@ async def test_replies_that_keep_coming_may_take_longer_than_the_timeout(pair: P
     assert pair.connection.ready
 
 
-async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pair) -> None:
+async def test_replies_that_stop_arriving_time_out(pair: Pair) -> None:
     batch = pair.connection.execute([GET], 0.1, extra_time=TEST_TIMEOUT)
     clock = asyncio.get_running_loop().time
     await pair.server.say(b"$1000\r\nx")
@@ -227,7 +227,7 @@ async def test_replies_that_stop_coming_are_given_up_after_the_timeout(pair: Pai
     assert 0.09 < clock() - began < 1
 
 
-async def test_a_server_that_says_nothing_at_all_is_given_up_after_the_timeout(pair: Pair) -> None:
+async def test_a_server_that_never_replies_times_out(pair: Pair) -> None:
     clock = asyncio.get_running_loop().time
     began = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
@@ -235,7 +235,7 @@ async def test_a_server_that_says_nothing_at_all_is_given_up_after_the_timeout(p
     assert 0.045 < clock() - began < 1
 
 
-async def test_replies_that_come_a_byte_at_a_time_are_given_up_at_the_cap(pair: Pair) -> None:
+async def test_replies_that_arrive_one_byte_at_a_time_time_out_at_the_maximum(pair: Pair) -> None:
     batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.1, extra_time=0.2)))
     clock = asyncio.get_running_loop().time
     began = clock()

@@ -17,7 +17,7 @@ HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_replies_that_arrived_while_the_loop_was_held_up_are_in_time(new_loop: Any) -> None:
+def test_replies_that_arrived_while_the_loop_was_blocked_are_in_time(new_loop: Any) -> None:
     """The server runs in its own thread, and replies while the client's event loop is blocked."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         request_arrived = threading.Event()

@@ -15,7 +15,7 @@ from redis.exceptions import (
 from router.net.redis.errors import parse_error_reply
 
 
-def test_a_refusal_has_the_exception_that_redis_py_has_for_it() -> None:
+def test_an_error_reply_has_the_exception_class_of_redis_py() -> None:
     kinds = {
         "ERR no": ResponseError, "WRONGTYPE not so": ResponseError, "NOPERM no": ResponseError, "": ResponseError,
         "MOVED 1 127.0.0.1:7000": MovedError, "ASK 1 127.0.0.1:7000": AskError, "CLUSTERDOWN so": ClusterDownError,

@@ -96,26 +96,26 @@ async def listeners_at(client: Any) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     "key", ["rh:1:acme:llama:0:0:1", "rh:1:beta:x", "rh:1:flight:acme:llama:0:0:1:7", PURGE_LOG_KEY]
 )
-async def test_every_change_of_what_concerns_a_router_is_told(told: RecordingCallbacks, redis: Any, key: str) -> None:
+async def test_every_change_of_a_tracked_key_is_reported(told: RecordingCallbacks, redis: Any, key: str) -> None:
     for change in (redis.set(key, "x"), redis.pexpire(key, 60_000), redis.delete(key)):
         await change
         assert await told.hears(key) == []
 
 
-async def test_what_expires_is_told(told: RecordingCallbacks, redis: Any) -> None:
+async def test_an_expiry_is_reported(told: RecordingCallbacks, redis: Any) -> None:
     await redis.set("rh:1:acme:k", "x", px=20)
     await told.hears("rh:1:acme:k")
     await told.hears("rh:1:acme:k")
 
 
-async def test_what_concerns_no_router_is_not_told(told: RecordingCallbacks, redis: Any) -> None:
+async def test_changes_outside_the_prefixes_are_not_reported(told: RecordingCallbacks, redis: Any) -> None:
     for key in ("other", "rh:1:gamma:k", "rh:1:acmeish:k", "rh:1:claim:acme:k", "rh:1:hits:acme", "rh:2:acme:k"):
         await redis.set(key, "x")
     await redis.set("rh:1:acme:last", "x")
     assert await told.hears("rh:1:acme:last") == []
 
 
-async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: RedisServer, redis: Any) -> None:
+async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: Any) -> None:
     link = open_backend(redis_server.url, timeout=0.5)
     (server,) = await link.servers()
     listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=RecordingCallbacks(), retry_interval=1)
@@ -130,25 +130,25 @@ async def test_redis_is_asked_for_the_prefixes_and_nothing_else(redis_server: Re
     await link.aclose()
 
 
-async def test_that_all_was_emptied_is_told(told: RecordingCallbacks, redis: Any) -> None:
+async def test_a_flush_is_reported(told: RecordingCallbacks, redis: Any) -> None:
     await redis.flushall()
     await told.hears("all")
 
 
-async def test_nothing_is_lost_of_many_changes_at_once(told: RecordingCallbacks, redis: Any) -> None:
+async def test_many_changes_at_once_are_all_reported(told: RecordingCallbacks, redis: Any) -> None:
     keys = [f"rh:1:acme:{n}" for n in range(5000)]
     await redis.mset(dict.fromkeys(keys, "x"))
     await eventually(lambda: set(keys) <= set(told.heard))
     assert "deaf" not in told.heard
 
 
-async def test_messages_on_the_channel_are_told_and_others_are_not(told: RecordingCallbacks, redis: Any) -> None:
+async def test_only_messages_on_the_channel_are_reported(told: RecordingCallbacks, redis: Any) -> None:
     await redis.publish("rh:1:process:another", "not mine")
     await redis.publish(CHANNEL, "mine")
     assert await told.hears("message mine") == []
 
 
-async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: RecordingCallbacks, redis: Any) -> None:
+async def test_an_idle_redis_is_not_considered_lost(told: RecordingCallbacks, redis: Any) -> None:
     async def beats() -> int:
         stats = await redis.info("commandstats")
         return int(stats.get("cmdstat_time", {}).get("calls", 0))
@@ -165,7 +165,7 @@ async def test_a_redis_where_nothing_happens_is_not_taken_for_a_lost_one(told: R
 # -- lost connections -------------------------------------------------------------------------------------------------
 
 
-async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, listen: Listen) -> None:
+async def test_a_lost_connection_is_reported_and_opened_again(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
@@ -181,7 +181,7 @@ async def test_a_lost_connection_is_told_and_made_anew(own_redis: RedisServer, l
         assert len(await listeners_at(client)) == 1
 
 
-async def test_a_frozen_redis_is_missed_when_it_was_silent_for_too_long(own_redis: RedisServer, listen: Listen) -> None:
+async def test_a_frozen_redis_is_detected_after_too_long_a_silence(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
@@ -195,7 +195,9 @@ async def test_a_frozen_redis_is_missed_when_it_was_silent_for_too_long(own_redi
     await received.hears("listening")
 
 
-async def test_a_killed_redis_is_missed_and_listened_to_once_it_is_back(own_redis: RedisServer, listen: Listen) -> None:
+async def test_a_killed_redis_is_detected_and_listened_to_when_it_is_back(
+    own_redis: RedisServer, listen: Listen
+) -> None:
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
@@ -206,7 +208,7 @@ async def test_a_killed_redis_is_missed_and_listened_to_once_it_is_back(own_redi
     await received.hears("listening")
 
 
-async def test_a_redis_that_comes_later_is_listened_to(own_redis: RedisServer, listen: Listen) -> None:
+async def test_a_redis_that_starts_later_is_listened_to(own_redis: RedisServer, listen: Listen) -> None:
     received = RecordingCallbacks()
     listen(own_redis, received)
     await received.hears("deaf")
@@ -232,7 +234,7 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
     await received.hears("listening")
 
 
-async def test_a_defect_of_whoever_is_told_does_not_end_the_listening(
+async def test_an_exception_in_a_callback_does_not_end_the_listener(
     told: RecordingCallbacks, redis: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.defects.append(ZeroDivisionError())
@@ -242,7 +244,7 @@ async def test_a_defect_of_whoever_is_told_does_not_end_the_listening(
     assert "the Redis listener failed" in caplog.text
 
 
-async def test_who_stops_listening_is_told_nothing_and_leaves_no_connection(
+async def test_a_stopped_listener_reports_nothing_and_leaves_no_connection(
     own_redis: RedisServer, listen: Listen
 ) -> None:
     await own_redis.start()

@@ -9,14 +9,14 @@ def liveness_at(*instants: float) -> Liveness:
     return Liveness(lambda: next(readings))
 
 
-def test_nothing_is_relied_on_before_a_beat_was_answered() -> None:
+def test_nothing_is_confirmed_before_a_ping_was_answered() -> None:
     liveness = liveness_at(10.0, 10.0)
     assert not liveness.alive()
     liveness.set_server_count(1)
     assert not liveness.alive()
 
 
-def test_an_answered_beat_counts_from_when_it_was_sent() -> None:
+def test_an_answered_ping_counts_from_when_it_was_sent() -> None:
     liveness = liveness_at(10.0 + PING_TIMEOUT - 0.01, 10.0 + PING_TIMEOUT)
     liveness.set_server_count(1)
     liveness.on_ping_reply(10.0, 0)
@@ -35,7 +35,7 @@ def test_every_server_must_have_answered() -> None:
     assert not liveness.alive()
 
 
-def test_an_answer_that_comes_after_the_listening_has_ended_counts_for_nothing() -> None:
+def test_a_pong_after_the_listener_has_ended_does_not_count() -> None:
     liveness = liveness_at(10.1)
     liveness.set_server_count(1)
     liveness.set_server_count(0)

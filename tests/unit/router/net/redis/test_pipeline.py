@@ -45,13 +45,13 @@ async def line(redis_server: RedisServer, redis: Any, open_pipeline: OpenPipelin
 # -- commands in, replies out -----------------------------------------------------------------------------------------
 
 
-async def test_each_gets_the_replies_to_his_own_commands(line: RedisPipeline) -> None:
+async def test_each_caller_gets_the_replies_to_its_own_commands(line: RedisPipeline) -> None:
     requests = [line.execute(("SET", f"k{n}", n), ("GET", f"k{n}")) for n in range(200)]
     assert await asyncio.gather(*requests) == [[b"OK", b"%d" % n] for n in range(200)]
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
-async def test_commands_reach_redis_in_the_order_in_which_they_were_given(
+async def test_commands_reach_redis_in_the_order_in_which_they_were_issued(
     line: RedisPipeline, redis: Any, size: int
 ) -> None:
     for n in range(100):
@@ -61,14 +61,14 @@ async def test_commands_reach_redis_in_the_order_in_which_they_were_given(
 
 
 @pytest.mark.parametrize("size", [0, BATCH // 3, BATCH])
-async def test_commands_given_together_stay_together(line: RedisPipeline, redis: Any, size: int) -> None:
+async def test_commands_issued_together_stay_together(line: RedisPipeline, redis: Any, size: int) -> None:
     for n in range(50):
         replies = line.execute(*(("RPUSH", "list", f"{n}.{part}") for part in range(3)), size=size)
     await replies
     assert await redis.lrange("list", 0, -1) == [f"{n}.{part}" for n in range(50) for part in range(3)]
 
 
-async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothing_else(line: RedisPipeline) -> None:
+async def test_an_error_reply_is_an_exception_in_its_place_and_affects_nothing_else(line: RedisPipeline) -> None:
     before = line.execute(("SET", "k", "v"))
     odd = line.execute(("LPUSH", "k", "x"), ("GET", "k"), ("NO-SUCH-COMMAND", "k"))
     after = line.execute(("GET", "k"))
@@ -81,7 +81,7 @@ async def test_what_redis_refuses_is_an_exception_in_its_place_and_spoils_nothin
     assert line.up, "it answers, so it is not down"
 
 
-async def test_a_look_up_has_its_place_among_what_is_asked(line: RedisPipeline) -> None:
+async def test_a_lookup_keeps_its_position_among_other_commands(line: RedisPipeline) -> None:
     line.execute(("SET", "k", "before"))
     reply = line.execute_eager(("GET", "k"))
     line.execute(("SET", "k", "after"))
@@ -89,7 +89,9 @@ async def test_a_look_up_has_its_place_among_what_is_asked(line: RedisPipeline) 
     assert await line.execute_eager(("GET", "k")) == [b"after"]
 
 
-async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told_of_it(line: RedisPipeline) -> None:
+async def test_a_command_without_a_waiting_caller_keeps_its_position_and_its_callback_gets_the_reply(
+    line: RedisPipeline,
+) -> None:
     events: list[Replies | None] = []
     line.send(("SET", "k", "1"))
     line.send(("INCR", "k"), ("INCR", "k"), on_reply=events.append)
@@ -97,7 +99,7 @@ async def test_what_nobody_waits_for_has_its_place_too_and_whoever_wants_is_told
     assert events == [[2, 3]]
 
 
-async def test_a_defect_of_one_who_is_told_keeps_nothing_from_the_others(
+async def test_an_exception_in_a_callback_does_not_affect_the_others(
     line: RedisPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     line.send(("GET", "k"), on_reply=lambda _: 1 // 0)
@@ -105,7 +107,7 @@ async def test_a_defect_of_one_who_is_told_keeps_nothing_from_the_others(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: RedisPipeline) -> None:
+async def test_a_caller_that_resumes_without_a_task_may_send_again_at_once(line: RedisPipeline) -> None:
     over: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
@@ -118,13 +120,15 @@ async def test_who_is_answered_without_a_task_may_ask_again_at_once(line: RedisP
     assert await over == [None, b"v"]
 
 
-async def test_one_who_stops_waiting_takes_nothing_from_the_others(line: RedisPipeline) -> None:
+async def test_a_cancelled_caller_takes_nothing_from_the_others(line: RedisPipeline) -> None:
     first, left, last = (line.execute(("INCR", "n")) for _ in range(3))
     left.cancel()
     assert [await first, await last] == [[1], [3]], "what was given is done all the same"
 
 
-async def test_closing_sends_what_waits(redis_server: RedisServer, redis: Any, open_pipeline: OpenPipeline) -> None:
+async def test_closing_sends_queued_commands(
+    redis_server: RedisServer, redis: Any, open_pipeline: OpenPipeline
+) -> None:
     line = await open_pipeline(redis_server)
     for n in range(20):
         line.execute(("RPUSH", "list", n), size=BATCH)
@@ -153,7 +157,7 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
     assert time.perf_counter() - began < 0.15, "nobody waits any more"
 
 
-async def test_nothing_is_tried_twice(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
+async def test_nothing_is_retried(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
     await own_redis.start()
     line = await open_pipeline(own_redis, timeout=0.1)
     own_redis.freeze()
@@ -165,7 +169,7 @@ async def test_nothing_is_tried_twice(own_redis: RedisServer, open_pipeline: Ope
     assert count in (None, b"1"), "Redis may have had it before it froze; it is not sent again"
 
 
-async def test_a_killed_redis_is_missed_at_once_and_found_again(
+async def test_a_killed_redis_is_detected_at_once_and_used_again_when_it_is_back(
     own_redis: RedisServer, open_pipeline: OpenPipeline
 ) -> None:
     await own_redis.start()
@@ -187,7 +191,7 @@ async def test_a_killed_redis_is_missed_at_once_and_found_again(
     assert await line.execute(("SET", "k", "v")) == [b"OK"]
 
 
-async def test_a_redis_that_wants_a_password_is_down_until_it_wants_none(
+async def test_a_redis_that_requires_a_password_is_down_until_it_requires_none(
     own_redis: RedisServer, open_pipeline: OpenPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     await own_redis.start()
@@ -203,7 +207,7 @@ async def own_redis_without_password(server: RedisServer) -> None:
     await server.start()
 
 
-async def test_a_line_starts_without_redis(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
+async def test_a_pipeline_starts_without_redis(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
     line = await open_pipeline(own_redis)
     assert not line.up
     with pytest.raises(RedisDownError):

@@ -42,7 +42,7 @@ from router.net.redis.url import RedisUrl, RedisUrlError, find_url_problems, par
         ("rediss+cluster://a", RedisUrl(kind="cluster", hosts=(("a", 6379),), tls=True)),
     ],
 )
-def test_an_address_is_read(url: str, address: RedisUrl) -> None:
+def test_an_address_is_parsed(url: str, address: RedisUrl) -> None:
     assert parse_redis_url(url) == address
     assert find_url_problems(url) == []
 
@@ -82,7 +82,7 @@ def test_an_address_is_read(url: str, address: RedisUrl) -> None:
         ("redis+cluster://a?sentinel_password=secret", "the known options are db, each once"),
     ],
 )
-def test_a_wrong_address_is_told_in_one_line_that_shows_nothing_of_it(url: str, told: str) -> None:
+def test_an_invalid_address_is_reported_in_one_line_that_does_not_contain_it(url: str, told: str) -> None:
     (problem,) = find_url_problems(url)
     assert told in problem
     assert "\n" not in problem

@@ -79,7 +79,7 @@ def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def test_an_answer_that_waits_for_nothing_is_made_without_a_task_and_is_one_write() -> None:
+async def test_a_response_without_waiting_needs_no_task_and_is_one_write() -> None:
     tasks = []
 
     async def app(_: Any, receive: Any, send: Any) -> None:
@@ -95,7 +95,7 @@ async def test_an_answer_that_waits_for_nothing_is_made_without_a_task_and_is_on
         assert pieces == [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"]
 
 
-async def test_what_a_stream_says_in_a_turn_is_one_write_and_the_head_goes_with_the_first() -> None:
+async def test_the_output_of_one_loop_iteration_is_one_write_and_the_first_includes_the_head() -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         await send(start())
         await receive()
@@ -114,7 +114,7 @@ async def test_what_a_stream_says_in_a_turn_is_one_write_and_the_head_goes_with_
         assert pieces == [head + b"3\r\none\r\n", b"3\r\ntwo\r\n5\r\nthree\r\n", b"4\r\nfour\r\n0\r\n\r\n"]
 
 
-async def test_an_application_that_never_lets_go_fills_no_memory_with_what_it_sends() -> None:
+async def test_an_application_that_never_yields_does_not_accumulate_what_it_sends() -> None:
     large, small = b"a" * 20_000, b"b" * 1000
 
     async def app(_: Any, receive: Any, send: Any) -> None:
@@ -132,7 +132,7 @@ async def test_an_application_that_never_lets_go_fills_no_memory_with_what_it_se
         assert max(map(len, pieces)) < 21_000
 
 
-async def test_what_was_sent_before_an_application_raises_reaches_the_client() -> None:
+async def test_data_sent_before_an_application_raises_reaches_the_client() -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         await receive()
         await send(start())
@@ -144,7 +144,7 @@ async def test_what_was_sent_before_an_application_raises_reaches_the_client() -
         assert (await connection.read_to_end()).endswith(b"3\r\none\r\n")
 
 
-async def test_requests_that_are_sent_ahead_have_a_turn_each() -> None:
+async def test_pipelined_requests_run_one_after_the_other() -> None:
     seen: list[str] = []
 
     async def app(scope: Any, _: Any, send: Any) -> None:
@@ -181,7 +181,7 @@ async def test_no_value_of_a_header_becomes_another_header(
 
 
 @pytest.mark.parametrize("parts", [[b"four"], [b"sixsix"], [b"six", b"six"]])
-async def test_a_body_of_another_length_than_it_said_does_not_pass_for_whole(
+async def test_a_body_of_another_length_than_declared_is_not_accepted_as_complete(
     parts: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
@@ -199,7 +199,7 @@ async def test_a_body_of_another_length_than_it_said_does_not_pass_for_whole(
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("sends", [[], [start()], [start(), body(b"a", more=True)]])
-async def test_an_application_that_gives_up_is_answered_for_and_the_connection_closes(
+async def test_an_application_that_fails_gets_an_error_response_and_the_connection_closes(
     sends: list[Any], waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
@@ -255,7 +255,7 @@ def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["before it is watched", "while it is watched"])
-async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bool) -> None:
+async def test_a_watched_client_that_disconnects_cancels_its_request(late: bool) -> None:
     begun, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -280,7 +280,7 @@ async def test_a_client_that_is_watched_and_leaves_ends_the_work_for_it(late: bo
             await cancelled.wait()
 
 
-async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_all_the_same() -> None:
+async def test_a_client_that_disconnects_before_there_is_a_task_cancels_its_request_too() -> None:
     lost, cancelled = asyncio.Event(), asyncio.Event()
     replies: asyncio.Queue[PendingReplies] = asyncio.Queue()
 
@@ -308,7 +308,7 @@ async def test_a_client_that_leaves_before_there_is_a_task_ends_the_work_for_it_
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stopped: bool) -> None:
+async def test_an_unwatched_client_that_disconnects_cancels_nothing(stopped: bool) -> None:
     begun, disconnected = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -333,7 +333,7 @@ async def test_a_client_that_is_not_watched_leaves_and_nothing_is_cancelled(stop
         assert pieces == []
 
 
-async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
+async def test_a_client_that_disconnects_after_its_response_is_not_an_early_disconnect() -> None:
     lefts = []
     lost = asyncio.Event()
 
@@ -354,7 +354,7 @@ async def test_a_client_that_leaves_with_its_answer_has_not_left() -> None:
 # -- the client connection, beside `send` -----------------------------------------------------------------------------
 
 
-async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full() -> None:
+async def test_a_client_accepts_parts_of_a_started_response_until_its_buffer_is_full() -> None:
     async def app(scope: Any, _: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
         assert not client.try_send(b"too early")
@@ -378,7 +378,7 @@ async def test_a_client_takes_parts_of_an_answer_that_has_begun_until_it_is_full
 @pytest.mark.parametrize(
     ("length", "framing"), [(5, b"content-length: 5"), (None, b"transfer-encoding: chunked")], ids=["whole", "stream"]
 )
-async def test_an_answer_may_begin_with_lines_that_are_made(length: int | None, framing: bytes) -> None:
+async def test_a_response_may_start_with_preformatted_header_lines(length: int | None, framing: bytes) -> None:
     async def app(scope: Any, _: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
         client.start_response(203, b"x-one: a\r\n", length)
@@ -393,7 +393,7 @@ async def test_an_answer_may_begin_with_lines_that_are_made(length: int | None, 
         assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
 
 
-async def test_a_request_that_is_arriving_may_be_answered_before_it_is_whole_and_the_next_one_follows() -> None:
+async def test_a_request_may_be_answered_before_it_is_complete_and_the_next_one_follows() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send(start((b"content-length", b"0"), status=413 if scope["method"] == "POST" else 200))
         await send(body(b""))

@@ -25,7 +25,7 @@ class Ends:
         return self.tasks.pop() if self.tasks else None
 
 
-async def test_what_waits_for_nothing_is_over_at_once_and_gets_no_task() -> None:
+async def test_a_request_that_does_not_wait_ends_at_once_without_a_task() -> None:
     ends = Ends()
 
     async def work() -> None:
@@ -36,7 +36,7 @@ async def test_what_waits_for_nothing_is_over_at_once_and_gets_no_task() -> None
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
-async def test_what_waits_goes_on_in_a_task_where_it_waited(turns: int) -> None:
+async def test_a_request_that_waits_continues_in_a_task(turns: int) -> None:
     ends = Ends()
     futures = [asyncio.get_running_loop().create_future() for _ in range(turns)]
     heard: list[Any] = []
@@ -56,7 +56,7 @@ async def test_what_waits_goes_on_in_a_task_where_it_waited(turns: int) -> None:
     assert ends.seen == [None]
 
 
-async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_and_needs_no_task() -> None:
+async def test_a_request_that_waits_for_a_reply_continues_when_it_arrives_without_a_task() -> None:
     ends = Ends()
     first, second = (PendingReplies(asyncio.get_running_loop()) for _ in range(2))
     heard: list[Any] = []
@@ -72,7 +72,7 @@ async def test_what_waits_for_a_reply_goes_on_in_the_moment_in_which_it_comes_an
     assert (heard, ends.seen) == ([[1], [2]], [None])
 
 
-async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() -> None:
+async def test_a_request_that_waits_for_something_else_after_a_reply_gets_a_task_then() -> None:
     ends = Ends()
     reply, future = PendingReplies(asyncio.get_running_loop()), asyncio.get_running_loop().create_future()
     in_tasks: list[bool] = []
@@ -92,7 +92,7 @@ async def test_what_waits_for_something_else_after_a_reply_gets_a_task_then() ->
     assert (in_tasks, ends.seen) == ([False, True], [None])
 
 
-async def test_in_a_task_a_reply_is_as_a_future_is() -> None:
+async def test_within_a_task_a_reply_behaves_like_a_future() -> None:
     ends = Ends()
     reply = PendingReplies(asyncio.get_running_loop())
     heard: list[Any] = []
@@ -117,7 +117,7 @@ async def called(function: Callable[[], Value]) -> Value:
     return await value
 
 
-async def test_what_it_waits_for_may_be_there_before_its_task_has_begun() -> None:
+async def test_the_awaited_result_may_arrive_before_its_task_has_started() -> None:
     ends = Ends()
     future = asyncio.get_running_loop().create_future()
 
@@ -132,7 +132,7 @@ async def test_what_it_waits_for_may_be_there_before_its_task_has_begun() -> Non
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
-async def test_who_is_cancelled_takes_what_he_waits_for_with_him(at_once: bool) -> None:
+async def test_a_cancelled_request_cancels_what_it_waits_for(at_once: bool) -> None:
     ends = Ends()
     future = asyncio.get_running_loop().create_future()
 
@@ -150,7 +150,7 @@ async def test_who_is_cancelled_takes_what_he_waits_for_with_him(at_once: bool) 
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
-async def test_a_cancellation_reaches_what_waits_and_it_may_go_on(at_once: bool) -> None:
+async def test_a_cancellation_reaches_the_coroutine_which_may_continue(at_once: bool) -> None:
     ends = Ends()
     begun = asyncio.Event()
     cancelled = False
@@ -175,7 +175,7 @@ async def test_a_cancellation_reaches_what_waits_and_it_may_go_on(at_once: bool)
     assert ends.seen == [None]
 
 
-async def test_what_is_raised_is_told_once_and_not_to_the_task() -> None:
+async def test_an_exception_is_reported_once_and_not_to_the_task() -> None:
     ends = Ends()
 
     async def work(*, waits: bool) -> None:
@@ -190,7 +190,7 @@ async def test_what_is_raised_is_told_once_and_not_to_the_task() -> None:
     assert [type(error) for error in ends.seen] == [ValueError, ValueError]
 
 
-async def test_a_cancellation_that_is_not_caught_is_told() -> None:
+async def test_a_cancellation_that_is_not_caught_is_reported() -> None:
     ends = Ends()
     task = ends.begin(asyncio.Event().wait())  # type: ignore[arg-type]  # what it gives is nobody's concern
     assert task is not None

@@ -54,7 +54,7 @@ async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
 
 
 @given(cuts=st.lists(st.integers(0, len(SENT)), max_size=8).map(sorted))
-async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
+async def test_the_result_does_not_depend_on_where_the_bytes_are_cut(cuts: list[int]) -> None:
     complete = await arrive(SENT)
     assert [(method, path) for method, path, *_ in complete] == [
         ("POST", "/v1/chat/completions"), *[(method, "/version") for method in ("GET", "GET", "GET", "PUT")],
@@ -66,7 +66,7 @@ async def test_where_the_bytes_are_cut_does_not_matter(cuts: list[int]) -> None:
     assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == complete
 
 
-async def test_a_first_line_like_the_last_one_is_no_other_request() -> None:
+async def test_a_first_line_equal_to_the_previous_one_is_part_of_the_same_pipeline() -> None:
     requests = await arrive(
         *[VERSION_REQUEST, VERSION_REQUEST, VERSION_REQUEST.replace(b"version", b"versions"), VERSION_REQUEST]
     )
@@ -97,7 +97,7 @@ async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_lik
     assert len(await arrive(one * 200 + one[:-5], one[-5:])) == 201
 
 
-async def test_a_head_that_begins_after_another_request_has_a_bound_too() -> None:
+async def test_a_head_that_follows_another_request_has_a_limit_too() -> None:
     with pytest.raises(ProtocolError) as caught:
         await arrive(VERSION_REQUEST + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
     assert caught.value.status == 431
@@ -124,7 +124,7 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
 
 
 @pytest.mark.parametrize("headers", [(), H2C], ids=["plain", "upgrades"])
-async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tuple[bytes, ...]) -> None:
+async def test_the_number_of_pipelined_requests_is_limited_however_small_they_are(headers: tuple[bytes, ...]) -> None:
     queue: RequestQueue = deque()
     arriving = RequestParser(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
@@ -134,7 +134,7 @@ async def test_no_more_requests_wait_than_may_however_small_they_are(headers: tu
 
 
 @given(cuts=st.lists(st.integers(0, 3 * len(UPGRADES)), max_size=8).map(sorted))
-async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[int]) -> None:
+async def test_the_result_does_not_depend_on_where_a_pipeline_of_upgrades_is_cut(cuts: list[int]) -> None:
     sent = UPGRADES * 3
     arrived = await arrive(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
     assert [(path, body) for _, path, _, _, body in arrived] == [("/v1/chat/completions", b'{"b": 2}')] * 3
@@ -146,7 +146,7 @@ async def test_where_a_pipeline_of_upgrades_is_cut_does_not_matter(cuts: list[in
 
 
 @given(cut=st.integers(0, 60))
-async def test_what_is_refused_is_refused_wherever_it_is_cut(cut: int) -> None:
+async def test_an_invalid_request_is_refused_wherever_it_is_cut(cut: int) -> None:
     sent = CHAT_HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
     with pytest.raises(ProtocolError) as caught:
         await arrive(sent[:cut], sent[cut:])

@@ -14,13 +14,13 @@ def come(turns: StartLimiter, begun: list[int], *numbers: int) -> None:
         turns.start(lambda number=number: begun.append(number), asyncio.get_running_loop())  # type: ignore[misc]
 
 
-async def test_a_few_begin_at_once() -> None:
+async def test_a_few_start_at_once() -> None:
     begun: list[int] = []
     come(StartLimiter(3), begun, 1, 2, 3)
     assert begun == [1, 2, 3]
 
 
-async def test_of_many_some_begin_in_each_turn_in_the_order_in_which_they_came() -> None:
+async def test_of_many_some_start_in_each_iteration_in_order_of_arrival() -> None:
     begun: list[int] = []
     come(StartLimiter(3), begun, *range(8))
     seen = [list(begun)]
@@ -30,7 +30,7 @@ async def test_of_many_some_begin_in_each_turn_in_the_order_in_which_they_came()
     assert seen == [[0, 1, 2], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
 
 
-async def test_who_comes_later_begins_after_those_who_wait() -> None:
+async def test_a_newcomer_starts_after_those_that_wait() -> None:
     begun: list[int] = []
     turns = StartLimiter(2)
     come(turns, begun, 1, 2, 3, 4, 5)
@@ -40,7 +40,7 @@ async def test_who_comes_later_begins_after_those_who_wait() -> None:
     assert begun == [1, 2, 3, 4, 5, 6]
 
 
-async def test_after_a_burst_who_comes_alone_begins_at_once_again() -> None:
+async def test_after_a_burst_a_single_request_starts_at_once_again() -> None:
     begun: list[int] = []
     turns = StartLimiter(2)
     come(turns, begun, 1, 2, 3)

@@ -27,7 +27,7 @@ def sender(outbox: WriteBatcher, transport: Transport) -> BufferedWriter:
     return BufferedWriter(cast("asyncio.Transport", transport), outbox, asyncio.get_running_loop())
 
 
-async def test_senders_send_when_the_turn_ends_in_the_order_in_which_they_were_told() -> None:
+async def test_writers_flush_at_the_end_of_the_iteration_in_order_of_registration() -> None:
     outbox, written = WriteBatcher(), list[bytes]()
     for data in (b"a", b"b", b"c"):
         sender(outbox, Transport(written)).write(data)
@@ -36,7 +36,7 @@ async def test_senders_send_when_the_turn_ends_in_the_order_in_which_they_were_t
     assert written == [b"a", b"b", b"c"]
 
 
-async def test_what_one_is_told_in_a_turn_is_one_write() -> None:
+async def test_all_writes_of_a_writer_in_one_iteration_are_one_write() -> None:
     written = list[bytes]()
     one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
@@ -47,7 +47,7 @@ async def test_what_one_is_told_in_a_turn_is_one_write() -> None:
     assert written == [b"ab", b"c"]
 
 
-async def test_what_is_much_does_not_wait() -> None:
+async def test_a_large_write_does_not_wait() -> None:
     written = list[bytes]()
     one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
@@ -57,7 +57,7 @@ async def test_what_is_much_does_not_wait() -> None:
     assert written == [b"a" + much]
 
 
-async def test_what_is_flushed_or_dropped_is_not_sent_again() -> None:
+async def test_flushed_or_dropped_data_is_not_sent_again() -> None:
     written = list[bytes]()
     one = sender(WriteBatcher(), Transport(written))
     one.write(b"a")
@@ -68,7 +68,7 @@ async def test_what_is_flushed_or_dropped_is_not_sent_again() -> None:
     assert written == [b"a"]
 
 
-async def test_what_is_written_while_others_send_is_sent_too() -> None:
+async def test_data_written_during_a_flush_is_sent_too() -> None:
     outbox, written = WriteBatcher(), list[bytes]()
     late = sender(outbox, Transport(written))
     sender(outbox, Transport(written, lambda: late.write(b"late"))).write(b"early")
@@ -77,7 +77,7 @@ async def test_what_is_written_while_others_send_is_sent_too() -> None:
     assert written == [b"early", b"late"]
 
 
-async def test_a_sender_that_fails_stands_in_nobodys_way() -> None:
+async def test_a_writer_that_fails_does_not_affect_the_others() -> None:
     loop = asyncio.get_running_loop()
     outbox, written, failed = WriteBatcher(), list[bytes](), list[object]()
 

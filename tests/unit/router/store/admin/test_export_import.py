@@ -37,7 +37,7 @@ async def contents(client: Any) -> dict[bytes, Any]:
     return {name: {**fields, b"purges": b""} for name, fields in entries.items()}
 
 
-async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
+async def test_exported_entries_are_imported_byte_for_byte(client: Any) -> None:
     await store_entry(
         client, entry_key(1), make_entry(body="für alle".encode(), documents=("a",), question="q" * 16, params="p" * 16)
     )
@@ -49,7 +49,7 @@ async def test_what_was_exported_is_imported_byte_for_byte(client: Any) -> None:
     assert await contents(client) == before
 
 
-async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) -> None:
+async def test_an_entry_is_one_readable_line_of_json(client: Any) -> None:
     entry = make_streamed_entry("für alle")
     at = await store_entry(client, entry_key(), entry)
     (line,) = await exported(client)
@@ -60,13 +60,13 @@ async def test_an_entry_is_one_line_of_json_that_people_can_read(client: Any) ->
     assert all(isinstance(value, str) for value in decoded["fields"].values())
 
 
-async def test_bytes_that_no_router_writes_come_as_base64(client: Any) -> None:
+async def test_bytes_that_no_router_writes_are_exported_as_base64(client: Any) -> None:
     await store_entry(client, entry_key(), make_entry(stream=b"\xff"))
     (line,) = await exported(client)
     assert json.loads(line)["fields"]["stream"] == {"base64": "/w=="}
 
 
-async def test_only_what_a_scope_means_is_exported(client: Any) -> None:
+async def test_only_entries_that_match_the_filter_are_exported(client: Any) -> None:
     await store_entry(client, entry_key(1))
     await store_entry(client, entry_key(2, tenant="other"))
     await client.set("foreign", "x")
@@ -75,7 +75,7 @@ async def test_only_what_a_scope_means_is_exported(client: Any) -> None:
     ]
 
 
-async def test_what_is_no_entry_is_left_out_and_counted(client: Any) -> None:
+async def test_keys_that_are_not_entries_are_skipped_and_counted(client: Any) -> None:
     await store_entry(client, entry_key(1))
     await client.hset(entry_key(2), "digest", "only")
     await client.set(entry_key(3), "a string")
@@ -94,7 +94,7 @@ async def test_an_imported_entry_expires_when_it_would_have(client: Any) -> None
     assert await client.pttl(entry_key()) == pytest.approx(400_000, abs=2000)
 
 
-async def test_what_has_expired_meanwhile_is_not_stored(client: Any) -> None:
+async def test_an_entry_that_expired_meanwhile_is_not_stored(client: Any) -> None:
     await store_entry(client, entry_key())
     (line,) = await exported(client)
     await client.flushall()
@@ -103,7 +103,7 @@ async def test_what_has_expired_meanwhile_is_not_stored(client: Any) -> None:
     assert not await client.exists(entry_key())
 
 
-async def test_what_is_as_new_or_newer_stays_and_what_is_older_or_broken_gives_way(client: Any) -> None:
+async def test_an_entry_as_new_or_newer_remains_and_an_older_or_broken_one_is_replaced(client: Any) -> None:
     now = time.time()
     await store_entry(client, entry_key(1), make_entry(created=now))
     await store_entry(client, entry_key(2), make_entry(created=now))
@@ -144,7 +144,7 @@ GOOD = {
     ],
     ids=range(13),
 )  # fmt: skip
-async def test_a_line_that_is_none_is_refused_with_its_number(client: Any, line: bytes) -> None:
+async def test_an_invalid_line_is_refused_with_its_number(client: Any, line: bytes) -> None:
     good = json.dumps(GOOD).encode()
     with pytest.raises(ImportLineError, match="line 3: ") as caught:
         await import_entries(client, [good, b"\n", line, good])
@@ -152,7 +152,7 @@ async def test_a_line_that_is_none_is_refused_with_its_number(client: Any, line:
     assert await client.exists(entry_key()), "what stood before it is stored"
 
 
-async def test_a_line_of_another_format_is_refused_and_says_which(client: Any) -> None:
+async def test_a_line_of_another_format_is_refused_and_the_format_named(client: Any) -> None:
     old = {name.decode(): value.decode() for name, value in redis_fields_format_1(make_streamed_entry()).items()}
     newer = {**GOOD["fields"], "format": "3"}  # type: ignore[dict-item]
     for fields, format_ in ((old, 1), (newer, 3)):
@@ -161,7 +161,7 @@ async def test_a_line_of_another_format_is_refused_and_says_which(client: Any) -
             await import_entries(client, [json.dumps(GOOD).encode(), json.dumps({**GOOD, "fields": fields}).encode()])
 
 
-async def test_what_is_of_another_format_is_not_exported(client: Any) -> None:
+async def test_an_entry_of_another_format_is_not_exported(client: Any) -> None:
     await store_entry(client, entry_key(1))
     await client.hset(entry_key(2), mapping=redis_fields_format_1(make_streamed_entry()))
     await client.expire(entry_key(2), 60)
@@ -169,7 +169,7 @@ async def test_what_is_of_another_format_is_not_exported(client: Any) -> None:
     assert await export_entries(client, ALL, lines.append) == ExportResult(entries=1, left_out=1)
 
 
-async def test_a_line_has_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_has_a_size_limit(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "MAX_LINE", 1000)
     read = iter([json.dumps(GOOD).encode(), b"x" * 5000])
     sizes: list[int] = []
@@ -183,7 +183,7 @@ async def test_a_line_has_a_bound(client: Any, monkeypatch: pytest.MonkeyPatch) 
     assert set(sizes) == {1001}
 
 
-async def test_many_are_carried_over_and_progress_is_told(client: Any) -> None:
+async def test_many_entries_are_transferred_and_progress_is_reported(client: Any) -> None:
     for number in range(1100):
         await store_entry(client, entry_key(number))
     seen: list[int] = []

@@ -21,7 +21,7 @@ async def put(client: Any, at: str, question: str = QUESTION, params: str = PARA
     return await store_entry(client, at, make_entry(question=question, params=params, **fields))
 
 
-async def test_fewest_parts_win(client: Any) -> None:
+async def test_the_entry_with_the_fewest_different_parts_is_nearest(client: Any) -> None:
     await put(client, entry_key(1, system="c" * 16, rag=RAG), question="9" * 16)
     best = await put(client, entry_key(2, system=SYSTEM, rag=RAG), params="9" * 16)
     await put(client, entry_key(3, model="mistral"))
@@ -29,7 +29,7 @@ async def test_fewest_parts_win(client: Any) -> None:
     assert (near.key, near.differs, near.looked_at, near.everything) == (best, ["params"], 3, True)
 
 
-async def test_of_several_it_is_the_newest(client: Any) -> None:
+async def test_of_several_the_newest_is_nearest(client: Any) -> None:
     now = time.time()
     await put(client, entry_key(2, system="c" * 16, rag=RAG), created=now - 20)
     newer = await put(client, entry_key(3, system="d" * 16, rag=RAG), created=now - 10)
@@ -37,7 +37,7 @@ async def test_of_several_it_is_the_newest(client: Any) -> None:
     assert (await find_nearest(client, WANTED, KEY, 100)).key == newer
 
 
-async def test_another_tenants_entries_and_the_entry_itself_are_not_looked_at(client: Any) -> None:
+async def test_another_tenants_entries_and_the_entry_itself_are_ignored(client: Any) -> None:
     await put(client, KEY)
     await put(client, entry_key(0, tenant="other", system=SYSTEM, rag=RAG))
     near = await find_nearest(client, WANTED, KEY, 100)
@@ -49,7 +49,7 @@ async def test_an_entry_of_another_revision_is_one_of_another_model(client: Any)
     assert (await find_nearest(client, WANTED, KEY, 100)).differs == ["model"]
 
 
-async def test_entries_that_do_not_know_their_halves_are_compared_by_their_keys(client: Any) -> None:
+async def test_entries_without_part_hashes_are_compared_by_their_keys(client: Any) -> None:
     await store_entry(client, entry_key(5, system=SYSTEM, rag=RAG))
     await client.set(entry_key(6), "no hash")
     await client.hset(entry_key(7), mapping={"question": b"\xff", "created": b"\xff"})
@@ -57,7 +57,7 @@ async def test_entries_that_do_not_know_their_halves_are_compared_by_their_keys(
     assert (near.key, near.differs, near.looked_at) == (entry_key(5, system=SYSTEM, rag=RAG), ["query"], 3)
 
 
-async def test_no_more_are_compared_than_was_said(client: Any) -> None:
+async def test_no_more_entries_are_compared_than_the_limit(client: Any) -> None:
     for number in range(1, 1700):
         await client.hset(entry_key(number), "question", QUESTION)
     near = await find_nearest(client, WANTED, KEY, 600)

@@ -47,14 +47,14 @@ async def fill(client: Any) -> None:
     ],
     ids=lambda value: value.to_json().decode() if isinstance(value, EntryFilter) else "",
 )
-async def test_what_is_named_is_forgotten_and_nothing_else(client: Any, scope: EntryFilter, gone: set[str]) -> None:
+async def test_only_matching_entries_are_deleted(client: Any, scope: EntryFilter, gone: set[str]) -> None:
     await fill(client)
     assert await count_entries(client, scope) == len(gone)
     assert await purge(client, scope) == PurgeResult(entries=len(gone), claims=0)
     assert await there(client) == {MINE, PLAIN, OTHERS} - gone
 
 
-async def test_the_record_is_there_before_anything_is_deleted(client: Any) -> None:
+async def test_the_record_exists_before_anything_is_deleted(client: Any) -> None:
     await fill(client)
     await client.delete(PURGE_LOG_KEY)
     await client.set(PURGE_LOG_KEY, "no stream")
@@ -63,7 +63,7 @@ async def test_the_record_is_there_before_anything_is_deleted(client: Any) -> No
     assert await there(client) == {MINE, PLAIN, OTHERS}
 
 
-async def test_the_record_says_what_was_forgotten(client: Any) -> None:
+async def test_the_record_contains_the_filter(client: Any) -> None:
     for scope in (
         EntryFilter(tenant="acme", model="llama"),
         EntryFilter(all=True),
@@ -79,7 +79,7 @@ async def test_the_record_says_what_was_forgotten(client: Any) -> None:
     ]
 
 
-async def test_a_dry_run_changes_nothing_and_tells_nobody(client: Any) -> None:
+async def test_a_dry_run_changes_nothing_and_notifies_no_router(client: Any) -> None:
     await fill(client)
     before = await client.xrange(PURGE_LOG_KEY)
     assert await count_entries(client, EntryFilter(all=True)) == 3
@@ -87,7 +87,7 @@ async def test_a_dry_run_changes_nothing_and_tells_nobody(client: Any) -> None:
     assert await client.xrange(PURGE_LOG_KEY) == before
 
 
-async def test_the_claims_of_what_is_in_the_making_go_too(client: Any) -> None:
+async def test_the_claims_of_generations_in_progress_are_deleted_too(client: Any) -> None:
     for at in (MINE, PLAIN, OTHERS):
         await client.set(claim_key(at), "flight")
         await client.xadd(flight_key(at, "1"), {"a": "b"})
@@ -98,7 +98,7 @@ async def test_the_claims_of_what_is_in_the_making_go_too(client: Any) -> None:
     assert await there(client) == {claim_key(OTHERS), *flight_keys}, "who reads a flight reads it to its end"
 
 
-async def test_a_tenant_called_like_a_model_is_not_mixed_up_with_it(client: Any) -> None:
+async def test_a_tenant_named_like_a_model_is_not_confused_with_it(client: Any) -> None:
     odd = entry_key(1, tenant="llama", model="acme")
     await store_entry(client, odd)
     await client.set(claim_key(odd), "flight")
@@ -107,7 +107,7 @@ async def test_a_tenant_called_like_a_model_is_not_mixed_up_with_it(client: Any)
     assert await there(client) == {odd, claim_key(odd)}
 
 
-async def test_an_entry_whose_documents_cannot_be_read_is_forgotten_with_any_document(client: Any) -> None:
+async def test_an_entry_whose_documents_cannot_be_read_is_purged_with_any_document(client: Any) -> None:
     await fill(client)
     await client.hset(MINE, "documents", "not json")
     assert await purge(client, EntryFilter(tenant="other", document="faq")) == PurgeResult(entries=0, claims=0)
@@ -115,21 +115,21 @@ async def test_an_entry_whose_documents_cannot_be_read_is_forgotten_with_any_doc
 
 
 @pytest.mark.parametrize("command", [("SET", MINE, "x"), ("XADD", MINE, "*", "a", "b"), ("HSET", MINE, "a", b"\xff")])
-async def test_a_bad_entry_can_be_forgotten_by_itself(client: Any, command: tuple[Any, ...]) -> None:
+async def test_a_damaged_entry_can_be_purged_by_its_key(client: Any, command: tuple[Any, ...]) -> None:
     await client.execute_command(*command)
     await store_entry(client, PLAIN)
     assert await purge(client, EntryFilter(key=MINE)) == PurgeResult(entries=1, claims=0)
     assert await there(client) == {PLAIN}
 
 
-async def test_what_is_forgotten_is_no_longer_among_the_most_popular(client: Any) -> None:
+async def test_a_purged_entry_is_no_longer_among_the_most_popular(client: Any) -> None:
     await fill(client)
     await client.zadd(hits_key("acme"), {MINE: 5, PLAIN: 3})
     await purge(client, EntryFilter(key=MINE))
     assert await client.zrange(hits_key("acme"), 0, -1) == [PLAIN.encode()]
 
 
-async def test_many_are_forgotten_and_progress_is_told(client: Any) -> None:
+async def test_many_entries_are_purged_and_progress_is_reported(client: Any) -> None:
     batch = client.pipeline(transaction=False)
     for number in range(5000):
         batch.hset(entry_key(number), mapping={"body": "x"})
@@ -144,7 +144,7 @@ async def test_many_are_forgotten_and_progress_is_told(client: Any) -> None:
     assert await client.dbsize() == 5001
 
 
-async def test_a_redis_that_refuses_to_delete_is_told_and_not_passed_over(client: Any, redis: Any) -> None:
+async def test_a_redis_that_refuses_to_delete_is_reported(client: Any, redis: Any) -> None:
     await fill(client)
     await client.execute_command("ACL", "SETUSER", "default", "-unlink")
     try:

@@ -51,7 +51,7 @@ async def replicas_of_a_purge(url: str) -> ReplicaAcks | None:
         await client.aclose()
 
 
-async def test_the_replicas_of_every_kind_of_redis_are_waited_for(
+async def test_the_purge_waits_for_the_replicas_of_every_kind_of_redis(
     deployment: Deployment, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.params["deployment"]
@@ -59,7 +59,7 @@ async def test_the_replicas_of_every_kind_of_redis_are_waited_for(
     assert await replicas_of_a_purge(deployment.url) == ReplicaAcks(int(has_replica), int(has_replica))
 
 
-async def test_a_replica_that_stands_still_has_not_acknowledged_and_holds_nobody_up(tmp_path: Any) -> None:
+async def test_a_frozen_replica_has_not_acknowledged_and_delays_no_purge(tmp_path: Any) -> None:
     servers = Replicated()
     try:
         await servers.start()
@@ -79,7 +79,7 @@ async def test_a_replica_that_stands_still_has_not_acknowledged_and_holds_nobody
 
 
 @pytest.mark.parametrize("command", ["info", "wait"])
-async def test_where_redis_does_not_say_it_is_not_known_and_the_purge_is_done(command: str) -> None:
+async def test_where_redis_does_not_report_it_the_state_is_unknown_and_the_purge_succeeds(command: str) -> None:
     servers = Replicated()
     try:
         await servers.start()

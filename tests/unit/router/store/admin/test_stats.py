@@ -43,7 +43,9 @@ async def test_entries_are_counted_by_tenant_and_model(client: Any) -> None:
     )
 
 
-async def test_the_memory_of_many_is_reckoned_from_some(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_many_entries_is_estimated_from_a_sample(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(survey, "MEASURED", 2)
     for number in range(10):
         await store_entry(client, entry_key(number))
@@ -52,7 +54,7 @@ async def test_the_memory_of_many_is_reckoned_from_some(client: Any, monkeypatch
     assert stats.total.bytes == 10 * await client.memory_usage(entry_key(0), samples=0)
 
 
-async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_measured(
+async def test_tokens_are_summed_over_all_entries_including_unmeasured_ones(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "MEASURED", 2)
@@ -69,7 +71,7 @@ async def test_tokens_of_all_entries_are_counted_also_of_those_that_are_not_meas
     assert amounts[2].bytes_per_token == pytest.approx((10 * size + others) / 100, abs=0.01)
 
 
-async def test_what_has_no_tokens_does_not_count_for_the_bytes_per_token(client: Any) -> None:
+async def test_entries_without_tokens_do_not_count_for_the_bytes_per_token(client: Any) -> None:
     await store_entry(
         client, entry_key(1), make_entry(body=b'{"data": [{"embedding": [1]}]}' + b" " * 5000, completion_tokens=0)
     )
@@ -84,7 +86,7 @@ async def test_what_has_no_tokens_does_not_count_for_the_bytes_per_token(client:
     assert stats.bytes > 5000
 
 
-async def test_what_has_outlived_its_time_is_counted_as_stale(client: Any) -> None:
+async def test_expired_entries_are_counted_as_stale(client: Any) -> None:
     now = time.time()
     await store_entry(client, entry_key(1), make_entry(created=now - 100, ttl=50.0))
     await store_entry(client, entry_key(2), make_entry(created=now - 100, ttl=500.0))
@@ -93,7 +95,7 @@ async def test_what_has_outlived_its_time_is_counted_as_stale(client: Any) -> No
     assert stats.oldest == stats.newest == pytest.approx(now - 100, abs=0.01)
 
 
-async def test_what_is_in_the_making_is_counted_and_is_no_entry(client: Any) -> None:
+async def test_generations_in_progress_are_counted_and_are_not_entries(client: Any) -> None:
     await client.set(claim_key(entry_key()), "1")
     for flight_id in ("1", "2"):
         await client.xadd(flight_key(entry_key(), flight_id), {"a": "b"})
@@ -102,7 +104,7 @@ async def test_what_is_in_the_making_is_counted_and_is_no_entry(client: Any) -> 
     assert (stats.total.entries, stats.claims, stats.flights) == (0, 1, 2)
 
 
-async def test_redis_own_memory_and_evictions_are_told(client: Any) -> None:
+async def test_redis_own_memory_and_evictions_are_reported(client: Any) -> None:
     (server,) = (await collect_stats(client)).redis
     assert server["memory"] > 0
     assert (server["max_memory"], server["policy"], server["evicted"]) == (None, "noeviction", 0)
@@ -114,7 +116,7 @@ async def test_an_empty_cache_has_no_oldest_entry(client: Any) -> None:
     assert (stats.total.tokens, stats.total.bytes_per_token) == (0, None)
 
 
-async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
+async def test_progress_is_reported_up_to_the_total(client: Any) -> None:
     for number in range(1200):
         await store_entry(client, entry_key(number))
     seen: list[int] = []
@@ -127,7 +129,7 @@ async def test_progress_is_told_of_all_that_was_counted(client: Any) -> None:
 # -- listing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
+async def test_a_listing_describes_each_entry(client: Any) -> None:
     entry = make_entry(documents=("handbook", "faq"), completion_tokens=7)
     at = await store_entry(client, entry_key(rag="b" * 16), entry, expires=7200)
     (listed,) = (await list_entries(client, ALL, 10)).entries
@@ -144,7 +146,7 @@ async def test_a_listing_says_of_each_entry_what_it_is(client: Any) -> None:
     assert listed_["bytes"] > 100
 
 
-async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_or_a_repeat(client: Any) -> None:
+async def test_pages_follow_in_the_order_of_the_keys_without_a_gap_or_a_repeat(client: Any) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(57)]
     keys: list[str] = []
     cursor = None
@@ -159,7 +161,7 @@ async def test_pages_follow_one_another_in_the_order_of_the_keys_without_a_gap_o
     assert pages == 6
 
 
-async def test_a_listing_is_narrowed_down_by_the_parts_of_the_key_and_by_a_document(client: Any) -> None:
+async def test_a_listing_is_filtered_by_the_parts_of_the_key_and_by_a_document(client: Any) -> None:
     plain = await store_entry(client, entry_key(1))
     other = await store_entry(client, entry_key(2, tenant="other", model="mistral"))
     prompted = await store_entry(client, entry_key(3, system="a" * 16))
@@ -178,7 +180,7 @@ async def test_a_listing_is_narrowed_down_by_the_parts_of_the_key_and_by_a_docum
     assert await found(document="faq") == await found(tenant="other", document="handbook") == []
 
 
-async def test_what_has_no_number_where_one_belongs_is_listed_all_the_same(client: Any) -> None:
+async def test_an_entry_with_a_text_in_a_number_field_is_listed_nevertheless(client: Any) -> None:
     await store_entry(client, entry_key(1))
     for number, value in enumerate([b"nan", b"\xff", b"", b"1e999", b"-5"], 2):
         await client.hset(entry_key(number), mapping={"created": value, "ttl": value, "documents": value})
@@ -204,7 +206,7 @@ async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
 
 
 @pytest.mark.parametrize("lossless", [True, False])
-async def test_of_a_streamed_answer_it_says_what_the_stream_gives(client: Any, lossless: bool) -> None:
+async def test_an_entry_from_a_stream_is_shown_with_its_events(client: Any, lossless: bool) -> None:
     entry = make_streamed_entry("The sea is wide.", lossless=lossless)
     assert entry.stream is not None
     events = decode_stream(entry.stream, entry.body, include_usage=True, end=b"")
@@ -236,7 +238,7 @@ async def test_an_entry_of_another_format_is_shown_with_its_format(client: Any) 
     assert (details[3].text, details[3].stream, details[3].fields["frames"]) == (None, None, "data: {}\n\n")
 
 
-async def test_what_is_not_there_is_not_shown(client: Any) -> None:
+async def test_a_missing_entry_is_not_shown(client: Any) -> None:
     assert await fetch_detail(client, entry_key()) is None
 
 
@@ -248,7 +250,7 @@ async def test_what_is_not_there_is_not_shown(client: Any) -> None:
     b"\xff", "field"), ],
     ids=lambda command: command[0] + repr(command[2]),
 )  # fmt: skip
-async def test_a_bad_entry_is_shown_as_it_stands(client: Any, command: tuple[Any, ...]) -> None:
+async def test_a_damaged_entry_is_shown_unchanged(client: Any, command: tuple[Any, ...]) -> None:
     await client.execute_command(*command)
     details = await fetch_detail(client, entry_key())
     assert details is not None
@@ -257,7 +259,7 @@ async def test_a_bad_entry_is_shown_as_it_stands(client: Any, command: tuple[Any
     msgspec.json.encode(details)
 
 
-async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
+async def test_bytes_that_are_not_text_are_shown_as_base64(client: Any) -> None:
     await store_entry(client, entry_key(), make_entry(body=b"\xff\x00"))
     details = await fetch_detail(client, entry_key())
     assert details is not None
@@ -267,7 +269,7 @@ async def test_bytes_that_are_no_text_are_shown_as_base64(client: Any) -> None:
 # -- popularity -------------------------------------------------------------------------------------------------------
 
 
-async def test_the_most_hit_come_first_with_the_tokens_that_they_saved(client: Any) -> None:
+async def test_the_most_hit_entries_come_first_with_the_tokens_that_they_saved(client: Any) -> None:
     popularity = HitCounter()
     for number, hits in ((1, 2), (2, 5), (3, 1)):
         for _ in range(hits):
@@ -284,7 +286,7 @@ async def test_the_most_hit_come_first_with_the_tokens_that_they_saved(client: A
     assert await top_entries(client, 10, "nobody") == []
 
 
-async def test_what_is_counted_and_is_no_key_of_an_entry_is_passed_over(client: Any) -> None:
+async def test_a_counted_key_that_is_not_an_entrys_is_ignored(client: Any) -> None:
     await client.zadd(hits_key("acme"), {"nonsense": 9, b"\xff": 8, entry_key(): 1})
     assert [hit.key for hit in await top_entries(client, 10)] == [entry_key()]
 
@@ -292,7 +294,7 @@ async def test_what_is_counted_and_is_no_key_of_an_entry_is_passed_over(client: 
 # -- Redis is down ----------------------------------------------------------------------------------------------------
 
 
-async def test_without_redis_every_question_says_so(own_redis: RedisServer) -> None:
+async def test_without_redis_every_query_reports_that(own_redis: RedisServer) -> None:
     client = open_client(own_redis.url, timeout=1)
     for question in (
         collect_stats(client),
